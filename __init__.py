@@ -1,0 +1,1 @@
+"""Guaranteed message queues on Kafka, Spark Structured Streaming and Delta Lake."""

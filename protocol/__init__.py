@@ -1,0 +1,23 @@
+"""What is said on the wire: commands, outputs, events, their codecs, limits and error names."""
+
+from .errors import (
+    ConfigError,
+    LakequeueError,
+    LeaseLost,
+    NotConnected,
+    Problem,
+    Reason,
+    Rejected,
+    Timeout,
+)
+
+__all__ = [
+    "ConfigError",
+    "LakequeueError",
+    "LeaseLost",
+    "NotConnected",
+    "Problem",
+    "Reason",
+    "Rejected",
+    "Timeout",
+]

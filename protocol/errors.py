@@ -1,0 +1,84 @@
+"""Errors that users see, and the reasons that the engine gives.
+
+The message of an error is a sentence that names the thing, its value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class LakequeueError(Exception):
+    """Base of every error that lakequeue raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a definition or a configuration file.
+
+    where: the place, such as ``queues[2] 'orders'``; key: the offending key;
+    value: what was found there; allowed: what would have been right, as a sentence part.
+    """
+
+    where: str
+    key: str
+    value: object
+    allowed: str
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.key}: {self.value!r} – {self.allowed}"
+
+
+class ConfigError(LakequeueError):
+    """A definition or a configuration is refused; every problem in it is listed (Q7)."""
+
+    def __init__(self, problems: tuple[Problem, ...] | list[Problem] | str) -> None:
+        self.problems: tuple[Problem, ...] = () if isinstance(problems, str) else tuple(problems)
+        super().__init__(
+            problems if isinstance(problems, str) else "\n".join(str(p) for p in problems)
+        )
+
+
+class Rejected(LakequeueError):
+    """The engine refused a message; ``reason`` is one of `Reason`, ``queue`` the refusing queue."""
+
+    def __init__(self, reason: str, queue: str | None = None, detail: str = "") -> None:
+        self.reason = reason
+        self.queue = queue
+        self.detail = detail
+        at = f" by queue {queue!r}" if queue else ""
+        super().__init__(f"message rejected{at}: {reason}{': ' + detail if detail else ''}")
+
+
+class LeaseLost(LakequeueError):
+    """The message is no longer leased to this consumer (its lease ended or it was returned)."""
+
+
+class Timeout(LakequeueError):
+    """Nothing arrived within the time that was allowed."""
+
+
+class NotConnected(LakequeueError):
+    """There is no connection to Kafka, or the connection was closed."""
+
+
+class Reason(enum.StrEnum):
+    """Why a message was refused, discarded or dead-lettered."""
+
+    BROKER_QUOTA = "broker_quota"
+    VPN_QUOTA = "vpn_quota"
+    QUEUE_QUOTA = "queue_quota"
+    MESSAGE_TOO_LARGE = "message_too_large"
+    QUEUE_SHUTDOWN = "queue_shutdown"
+    LOW_PRIORITY_LIMIT = "low_priority_limit"
+    SPOOL_FILES = "spool_files"
+    NO_MATCHING_DESTINATION = "no_matching_destination"
+    PERMISSION_DENIED = "permission_denied"
+    MALFORMED = "malformed"
+    # Why a message is dead (X5).
+    EXPIRED = "expired"
+    MAX_DELIVERIES = "max_deliveries"
+    MAX_CANCELS = "max_cancels"
+    REJECTED = "rejected"
