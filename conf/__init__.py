@@ -1,0 +1,79 @@
+"""Configuration files: YAML text to a checked `Configuration` (Q7).
+
+Theory. A file is read as plain data (text, numbers, lists, mappings; a time stays text) and handed
+to `state.configuration`, which knows what it means. What is wrong with the file itself (missing,
+empty, no YAML, a key written twice) is one sentence with the file and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..protocol import ConfigError
+from ..state.configuration import Configuration, parse_configuration
+
+FILE_BYTES_MAX = 10_000_000
+
+__all__ = ["load", "load_configuration_text"]
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, a time left as text, and no key twice in one mapping."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 – PyYAML's own class attribute, narrowed
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Refuse a key that is written twice; PyYAML itself would keep the last one silently."""
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "<<":
+                continue
+            if key_node.value in seen:
+                problem = f"the key {key_node.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def load(path: str | Path) -> Configuration:
+    """Read a configuration file; raises `ConfigError` for whatever is wrong with it (Q7)."""
+    try:
+        if Path(path).stat().st_size > FILE_BYTES_MAX:
+            raise ConfigError(f"{path}: the file is larger than {FILE_BYTES_MAX} bytes")
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        detail = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: the configuration file cannot be read: {detail}") from error
+    return load_configuration_text(text, str(path))
+
+
+def load_configuration_text(yaml_text: str, where: str = "") -> Configuration:
+    """Read the text of a configuration file; where: the name that its problems carry."""
+    prefix = f"{where}: " if where else ""
+    try:
+        mapping = yaml.load(yaml_text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{prefix}{line}{error.problem or error.context}") from error
+    except yaml.reader.ReaderError as error:
+        line_number = yaml_text.count("\n", 0, error.position) + 1
+        detail = f"line {line_number}: the character {chr(error.character)!r} is not allowed"
+        raise ConfigError(f"{prefix}{detail}") from error
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise ConfigError(f"{prefix}the file is not valid YAML: {error}") from error
+    if mapping is None:
+        raise ConfigError(f"{prefix}the configuration is empty; it needs at least one section")
+    try:
+        return parse_configuration(mapping)
+    except ConfigError as error:
+        placed = [replace(p, where=f"{prefix}{p.where}".rstrip(": ")) for p in error.problems]
+        raise ConfigError(placed) from error

@@ -1,0 +1,214 @@
+"""Commands: what clients, administrators and the driver say to the engine, as JSON records.
+
+Each is one JSON object on ``<vpn>.commands``; the field ``command`` names its kind. Unknown fields
+are refused, so that a typing error is heard. Ids are ranges in text (`ids.py`), times are ms.
+A command with ``reply`` is answered by one record in the inbox that it names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a client reads: a Kafka topic and one partition of it."""
+
+    topic: str
+    partition: int = 0
+
+
+class ReplyTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the answer goes; ``request`` is repeated in it."""
+
+    topic: str
+    partition: int = 0
+    request: str = ""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
+              forbid_unknown_fields=True):
+    """Base of all commands."""
+
+    reply: ReplyTo | None = None
+
+
+# ---------------------------------------------------------------- definitions
+
+
+class Configure(Command, tag="configure"):
+    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``)."""
+
+    system: dict[str, Any] = {}
+    vpns: dict[str, Any] = {}
+
+
+class Define(Command, tag="define"):
+    """Define a queue, or define it again (Q9)."""
+
+    definition: dict[str, Any]
+
+
+class Delete(Command, tag="delete"):
+    """Delete a queue; what it holds is gone, not delivered (S7)."""
+
+    queue: str
+
+
+# ---------------------------------------------------------------- sessions
+
+
+class Subscribe(Command, tag="subscribe"):
+    """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN.
+
+    session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
+    removal on send; framing: ``single`` (a record a message) or ``batch``.
+    """
+
+    queue: str
+    subscription: str
+    inbox: Inbox
+    session: str = ""
+    name: str = ""
+    max_backlog: int | None = None
+    filter: str | None = None
+    acks: str = "explicit"
+    framing: str = "single"
+
+
+class SetBacklog(Command, tag="set_backlog"):
+    """Change a subscription's own backlog (B3)."""
+
+    queue: str
+    subscription: str
+    max_backlog: int
+
+
+class Unsubscribe(Command, tag="unsubscribe"):
+    """End a subscription; what it holds returns to the queue (L1)."""
+
+    queue: str
+    subscription: str
+
+
+class Heartbeat(Command, tag="heartbeat"):
+    """The session is alive."""
+
+    session: str
+
+
+class Bye(Command, tag="bye"):
+    """The session ends: all its subscriptions do."""
+
+    session: str
+
+
+# ---------------------------------------------------------------- settling
+
+
+class Ack(Command, tag="ack"):
+    """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``."""
+
+    queue: str
+    subscription: str = ""
+    ids: str | None = None
+    up_to: str | None = None
+    where: str | None = None
+
+
+class Cancel(Command, tag="cancel"):
+    """Messages come back to the queue (L6), after ``delay_ms`` or the queue's back-off (L11)."""
+
+    queue: str
+    subscription: str
+    ids: str
+    delay_ms: int | None = None
+
+
+class Reject(Command, tag="reject"):
+    """Messages go straight to the dead message queue (C7)."""
+
+    queue: str
+    subscription: str
+    ids: str
+    reason: str = ""
+
+
+class Renew(Command, tag="renew"):
+    """Extend leases (L10); ``period_ms`` counts from now, default the queue's lease period."""
+
+    queue: str
+    subscription: str
+    ids: str
+    period_ms: int | None = None
+
+
+class Returned(Command, tag="return"):
+    """Messages come back untouched, as at a close: no cancel is counted."""
+
+    queue: str
+    subscription: str
+    ids: str
+
+
+# ---------------------------------------------------------------- administration and time
+
+
+class Queues(Command, tag="queues"):
+    """The queues of the VPN, each as `Describe` gives it."""
+
+
+class Describe(Command, tag="describe"):
+    """Everything about one queue."""
+
+    queue: str
+
+
+class Browse(Command, tag="browse"):
+    """Look at messages without taking them (R6)."""
+
+    queue: str
+    where: str | None = None
+    state: str | None = None
+    limit: int = 100
+
+
+class Purge(Command, tag="purge"):
+    """Remove messages, by predicate or by ids (R6)."""
+
+    queue: str
+    where: str | None = None
+    ids: str | None = None
+
+
+class Events(Command, tag="events"):
+    """The newest notable events, oldest first."""
+
+    limit: int = 1000
+
+
+class Tick(Command, tag="tick"):
+    """Time has passed: deadlines that are due are acted on."""
+
+
+AnyCommand = (
+    Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
+    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Events | Tick
+)
+
+_decoder = msgspec.json.Decoder(AnyCommand)
+_encoder = msgspec.json.Encoder()
+
+
+def decode_command(value: bytes | None) -> AnyCommand:
+    """Read one command record; raises ValueError with a sentence for anything else."""
+    try:
+        return _decoder.decode(value or b"")
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"not a command: {e}") from e
+
+
+def encode_command(command: Command) -> bytes:
+    """Write a command as its record value."""
+    return _encoder.encode(command)

@@ -1,0 +1,59 @@
+"""Message ids and ranges of them, as they stand on the wire: ``"1-500,503"``.
+
+A message id is a 64-bit number written as text: the broker's number in the top 16 bits, the
+broker's own counter below. Ranges are inclusive. Parsing never expands a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+COUNTER_BITS = 48
+COUNTER_MASK = (1 << COUNTER_BITS) - 1
+ID_MAX = (1 << 64) - 1
+RANGES_MAX = 100_000
+
+Ranges = list[tuple[int, int]]
+
+
+def make_id(broker_number: int, counter: int) -> int:
+    """The message id of a broker's ``counter``-th spooled message."""
+    return broker_number << COUNTER_BITS | counter
+
+
+def parse_ranges(text: str) -> Ranges:
+    """Read ``"1-500,503"`` into ``[(1, 500), (503, 503)]``; raises ValueError naming the part."""
+    ranges: Ranges = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isascii() or not first.isdigit() or (
+            dash and not (last.isascii() and last.isdigit())
+        ):
+            raise ValueError(
+                f"ids: {part.strip()[:60]!r} – allowed are message ids and ranges: '17', '1-500'"
+            )
+        if len(first) > 20 or len(last) > 20:
+            raise ValueError(f"ids: {part.strip()[:60]!r} – a message id is at most {ID_MAX}")
+        low, high = int(first), int(last) if dash else int(first)
+        if low > high or high > ID_MAX:
+            raise ValueError(f"ids: {part.strip()!r} – the first id of a range is the lower one")
+        ranges.append((low, high))
+        if len(ranges) > RANGES_MAX:
+            raise ValueError(f"ids: more than {RANGES_MAX} ranges in one command")
+    return ranges
+
+
+def format_ranges(ids: Iterable[int]) -> str:
+    """Write ids, in any order, as ranges: ``[1, 2, 3, 7]`` → ``"1-3,7"``."""
+    parts: list[str] = []
+    first = last = None
+    for number in sorted(ids):
+        if last is not None and number <= last + 1:
+            last = number
+            continue
+        if first is not None:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = number
+    if first is not None:
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(parts)

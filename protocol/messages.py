@@ -1,0 +1,84 @@
+"""The header ``lq`` of a published record, and the records that come in.
+
+A publish is a Kafka record: the value is the payload, unchanged; the key is the record key. All that
+lakequeue needs to know stands in one header, ``lq``, as JSON; every other header is the
+application's and travels with the message. A record on a queue's underlying topic needs no header.
+
+    lq: {"to": "orders", "producer": "app-1", "seq": 17, "ttl_ms": 8000, "priority": 5}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+HEADER = "lq"
+PRIORITY_DEFAULT = 4
+PRIORITY_MAX = 255
+
+
+class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a publisher says of a message.
+
+    to: queue or topic; producer, seq: for de-duplication and receipts (P1); ttl_ms: from publish
+    (X4); priority: 0–255; deliver_at: epoch ms (L12); dmq: may go to a dead message queue;
+    persistent: false asks for no receipt; nothing else is lost with it in this engine.
+    """
+
+    to: str = ""
+    producer: str = ""
+    seq: int = 0
+    ttl_ms: int | None = None
+    priority: int = PRIORITY_DEFAULT
+    deliver_at: int | None = None
+    dmq: bool = True
+    persistent: bool = True
+
+
+_decoder = msgspec.json.Decoder(PublishHeader)
+_encoder = msgspec.json.Encoder()
+PLAIN = PublishHeader()
+
+
+def decode_publish_header(value: bytes) -> PublishHeader:
+    """Read the header ``lq``; raises ValueError with a sentence for anything else."""
+    try:
+        header = _decoder.decode(value)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
+        raise ValueError(f"header {HEADER!r} is not understood: {e}") from e
+    if not 0 <= header.priority <= PRIORITY_MAX:
+        raise ValueError(f"priority: {header.priority} – allowed are 0 to {PRIORITY_MAX}")
+    if header.ttl_ms is not None and not 0 < header.ttl_ms < 1 << 50:
+        raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed is a positive number of milliseconds")
+    if header.deliver_at is not None and not 0 <= header.deliver_at < 1 << 60:
+        raise ValueError(f"deliver_at: {header.deliver_at} – allowed is a time in epoch ms")
+    if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
+        raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
+    return header
+
+
+def encode_publish_header(header: PublishHeader) -> bytes:
+    """Write the header ``lq``."""
+    return _encoder.encode(header)
+
+
+@dataclass(slots=True)
+class Records:
+    """Records as they came in, in columns of one length, in one fixed order.
+
+    timestamps: epoch ms given by Kafka; metas: the header ``lq``; headers: the application's
+    headers as JSON ``[{"key": …, "value": base64}, …]``, None where there are none.
+    """
+
+    topics: list[str] = field(default_factory=list)
+    partitions: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    timestamps: list[int] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    metas: list[bytes | None] = field(default_factory=list)
+    headers: list[str | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.topics)

@@ -1,0 +1,86 @@
+"""Outputs: what a step of the engine says. Data, not actions; sinks write them down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .journal import Journal
+
+
+@dataclass(slots=True)
+class Deliveries:
+    """Messages for one subscription, in order, in columns of one length.
+
+    lease_until: epoch ms, 0 when the lease has no end; expires: epoch ms, 0 for never;
+    dead: what a dead message carries (X5), by position.
+    """
+
+    queue: str
+    subscription: str
+    topic: str
+    partition: int
+    framing: str
+    lease_until: int
+    barrier: bool = False
+    ids: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    expires: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    headers: list[bytes | None] = field(default_factory=list)
+    dead: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Receipt:
+    """To one producer: everything up to ``up_to`` is settled, ``nacks`` are the refused ones.
+
+    runs: ``(first_seq, count, first_id)`` of messages stored; an id of 0 says that the message was
+    acknowledged without being stored (discarded, or stored longer ago than is remembered).
+    nacks: ``(seq, reason, queue, detail)``.
+    """
+
+    vpn: str
+    producer: str
+    up_to: int
+    runs: list[tuple[int, int, int]] = field(default_factory=list)
+    nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reply:
+    """The answer to a command; ``error`` is a sentence, ``result`` JSON-able."""
+
+    topic: str
+    partition: int
+    request: str
+    result: Any = None
+    error: str | None = None
+    kind: str | None = None
+    problems: list[tuple[str, str, str, str]] | None = None
+
+
+@dataclass(slots=True)
+class RejectedRecord:
+    """A record that could not be understood, for ``<vpn>.rejected``."""
+
+    vpn: str
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    error: str
+
+
+@dataclass(slots=True)
+class Deadline:
+    """When the broker wants its next tick, epoch ms; 0 for never."""
+
+    at: int
+
+
+Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Journal

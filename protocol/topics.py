@@ -1,0 +1,23 @@
+"""The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders."""
+
+from __future__ import annotations
+
+PUBLISH = "publish"
+COMMANDS = "commands"
+DELIVERIES = "deliveries"
+RECEIPTS = "receipts"
+JOURNAL = "journal"
+REJECTED = "rejected"
+
+OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED)
+
+
+def topic(vpn: str, kind: str) -> str:
+    """The name of a VPN's topic: ``topic("default", "commands")`` → ``"default.commands"``."""
+    return f"{vpn}.{kind}"
+
+
+def split(name: str) -> tuple[str, str] | None:
+    """``"default.commands"`` → ``("default", "commands")``; None for a topic that is not ours."""
+    vpn, dot, kind = name.rpartition(".")
+    return (vpn, kind) if dot and vpn and kind in OWN else None

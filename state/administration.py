@@ -1,0 +1,257 @@
+"""Definitions and the administrator's looks (Q1–Q9, S7, R6): define, delete, describe, browse,
+purge, and the queues of a VPN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..protocol.commands import Browse, Configure, Define, Purge
+from ..protocol.errors import ConfigError
+from ..protocol.ids import parse_ranges
+from .broker import Broker, bucket
+from .columns import NEVER, PAGE_BITS, Array
+from .configuration import parse_configuration
+from .definition import parse_definition, redefine
+from .delivery import matching
+from .fairness import backlog_of
+from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
+from .queue import COUNTERS, Queue, QueueHeader, QueuePage, Subscription
+from .routing import add_route, drop_route
+
+BROWSE_MAX = 10_000
+
+
+def configure(broker: Broker, command: Configure) -> None:
+    """Set limits of the system and of VPNs."""
+    configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
+    broker.header.system = configuration.system
+    for vpn, limits in configuration.vpns.items():
+        broker.vpn_number(vpn)
+        broker.header.vpn_limits[vpn] = limits
+
+
+def define(broker: Broker, vpn: str, command: Define) -> None:
+    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    definition = parse_definition({"vpn": vpn, **command.definition})
+    if definition.vpn != vpn:
+        raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+    existing = broker.find(vpn, definition.name)
+    if existing is None:
+        _create(broker, vpn, definition)
+        return
+    old = existing.definition
+    if old == definition:
+        return
+    problems = redefine(old, definition)
+    if problems:
+        raise ConfigError(problems)
+    if (old.priority is None) != (definition.priority is None) and existing.header.depth:
+        _reorder(existing, by_priority=definition.priority is not None)
+    drop_route(broker, old, existing.number)
+    add_route(broker, definition, existing.number)
+    existing.header.definition = existing.definition = definition
+    existing.by_priority = definition.priority is not None
+    existing.dispatch_wanted = True
+    broker.note("defined", vpn, definition.name, again=True)
+
+
+def _create(broker: Broker, vpn: str, definition: Any) -> None:
+    number = broker.header.next_queue
+    broker.header.next_queue += 1
+    queue = broker.add_queue(
+        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
+    )
+    key = f"n/{vpn}/{bucket(definition.name)}"
+    broker.notes.write(key, {**(broker.notes.read(key) or {}), definition.name: number})
+    add_route(broker, definition, queue.number)
+    broker.note("defined", vpn, definition.name)
+
+
+def _reorder(queue: Queue, by_priority: bool) -> None:
+    """Priority order begins or ends: the ready index is made anew. Those in stay in their order."""
+    queue.ready.drop()
+    queue.by_priority = by_priority
+    queue.header.cursors.clear()
+    queue.header.rechecks.clear()
+    keys: list[int] = []
+    for page, rows in _pages(queue):
+        ready = rows[(page.state[rows] == READY) & (page.barrier[rows] == 0)]
+        keys += queue.keys(ready.astype(np.int64) + (page.number << PAGE_BITS))
+    queue.ready.add(sorted(keys))
+
+
+def delete(broker: Broker, vpn: str, queue: Queue) -> None:
+    """Delete a queue; its messages are gone, not delivered (S7)."""
+    ids = [page.id[rows] for page, rows in _pages(queue)]
+    for group in ids:
+        broker.record("deleted", queue, group.tolist())
+        broker.spool.release(queue.number, group)
+    drop_route(broker, queue.definition, queue.number)
+    name = queue.definition.name
+    key = f"n/{vpn}/{bucket(name)}"
+    note = dict(broker.notes.read(key) or {})
+    note.pop(name, None)
+    broker.notes.write(key, note)
+    broker.calendar.set(f"q{queue.number}", NEVER)
+    queue.drop()
+    broker.note("deleted", vpn, name)
+
+
+def _pages(queue: Queue) -> Iterator[tuple[QueuePage, Array]]:
+    """Pages with their live rows, in order."""
+    queue.settle()
+    for number in list(queue.directory.live()):
+        page = queue.page(number)
+        assert page is not None
+        yield page, np.flatnonzero(page.state[: page.used] != GONE)
+
+
+# ---------------------------------------------------------------- looking
+
+
+def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
+    """Everything about one queue, for people and programs."""
+    header, definition = queue.header, queue.definition
+    oldest = None
+    first = queue.first_live()
+    if first is not None:
+        page, row = queue.row(first)
+        oldest = (broker.now - int(page.entered[row])) / 1000
+    counters: dict[str, Any] = {name: header.counters.get(name, 0) for name in COUNTERS}
+    counters["rejected"] = dict(header.rejected)
+    return {
+        "name": definition.name,
+        "vpn": definition.vpn,
+        "depth": header.depth,
+        "ready": header.depth - header.leased - header.delayed,
+        "leased": header.leased,
+        "delayed": header.delayed,
+        "spool_bytes": header.bytes,
+        "oldest_age_s": oldest,
+        "blocked": _blocked(queue),
+        "consumers": [_consumer(queue, s) for s in header.subscriptions],
+        "ingress": header.ingress,
+        "egress": header.egress,
+        "counters": counters,
+        **counters,
+        "definition": msgspec.to_builtins(definition),
+    }
+
+
+def _blocked(queue: Queue) -> str | None:
+    """Why ready messages wait, or None."""
+    header = queue.header
+    waiting = header.depth - header.leased - header.delayed
+    limit = queue.definition.max_backlog
+    if not waiting:
+        return None
+    if not header.egress:
+        return "egress shut down"
+    if not header.subscriptions:
+        return "no consumer"
+    if limit is not None and header.leased >= limit:
+        return "max_backlog"
+    if header.barriers and (queue.ready.first() or header.barriers[0]) >= header.barriers[0]:
+        return "barrier"
+    if all(_consumer(queue, s)["blocked"] for s in header.subscriptions):
+        return "every consumer's backlog is full"
+    return None
+
+
+def _consumer(queue: Queue, subscription: Subscription) -> dict[str, Any]:
+    backlog = backlog_of(queue.definition, subscription)
+    why = None
+    if subscription.held >= backlog:
+        flow = queue.definition.max_delivered_unacked_per_flow
+        why = "max_delivered_unacked_per_flow" if backlog == flow else "backlog"
+    return {
+        "name": subscription.name,
+        "subscription": subscription.id,
+        "held": subscription.held,
+        "backlog": backlog,
+        "filter": subscription.filter,
+        "blocked": why is not None,
+        "why": why,
+    }
+
+
+def browse(broker: Broker, queue: Queue, command: Browse) -> list[dict[str, Any]]:
+    """Messages in the queue's places, without taking them."""
+    wanted = {name: code for code, name in NAMES.items() if code != GONE}
+    if command.state is not None and command.state not in wanted:
+        raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(wanted))}")
+    limit = min(max(command.limit, 0), BROWSE_MAX)
+    out: list[dict[str, Any]] = []
+    for page, live in _pages(queue):
+        rows = live
+        if command.state is not None:
+            rows = rows[page.state[rows] == wanted[command.state]]
+        for start in range(0, len(rows), 256):
+            if len(out) >= limit:
+                return out
+            part = rows[start : start + 256]
+            if command.where is not None:
+                seqs = part.astype(np.int64) + (page.number << PAGE_BITS)
+                part = part[np.array(matching(broker, queue, seqs, command.where), bool)]
+            out += _look(broker, queue, page, part[: limit - len(out)])
+    return out
+
+
+def _look(broker: Broker, queue: Queue, page: QueuePage, rows: Array) -> list[dict[str, Any]]:
+    ids = page.id[rows]
+    names = {s.number: s.name for s in queue.header.subscriptions}
+    out = []
+    for row, content, priority in zip(
+        rows.tolist(), broker.spool.contents(ids),
+        broker.spool.gather(ids, "priority").tolist(), strict=True,
+    ):  # fmt: skip
+        state = int(page.state[row])
+        until, expires = int(page.until[row]), int(page.expires[row])
+        out.append(
+            {
+                "id": str(page.id[row]),
+                "state": NAMES[state],
+                "payload": content[0],
+                "key": content[1],
+                "headers": content[2],
+                "priority": priority,
+                "delivery_count": int(page.deliveries[row]),
+                "entered": int(page.entered[row]),
+                "expires": expires if expires < 1 << 62 else None,
+                "lease_until": until if state == LEASED and until < 1 << 62 else None,
+                "ready_at": until if state == DELAYED else None,
+                "holder": names.get(int(page.holder[row])),
+                "is_barrier": bool(page.barrier[row]),
+                "dead": page.extras.get(row),
+            }
+        )
+    return out
+
+
+def purge(broker: Broker, queue: Queue, command: Purge) -> int:
+    """Remove messages by predicate, by ids, or all; returns how many."""
+    ranges = parse_ranges(command.ids) if command.ids else None
+    total = 0
+    for page, live in list(_pages(queue)):
+        rows = live
+        if ranges is not None:
+            numbers = page.id[rows]
+            hit = np.zeros(len(rows), bool)
+            for low, high in ranges:
+                hit |= (numbers >= np.uint64(low)) & (numbers <= np.uint64(high))
+            rows = rows[hit]
+        if command.where is not None:
+            seqs = rows.astype(np.int64) + (page.number << PAGE_BITS)
+            rows = rows[np.array(matching(broker, queue, seqs, command.where), bool)]
+        if not len(rows):
+            continue
+        ids = queue.remove(page, rows)
+        broker.record("purged", queue, ids.tolist(), reason=command.where or "")
+        broker.spool.release(queue.number, ids)
+        total += len(rows)
+    queue.count("purged", total)
+    return total

@@ -1,0 +1,309 @@
+"""Admission: what becomes of a record that comes in (Q2–Q4, Q6, S1, S3–S6, P1, L9, L12).
+
+A record finds the queues that capture its topic; each queue's filter, priority and barrier
+expressions are evaluated now and never again (Q6). Then the checks of S3, in their order. A message
+is stored once, with all its matches, or with none of them if any queue refuses with a nack (S5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from ..protocol import topics
+from ..protocol.errors import Reason
+from ..protocol.journal import Segment
+from ..protocol.messages import PLAIN, PublishHeader, Records, decode_publish_header
+from ..protocol.outputs import RejectedRecord
+from .broker import Broker
+from .columns import NEVER
+from .expiry import expires_at
+from .expressions import Program, as_priority, compile_program, is_true
+from .producers import Producer
+from .queue import Queue
+from .routing import Routes
+from .settling import came_early
+
+LOW_PRIORITY_BELOW = 4
+
+NACK, DISCARD = "nack", "discard"
+
+
+@dataclass(slots=True)
+class _Match:
+    queue: Queue
+    priority: int
+    barrier: bool
+
+
+def _program(queue: Queue) -> Program | None:
+    d = queue.definition
+    texts = (d.filter, d.priority, d.barrier_expression)
+    return compile_program(texts) if any(texts) else None
+
+
+def headers_size(text: str) -> int:
+    """Bytes of application headers: keys and values, as they were published (Q8)."""
+    size = 0
+    for header in msgspec.json.decode(text):
+        value = header.get("value") or ""
+        size += len(header["key"].encode()) + len(value) * 3 // 4 - value.count("=")
+    return size
+
+
+class Admission:
+    """The publishes of one step."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._routes = Routes(broker)
+        self._producers: dict[tuple[str, str], Producer] = {}
+        self._programs: dict[int, Program | None] = {}
+        self._spooled: dict[tuple[int, str], Segment] = {}
+        self._early: list[tuple[Queue, int]] = []
+
+    def take(self, records: Records) -> None:
+        """Take in records, in their order."""
+        columns = zip(
+            records.topics, records.partitions, records.offsets, records.timestamps,
+            records.keys, records.values, records.metas, records.headers, strict=True,
+        )  # fmt: skip
+        sources: dict[str, str | None] = {}
+        for record in columns:
+            topic = record[0]
+            if topic not in sources:
+                own = topics.split(topic)
+                sources[topic] = own[0] if own and own[1] == topics.PUBLISH else None
+            vpn = sources[topic]
+            meta = record[6]
+            try:
+                header = PLAIN if meta is None else decode_publish_header(meta)
+                if vpn is not None and not header.to:
+                    raise ValueError("header 'lq' names no destination: 'to' is missing")
+            except ValueError as error:
+                self._malformed(vpn, record, str(error))
+                continue
+            if vpn is not None:
+                self._publish(vpn, header, self._routes.of_destination(vpn, header.to), record)
+            else:
+                for name, queues in self._routes.of_record(topic):
+                    self._publish(name, header, queues, record)
+
+    def _malformed(self, vpn: str | None, record: tuple, error: str) -> None:
+        topic, partition, offset, _, key, value, _, _ = record
+        names = [vpn] if vpn else [name for name, _ in self._routes.of_record(topic)]
+        for name in names:
+            reject_record(self._broker, name, topic, partition, offset, key, value, error)
+
+    def _publish(
+        self, vpn: str, header: PublishHeader, queues: list[Queue], record: tuple
+    ) -> None:
+        producer = None
+        if header.producer:
+            known = self._producers.get((vpn, header.producer))
+            if known is None:
+                known = Producer(self._broker.notes, vpn, header.producer)
+                self._producers[vpn, header.producer] = known
+            producer = known
+            if not producer.is_new(header.seq):
+                producer.repeat(header.seq)
+                return
+        matches = self._matches(queues, header, record)
+        if not matches:
+            self._nowhere(vpn, header, producer, record)
+            return
+        text = record[7]
+        size = len(record[5] or b"") + (headers_size(text) if text else 0)
+        refusal = self._refused(vpn, matches, header, size)
+        if refusal is not None:
+            reason, queue = refusal
+            self._count_refusal(vpn, queue, reason, record)
+            if producer:
+                producer.refused(header.seq, reason.value, queue.definition.name, "")
+            return
+        kept = [m for m in matches if not self._discarded(vpn, m, header, size, record)]
+        number = self._store(vpn, header, kept, size, record) if kept else 0
+        if producer:
+            producer.stored(header.seq, number)
+
+    # ------------------------------------------------------------ matching
+
+    def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[_Match]:
+        matches = []
+        for queue in queues:
+            number = queue.number
+            if number not in self._programs:
+                self._programs[number] = _program(queue)
+            program = self._programs[number]
+            if program is None:
+                matches.append(_Match(queue, 0, False))
+                continue
+            passes, priority, barrier = program.run(record[5] or b"", header.priority, record[4])
+            d = queue.definition
+            if d.filter is None or is_true(passes):
+                level = 0 if d.priority is None else as_priority(priority)
+                matches.append(_Match(queue, level, is_true(barrier)))
+        return matches
+
+    def _nowhere(
+        self, vpn: str, header: PublishHeader, producer: Producer | None, record: tuple
+    ) -> None:
+        """S6: no queue takes it."""
+        if not record[6] or not header.to:
+            return  # a plain record that a filter refused: nobody waits for an answer
+        reason = Reason.NO_MATCHING_DESTINATION
+        self._journal_refusal("rejected", vpn, "", reason, record)
+        if producer and self._broker.header.system.on_no_match == NACK:
+            producer.refused(header.seq, reason.value, "", f"no queue takes {header.to!r}")
+        elif producer:
+            producer.stored(header.seq, 0)
+
+    # ------------------------------------------------------------ checks
+
+    def _reason(self, vpn: str, queue: Queue, header: PublishHeader, size: int) -> Reason | None:
+        """The first check of S3 that fails."""
+        spool, system = self._broker.spool.header, self._broker.header.system
+        limits = self._broker.header.vpn_limits.get(vpn)
+        if spool.bytes + size > system.max_spool_usage:
+            return Reason.BROKER_QUOTA
+        if limits is not None and limits.max_spool_usage is not None:
+            used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
+            if used + size > limits.max_spool_usage:
+                return Reason.VPN_QUOTA
+        d = queue.definition
+        stored = queue.header.bytes + queue.arrivals.bytes
+        if stored + size > d.max_spool_usage:
+            return Reason.QUEUE_QUOTA
+        if size > d.max_message_size:
+            return Reason.MESSAGE_TOO_LARGE
+        if not queue.header.ingress:
+            return Reason.QUEUE_SHUTDOWN
+        limit = d.reject_low_priority_msg_limit
+        depth = queue.header.depth + len(queue.arrivals.ids)
+        if limit is not None and header.priority < LOW_PRIORITY_BELOW and depth >= limit:
+            return Reason.LOW_PRIORITY_LIMIT
+        return None
+
+    def _outcome(self, queue: Queue) -> str:
+        """What a failed check leads to (S4)."""
+        policy = queue.definition.reject_msg_to_sender_on_discard
+        if policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress):
+            return DISCARD
+        return NACK
+
+    def _refused(
+        self, vpn: str, matches: list[_Match], header: PublishHeader, size: int
+    ) -> tuple[Reason, Queue] | None:
+        for match in matches:
+            reason = self._reason(vpn, match.queue, header, size)
+            if reason is not None and self._outcome(match.queue) == NACK:
+                return reason, match.queue
+        return None
+
+    def _discarded(
+        self, vpn: str, match: _Match, header: PublishHeader, size: int, record: tuple
+    ) -> bool:
+        reason = self._reason(vpn, match.queue, header, size)
+        if reason is None:
+            return False
+        match.queue.count("discarded")
+        name = match.queue.definition.name
+        self._journal_refusal("discarded", vpn, name, reason, record)
+        return True
+
+    def _count_refusal(self, vpn: str, queue: Queue, reason: Reason, record: tuple) -> None:
+        rejected = queue.header.rejected
+        rejected[reason.value] = rejected.get(reason.value, 0) + 1
+        self._journal_refusal("rejected", vpn, queue.definition.name, reason, record)
+
+    def _journal_refusal(
+        self, event: str, vpn: str, queue: str, reason: Reason, record: tuple
+    ) -> None:
+        self._broker.journal.segments.append(
+            Segment(
+                event, vpn, queue, reason=reason.value, topic=record[0],
+                partitions=[record[1]], offsets=[record[2]],
+            )  # fmt: skip
+        )
+
+    # ------------------------------------------------------------ storing
+
+    def _store(
+        self, vpn: str, header: PublishHeader, matches: list[_Match], size: int, record: tuple
+    ) -> int:
+        topic, partition, offset, timestamp, key, value, _, text = record
+        broker = self._broker
+        now = broker.now
+        ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
+        due = NEVER
+        if header.deliver_at is not None and header.deliver_at > now:
+            due = header.deliver_at
+        number = broker.spool.stage(
+            (value or b"", key, text.encode() if text else None),
+            size,
+            timestamp,
+            ttl_ends,
+            header.priority,
+            header.dmq,
+            matches[0].queue.header.vpn_number,
+            [(m.queue.number, m.queue.next_place()) for m in matches],
+        )
+        for match in matches:
+            queue = match.queue
+            if queue.header.deferred and came_early(queue, number):
+                self._early.append((queue, queue.next_place()))
+            queue.arrive(
+                number, size, match.priority, expires_at(queue.definition, now, ttl_ends),
+                due, match.barrier,
+            )  # fmt: skip
+            segment = self._spooled.get((queue.number, topic))
+            if segment is None:
+                segment = self._spooled[queue.number, topic] = Segment(
+                    "spooled", vpn, queue.definition.name, topic=topic, partitions=[], offsets=[]
+                )
+                broker.journal.segments.append(segment)
+            segment.ids.append(number)
+            segment.partitions.append(partition)  # type: ignore[union-attr]
+            segment.offsets.append(offset)  # type: ignore[union-attr]
+        return number
+
+    # ------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Give arrivals their rows, remove what was acknowledged early, answer producers."""
+        broker = self._broker
+        broker.spool.settle_staged()
+        for queue in broker.touched():
+            queue.take_in(broker.now)
+        for queue, seq in self._early:
+            page, row = queue.row(seq)
+            ids = queue.remove(page, np.array([row], np.intp))
+            queue.count("acknowledged")
+            broker.record("acknowledged", queue, ids.tolist(), reason="acknowledged early")
+            broker.spool.release(queue.number, ids)
+        for _, producer in sorted(self._producers.items()):
+            broker.say(producer.close())
+
+
+def reject_record(
+    broker: Broker,
+    vpn: str,
+    topic: str,
+    partition: int,
+    offset: int,
+    key: bytes | None,
+    value: bytes | None,
+    error: str,
+) -> None:
+    """A record that cannot be understood: to ``<vpn>.rejected``, and counted."""
+    note = broker.notes.read(f"x/{vpn}") or {}
+    broker.notes.write(f"x/{vpn}", {"malformed": note.get("malformed", 0) + 1})
+    broker.journal.segments.append(
+        Segment(
+            "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,
+            partitions=[partition], offsets=[offset],
+        )  # fmt: skip
+    )
+    broker.say(RejectedRecord(vpn, topic, partition, offset, key, value, error))

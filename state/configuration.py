@@ -1,0 +1,217 @@
+"""What a whole configuration says: the system, its VPNs, brokers and queues (Q7, S8, S9, S10, B4).
+
+Theory. A configuration is a mapping with five sections, all of them optional. It is read in one
+pass that collects every problem of every section and queue; only a configuration without any
+becomes a `Configuration` (Q7: nothing starts half-configured). Reading the file is not done here,
+but in `conf`.
+
+Limits that bound what one process must hold have a number, never "unlimited"; a VPN has no limit
+of its own unless it says one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from ..protocol import ConfigError, Problem
+from . import definition_values as read
+from .definition import UNSUPPORTED, QueueDefinition, name_of, try_definition
+
+BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of a message id
+DEFAULT_BROKER = "broker-0"
+DEFAULT_VPN = "default"
+
+Report = Callable[[str, str, object, str], None]
+
+
+class SystemLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a broker (S3, S8, B4, S6) and its alert thresholds in percent (S9)."""
+
+    max_spool_usage: int = 100_000_000_000
+    max_spool_files: int = 65_536
+    max_delivered_unacked: int = 1_000_000
+    on_no_match: str = "nack"  # S6: or "discard"
+    heartbeat_timeout_ms: int = 15_000  # C3
+    spool_usage_high_percent: float = 80
+    spool_usage_clear_percent: float = 60
+    spool_files_high_percent: float = 80
+    spool_files_clear_percent: float = 60
+    delivered_unacked_high_percent: float = 80
+    delivered_unacked_clear_percent: float = 60
+
+
+class VpnLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a message VPN; None means no limit of its own (S3, S9)."""
+
+    max_spool_usage: int | None = None
+    spool_usage_high_percent: float = 80
+    spool_usage_clear_percent: float = 60
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration, checked and complete; `vpns` has every VPN that a queue names."""
+
+    system: SystemLimits = SystemLimits()
+    vpns: dict[str, VpnLimits] = msgspec.field(default_factory=lambda: {DEFAULT_VPN: VpnLimits()})
+    brokers: tuple[str, ...] = (DEFAULT_BROKER,)
+    queues: tuple[QueueDefinition, ...] = ()
+    bridges: tuple[Any, ...] = ()
+
+
+_SYSTEM_KEYS: dict[str, tuple[str, read.Reader]] = {
+    "max_spool_usage": ("max_spool_usage", read.size),
+    "max_spool_files": ("max_spool_files", read.count(1)),
+    "max_delivered_unacked": ("max_delivered_unacked", read.count(1)),
+    "on_no_match": ("on_no_match", read.choice("nack", "discard")),
+    "heartbeat_timeout": ("heartbeat_timeout_ms", read.positive_duration),
+    "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
+    "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
+    "spool_files_high_percent": ("spool_files_high_percent", read.percent),
+    "spool_files_clear_percent": ("spool_files_clear_percent", read.percent),
+    "delivered_unacked_high_percent": ("delivered_unacked_high_percent", read.percent),
+    "delivered_unacked_clear_percent": ("delivered_unacked_clear_percent", read.percent),
+}
+_VPN_KEYS: dict[str, tuple[str, read.Reader]] = {
+    "max_spool_usage": ("max_spool_usage", read.size),
+    "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
+    "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
+}
+SECTIONS = ("system", "vpns", "brokers", "queues", "bridges")
+
+
+def parse_configuration(mapping: object) -> Configuration:
+    """Read a configuration; raises `ConfigError` with every problem of the whole file (Q7)."""
+    problems: list[Problem] = []
+
+    def report(where: str, key: str, value: object, allowed: str) -> None:
+        problems.append(Problem(where, key, read.shown(value), allowed))
+
+    if not isinstance(mapping, Mapping):
+        allowed = f"a configuration is a mapping of sections: {', '.join(SECTIONS)}"
+        raise ConfigError([Problem("", "configuration", read.shown(mapping), allowed)])
+    for key, value in mapping.items():
+        if key not in SECTIONS:
+            report("", read.shown_key(key), value, read.unknown_key(key, SECTIONS))
+    system = SystemLimits(**_limits(mapping.get("system"), "system", SystemLimits, report))
+    vpns = _vpns(mapping.get("vpns"), report)
+    brokers = _brokers(mapping.get("brokers"), report)
+    queues = _queues(mapping.get("queues"), problems, report)
+    if vpns:
+        for index, queue in queues:
+            if queue.vpn not in vpns and queue.vpn != DEFAULT_VPN:
+                allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
+                report(_place(index, queue.name), "vpn", queue.vpn, allowed)
+    if mapping.get("bridges"):
+        allowed = "is not supported by this version; leave the section out"
+        report("", "bridges", mapping["bridges"], allowed)
+    if problems:
+        raise ConfigError(problems)
+    return Configuration(
+        system=system,
+        vpns={**{name: VpnLimits() for name in _named(queues)}, **vpns},
+        brokers=brokers,
+        queues=tuple(queue for _, queue in queues),
+    )
+
+
+def _named(queues: list[tuple[int, QueueDefinition]]) -> list[str]:
+    """The VPNs that queues name, and the default one, each once and in order."""
+    return list(dict.fromkeys([DEFAULT_VPN, *(queue.vpn for _, queue in queues)]))
+
+
+def _limits(
+    section: object, where: str, kind: type[SystemLimits] | type[VpnLimits], report: Report
+) -> dict[str, Any]:
+    """The values of a section of limits, by attribute; those that read well."""
+    known = _SYSTEM_KEYS if kind is SystemLimits else _VPN_KEYS
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        report("", where, section, f"must be a mapping of keys: {', '.join(known)}")
+        return {}
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        if not isinstance(key, str) or key not in known:
+            report(where, read.shown_key(key), value, read.unknown_key(key, known))
+        elif value is not None:
+            attribute, reader = known[key]
+            try:
+                values[attribute] = reader(value)
+            except ValueError as error:
+                report(where, key, value, read.reason(error))
+    limits = kind(**values)
+    for attribute in kind.__struct_fields__:
+        if attribute.endswith("_clear_percent"):
+            high_key = attribute.replace("_clear_", "_high_")
+            clear, high = getattr(limits, attribute), getattr(limits, high_key)
+            if clear > high:
+                report(where, attribute, clear, f"must not be above {high_key}, {high}")
+    return values
+
+
+def _vpns(section: object, report: Report) -> dict[str, VpnLimits]:
+    """The section `vpns`: name to limits."""
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        report("", "vpns", section, "must be a mapping of VPN names to their limits")
+        return {}
+    vpns: dict[str, VpnLimits] = {}
+    for name, limits in section.items():
+        try:
+            read.vpn_name(name)
+        except ValueError as error:
+            report("vpns", read.shown_key(name), name, f"a VPN's name {error}")
+            continue
+        vpns[name] = VpnLimits(**_limits(limits, f"vpns {name!r}", VpnLimits, report))
+    return vpns
+
+
+def _brokers(section: object, report: Report) -> tuple[str, ...]:
+    """The section `brokers`: a list of names; one default broker when there is none."""
+    if section is None:
+        return (DEFAULT_BROKER,)
+    if not isinstance(section, list | tuple) or not 1 <= len(section) <= BROKERS_MAX:
+        report("", "brokers", section, f"must be a list of 1 to {BROKERS_MAX} broker names")
+        return (DEFAULT_BROKER,)
+    names: list[str] = []
+    for index, name in enumerate(section):
+        try:
+            names.append(read.queue_name(name))
+        except ValueError as error:
+            report(f"brokers[{index}]", "name", name, str(error))
+            continue
+        if name in names[:-1]:
+            report(f"brokers[{index}]", "name", name, "is given twice; each broker has one name")
+    return tuple(names)
+
+
+def _queues(
+    section: object, problems: list[Problem], report: Report
+) -> list[tuple[int, QueueDefinition]]:
+    """The section `queues`: (place in the list, definition) of those that read well."""
+    if section is None:
+        return []
+    if not isinstance(section, list | tuple):
+        report("", "queues", section, "must be a list of queue definitions")
+        return []
+    queues: list[tuple[int, QueueDefinition]] = []
+    first: dict[tuple[str, str], int] = {}
+    for index, mapping in enumerate(section):
+        identity = name_of(mapping)
+        where = _place(index, identity[1] if identity else None)
+        definition, found = try_definition(mapping, where, UNSUPPORTED)
+        problems += found
+        if definition is not None:
+            queues.append((index, definition))
+        if identity and first.setdefault(identity, index) != index:
+            allowed = f"is defined already, as queues[{first[identity]}]; it is unique in its VPN"
+            report(where, "name", identity[1], allowed)
+    return queues
+
+
+def _place(index: int, name: str | None) -> str:
+    return f"queues[{index}]" + (f" {read.shown(name)!r}" if name else "")

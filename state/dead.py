@@ -1,0 +1,113 @@
+"""Dead messages: expired, canceled or delivered too often, rejected (X5, X6, L5, L6, C7).
+
+A dead message moves to the queue's dead message queue, keeping id, payload and headers, or is
+discarded where there is none that can take it. It is not stored again: its match moves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..protocol.errors import Reason
+from .broker import Broker
+from .columns import NEVER, Array
+from .queue import Queue, QueuePage
+
+
+def bury(
+    broker: Broker, queue: Queue, page: QueuePage, rows: Array, reason: Reason, detail: str = ""
+) -> None:
+    """Live rows leave the queue as dead messages."""
+    if not len(rows):
+        return
+    counts = page.deliveries[rows].tolist()
+    sizes = page.size[rows].tolist()
+    ids = queue.remove(page, rows)
+    if reason is Reason.REJECTED:
+        queue.count("consumer_rejected", len(rows))
+        broker.record("consumer_rejected", queue, ids.tolist(), counts=counts, reason=detail)
+    else:
+        queue.count("expired", len(rows))
+        broker.record("expired", queue, ids.tolist(), counts=counts, reason=reason.value)
+    allowed = broker.spool.gather(ids, "dmq").astype(bool)
+    target, why = _target(broker, queue)
+    discarded: list[int] = []
+    moved: list[int] = []
+    for number, count, size, may in zip(
+        ids.tolist(), counts, sizes, allowed.tolist(), strict=True
+    ):
+        refusal = why if may else "not eligible"
+        if target is not None and may:
+            refusal = _refusal(target, size)
+        if refusal or target is None:
+            discarded.append(number)
+            why = refusal or why
+            continue
+        _move(broker, queue, target, number, size, count, reason, detail)
+        moved.append(number)
+    if moved and target is not None:
+        target.take_in(broker.now)
+    _account(broker, queue, moved, discarded, why)
+
+
+def _account(
+    broker: Broker, queue: Queue, moved: list[int], discarded: list[int], why: str
+) -> None:
+    name = queue.definition.dead_message_queue
+    if moved:
+        queue.count("dead_lettered", len(moved))
+        broker.record("dead_lettered", queue, moved, reason=name or "")
+    if discarded:
+        queue.count("discarded", len(discarded))
+        broker.record("discarded", queue, discarded, reason=why)
+        broker.spool.release(queue.number, np.array(discarded, np.uint64))
+        if name:
+            broker.note(
+                "dead_message_queue_unusable", broker.vpn_of(queue), queue.definition.name,
+                dead_message_queue=name, why=why, messages=len(discarded),
+            )  # fmt: skip
+
+
+def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
+    """The dead message queue, or why there is none."""
+    name = queue.definition.dead_message_queue
+    if not name:
+        return None, "no dead message queue"
+    target = broker.find(broker.vpn_of(queue), name)
+    if target is None:
+        return None, "dead message queue missing"
+    if not target.header.ingress:
+        return None, "dead message queue shut down"
+    return target, ""
+
+
+def _refusal(target: Queue, size: int) -> str:
+    limit = target.definition.max_spool_usage
+    stored = target.header.bytes + target.arrivals.bytes
+    return "dead message queue full" if limit and stored + size > limit else ""
+
+
+def _move(
+    broker: Broker,
+    queue: Queue,
+    target: Queue,
+    number: int,
+    size: int,
+    count: int,
+    reason: Reason,
+    detail: str,
+) -> None:
+    """Put a message into the dead message queue; there only that queue's expiration counts."""
+    broker.spool.move(number, queue.number, (target.number, target.next_place()))
+    arrivals = target.arrivals
+    expiration = target.definition.expiration_ms
+    arrivals.dead[len(arrivals.ids)] = {
+        "reason": reason.value,
+        "queue": queue.definition.name,
+        "time": broker.now,
+        "deliveries": count,
+        "detail": detail,
+    }
+    expires = broker.now + expiration if expiration else NEVER
+    target.arrive(number, size, 0, expires, NEVER, barrier=False)
+    broker.record("spooled", target, [number], reason=reason.value)

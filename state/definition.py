@@ -1,0 +1,406 @@
+"""What a queue is: its definition, read from a mapping, checked, and normalized (Q1–Q9, F4, X2).
+
+Theory. A definition is read key by key with one table (`_KEYS`), then the keys that read well are
+checked against each other. Every problem is collected, so that one look at the message mends the
+whole definition (Q7). What comes out is frozen and complete: each default is resolved here, and
+nobody asks again what an absent key means. A key whose value is null counts as absent.
+
+Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once to prove them; Q5
+types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_ttl` and
+`respect_ttl` are the `earliest` model; S9, S10, B4 defaults of limits and alerts. A key that is
+correct but not supported by this version is refused plainly (`UNSUPPORTED`), never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from ..protocol import ConfigError, Problem
+from . import definition_values as read
+from .expressions import ExpressionError, compile_program
+from .units import format_duration, format_size
+
+UNSUPPORTED = frozenset({"partition_key", "target_queue_depth", "file_backed_metadata"})
+
+TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
+TYPE_TAGS = {**{tag: tag for tag in TYPES}, "QueueDefinition": "Queue"}
+REGEX_CHARACTERS = frozenset("^$*+?()[]{}|\\")
+EXPRESSION_KEYS = ("filter", "priority", "barrier_expression", "partition_key")
+TARGET_QUEUE_DEPTH_MIN = 1000
+
+
+class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue's definition, checked and with every default resolved.
+
+    Made by `parse_definition`. Times are milliseconds, sizes bytes, thresholds percent; None
+    means no limit, or none. What may change while the queue runs says `redefine` (Q9).
+    """
+
+    name: str
+    vpn: str = "default"
+    type: str = "Queue"  # Q5
+    message_type: str  # Q1
+    underlying_topic: str  # Q2
+    default_publish_target: str  # Q3
+    filter: str | None = None  # Q4
+    initial_owner: str | None = None  # Q5, H4
+    group_local_queue_domain: str | None = None
+    semantics: str = "at-least-once"  # L1, L2
+    leasing: str = "sublet"  # L8
+    lease_period_ms: int | None = None  # L4
+    max_deliveries: int = 0  # L5
+    max_cancels: int = 0  # L6
+    deferred_ack_expiration_ms: int = 86_400_000  # L9
+    redelivery_delay_ms: int = 0  # L11
+    redelivery_delay_multiplier: float = 1.0
+    redelivery_delay_max_ms: int | None = None
+    max_backlog: int | None = None  # B1
+    max_per_subscription_backlog: int = 1  # B2
+    max_delivered_unacked_per_flow: int = 10_000  # B4
+    fairness_model: str  # F1–F4
+    priority: str | None = None  # O2
+    barrier_expression: str | None = None  # O3
+    partition_key: str | None = None  # O4
+    expiration_ms: int | None = None  # X1
+    expiration_model: str = "default"  # X2
+    max_ttl_ms: int | None = None
+    respect_ttl: bool | None = None
+    dead_message_queue: str | None = None  # X5
+    max_spool_usage: int = 5_000_000_000  # S10
+    max_message_size: int = 10_000_000
+    reject_low_priority_msg_limit: int | None = None  # S11
+    reject_msg_to_sender_on_discard: str = "when-queue-enabled"  # S4
+    recovery_point: str = "epoch"  # R2
+    target_queue_depth: int | None = None  # R5
+    file_backed_metadata: bool = False
+    spool_usage_high_percent: float = 25  # S9
+    spool_usage_clear_percent: float = 18
+    delivered_unacked_high_percent: float = 80  # B4
+    delivered_unacked_clear_percent: float = 60
+
+
+# Key as written -> (attribute, how its value is read). The attribute differs where it has a unit.
+_KEYS: dict[str, tuple[str, read.Reader]] = {
+    "name": ("name", read.queue_name),
+    "vpn": ("vpn", read.vpn_name),
+    "type": ("type", read.choice(*TYPE_TAGS)),
+    "message_type": ("message_type", read.choice("json", "binary", "text")),
+    "underlying_topic": ("underlying_topic", read.text),
+    "default_publish_target": ("default_publish_target", read.text),
+    "filter": ("filter", read.text),
+    "initial_owner": ("initial_owner", read.text),
+    "group_local_queue_domain": ("group_local_queue_domain", read.text),
+    "semantics": ("semantics", read.choice("at-least-once", "at-most-once")),
+    "leasing": ("leasing", read.choice("sublet", "strict")),
+    "lease_period": ("lease_period_ms", read.positive_duration),
+    "max_deliveries": ("max_deliveries", read.count(0)),
+    "max_cancels": ("max_cancels", read.count(0)),
+    "deferred_ack_expiration": ("deferred_ack_expiration_ms", read.duration),
+    "redelivery_delay": ("redelivery_delay_ms", read.duration),
+    "redelivery_delay_multiplier": ("redelivery_delay_multiplier", read.multiplier),
+    "redelivery_delay_max": ("redelivery_delay_max_ms", read.duration),
+    "max_backlog": ("max_backlog", read.count(1)),
+    "max_per_subscription_backlog": ("max_per_subscription_backlog", read.count(1)),
+    "max_delivered_unacked_per_flow": ("max_delivered_unacked_per_flow", read.count(1)),
+    "fairness_model": ("fairness_model", read.choice("fast", "round-robin", "proportional")),
+    "priority": ("priority", read.text),
+    "barrier_expression": ("barrier_expression", read.text),
+    "partition_key": ("partition_key", read.text),
+    "expiration": ("expiration_ms", read.positive_duration),
+    "expiration_model": (
+        "expiration_model",
+        read.choice("default", "queue", "latest", "earliest"),
+    ),
+    "max_ttl": ("max_ttl_ms", read.positive_duration),
+    "respect_ttl": ("respect_ttl", read.boolean),
+    "dead_message_queue": ("dead_message_queue", read.queue_name),
+    "max_spool_usage": ("max_spool_usage", read.size),
+    "max_message_size": ("max_message_size", read.positive_size),
+    "reject_low_priority_msg_limit": ("reject_low_priority_msg_limit", read.count(1)),
+    "reject_msg_to_sender_on_discard": (
+        "reject_msg_to_sender_on_discard",
+        read.choice("when-queue-enabled", "including-when-shutdown", "never"),
+    ),
+    "recovery_point": ("recovery_point", read.recovery_point),
+    "target_queue_depth": ("target_queue_depth", read.count(TARGET_QUEUE_DEPTH_MIN)),
+    "file_backed_metadata": ("file_backed_metadata", read.enabled),
+    "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
+    "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
+    "delivered_unacked_high_percent": ("delivered_unacked_high_percent", read.percent),
+    "delivered_unacked_clear_percent": ("delivered_unacked_clear_percent", read.percent),
+}
+_SYNONYMS = {"topic": "name"}  # Q1
+KEYS = (*_KEYS, *_SYNONYMS)
+_ATTRIBUTE_OF = {key: attribute for key, (attribute, _) in _KEYS.items()}
+
+Report = Callable[[str, object, str], None]
+
+
+class _Values(dict[str, Any]):
+    """The values that read well, by key; `unread` are the keys whose values did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread: set[str] = set()
+
+
+def parse_definition(
+    mapping: object, where: str = "", unsupported: Collection[str] = UNSUPPORTED
+) -> QueueDefinition:
+    """Read a definition, plain or under a tag such as `{LocalQueue: {...}}` (Q5).
+
+    Raises `ConfigError` with every problem at once (Q7); where: the place that its problems name;
+    unsupported: keys that are correct but refused in this version.
+    """
+    definition, problems = try_definition(mapping, where, unsupported)
+    if definition is None or problems:
+        raise ConfigError(problems)
+    return definition
+
+
+def try_definition(
+    mapping: object, where: str = "", unsupported: Collection[str] = UNSUPPORTED
+) -> tuple[QueueDefinition | None, list[Problem]]:
+    """As `parse_definition`, but gives the problems instead of raising them."""
+    problems: list[Problem] = []
+
+    def report(key: str, value: object, allowed: str) -> None:
+        problems.append(Problem(where, key, read.shown(value), allowed))
+
+    entries = _untag(mapping, report)
+    if entries is None:
+        return None, problems
+    values = _read_keys(entries, report)
+    for check in _CHECKS:
+        check(values, report)
+    for key in sorted(set(unsupported) & {*values, *values.unread}):
+        if values.get(key) is not False:
+            report(key, entries.get(key), "is not supported by this version; leave it out")
+    if problems:
+        return None, problems
+    settled = _settle(values)
+    return QueueDefinition(**{_ATTRIBUTE_OF[key]: value for key, value in settled.items()}), []
+
+
+def name_of(mapping: object) -> tuple[str, str] | None:
+    """The VPN and the name that a definition seems to have, whatever else is wrong with it."""
+    entries = _untag(mapping, lambda *_: None) or {}
+    name, vpn = entries.get("name", entries.get("topic")), entries.get("vpn") or "default"
+    return (vpn, name) if isinstance(name, str) and name and isinstance(vpn, str) else None
+
+
+def _untag(mapping: object, report: Report) -> Mapping[Any, Any] | None:
+    """The keys of a definition; a tag around it becomes its `type` (Q5)."""
+    if isinstance(mapping, Mapping) and len(mapping) == 1:
+        tag, inner = next(iter(mapping.items()))
+        if tag in TYPE_TAGS:
+            if not isinstance(inner, Mapping):
+                report(tag, inner, "holds the queue's keys, such as name and message_type")
+                return None
+            named = inner.get("type")
+            if named is not None and TYPE_TAGS.get(str(named)) != TYPE_TAGS[tag]:
+                report("type", named, f"contradicts the tag {tag}; leave one of them out")
+            return {**inner, "type": tag}
+    if not isinstance(mapping, Mapping):
+        report("queue", mapping, "a queue is a mapping of keys, such as name and message_type")
+        return None
+    return mapping
+
+
+def _read_keys(entries: Mapping[Any, Any], report: Report) -> _Values:
+    """The values of the keys that are known and read well, by key."""
+    values = _Values()
+    seen: set[str] = set()
+    for written, value in entries.items():
+        key = _SYNONYMS.get(written, written) if isinstance(written, str) else written
+        if not isinstance(key, str) or key not in _KEYS:
+            report(read.shown_key(written), value, read.unknown_key(written, KEYS))
+            continue
+        if value is None:
+            continue
+        if key in seen and key == "name":
+            report("topic", value, "is a synonym of name; give one of them")
+            continue
+        seen.add(key)
+        try:
+            values[key] = _KEYS[key][1](value)
+        except ValueError as error:
+            report(written, value, read.reason(error))
+            values.unread.add(key)
+    for key, allowed in (
+        ("name", "is required: the queue's name"),
+        ("message_type", "is required: one of json, binary, text"),
+    ):
+        if key not in seen:
+            report(key, None, allowed)
+    return values
+
+
+# --- Checks of one key against another (each sees the keys that read well) -----------------------
+
+
+def _check_topics(values: _Values, report: Report) -> None:
+    """Q2, Q3: a regular expression needs a target that it matches."""
+    key = "underlying_topic" if "underlying_topic" in values else "name"
+    if key not in values or "underlying_topic" in values.unread:
+        return
+    topic: str = values[key]
+    target = values.get("default_publish_target")
+    if not is_regex(topic):
+        if target is not None and target != topic:
+            report("default_publish_target", target, f"must be the captured topic, {topic!r}")
+        return
+    try:
+        pattern = re.compile(topic)
+    except (re.error, OverflowError, RecursionError) as error:
+        report(key, topic, f"must be a topic name or a regular expression: {error}")
+        return
+    if target is None and "default_publish_target" not in values.unread:
+        allowed = f"is required, because {key} {topic!r} holds regular expression characters"
+        report("default_publish_target", None, allowed)
+    elif target is not None and not pattern.fullmatch(target):
+        report("default_publish_target", target, f"must be a topic that {key} {topic!r} matches")
+
+
+def _check_expressions(values: _Values, report: Report) -> None:
+    """Q1, Q6: expressions compile, and those that read the payload need a json queue."""
+    for key in EXPRESSION_KEYS:
+        if key not in values:
+            continue
+        try:
+            program = compile_program((values[key],))
+        except ExpressionError as error:
+            report(key, values[key], f"must be an expression: {error}")
+            continue
+        kind = values.get("message_type", "json")
+        if program.needs_payload and kind != "json":
+            allowed = f"reads fields, which needs message_type json, not {kind}"
+            report(key, values[key], f"{allowed}; /@priority and @key can be read")
+
+
+def _check_exclusions(values: _Values, report: Report) -> None:
+    """O2, O3, R5: keys that exclude each other."""
+    given = values.keys() | values.unread
+    for first, second in (
+        ("priority", "barrier_expression"),
+        ("priority", "target_queue_depth"),
+        ("barrier_expression", "target_queue_depth"),
+    ):
+        if first in given and second in given:
+            allowed = f"cannot be given together with {first}; leave one of them out"
+            report(second, values.get(second), allowed)
+
+
+def _check_owner(values: _Values, report: Report) -> None:
+    """Q5: `initial_owner` is required for a GroupLocalQueue and an error elsewhere."""
+    if "type" in values.unread:
+        return
+    kind = TYPE_TAGS[values.get("type", "Queue")]
+    if kind == "GroupLocalQueue":
+        if "initial_owner" not in {*values, *values.unread}:
+            report("initial_owner", None, "is required for a GroupLocalQueue: a broker's name")
+        return
+    for key in ("initial_owner", "group_local_queue_domain"):
+        if key in values:
+            report(key, values[key], f"is allowed for a GroupLocalQueue only, not for a {kind}")
+
+
+def _check_policies(values: _Values, report: Report) -> None:
+    """F4, X2, X5, L11, S9: policies that contradict each other."""
+    if values.get("semantics") == "at-most-once" and values.get("fairness_model") == "proportional":
+        allowed = "cannot be proportional with at-most-once; use round-robin or fast"
+        report("fairness_model", "proportional", allowed)
+    if "name" in values and values.get("dead_message_queue") == values["name"]:
+        report("dead_message_queue", values["name"], "must be another queue than the queue itself")
+    if "max_ttl" in values and values.get("respect_ttl") is False:
+        report("max_ttl", format_duration(values["max_ttl"]), "needs respect_ttl to be true")
+    elif "max_ttl" in values or "respect_ttl" in values:
+        model = "queue" if values.get("respect_ttl") is False else "earliest"
+        if values.get("expiration_model", model) != model:
+            allowed = f"must be {model} (or left out) with max_ttl and respect_ttl as given"
+            report("expiration_model", values["expiration_model"], allowed)
+    delay_ms, delay_max_ms = values.get("redelivery_delay", 0), values.get("redelivery_delay_max")
+    if delay_max_ms is not None and delay_max_ms < delay_ms:
+        allowed = f"must not be below redelivery_delay, {format_duration(delay_ms)}"
+        report("redelivery_delay_max", format_duration(delay_max_ms), allowed)
+    for kind in ("spool_usage", "delivered_unacked"):
+        high_key, clear_key = f"{kind}_high_percent", f"{kind}_clear_percent"
+        high = values.get(high_key, _DEFAULTS[high_key])
+        clear = values.get(clear_key, _DEFAULTS[clear_key])
+        if clear > high:
+            report(clear_key, clear, f"must not be above {high_key}, {high}")
+
+
+_DEFAULTS = {
+    field.name: field.default for field in msgspec.structs.fields(QueueDefinition) if field.default
+}
+_CHECKS = (_check_topics, _check_expressions, _check_exclusions, _check_owner, _check_policies)
+
+
+def _settle(values: _Values) -> dict[str, Any]:
+    """Resolve the defaults that depend on other keys (Q2, Q3, Q5, F4, X2)."""
+    settled = dict(values)
+    settled["type"] = TYPE_TAGS[values.get("type", "Queue")]
+    settled.setdefault("underlying_topic", values["name"])
+    settled.setdefault("default_publish_target", settled["underlying_topic"])
+    at_most_once = values.get("semantics") == "at-most-once"
+    settled.setdefault("fairness_model", "round-robin" if at_most_once else "proportional")
+    if values.get("respect_ttl") is False:
+        settled["expiration_model"] = "queue"
+    elif "max_ttl" in values or "respect_ttl" in values:
+        settled["respect_ttl"] = True
+        settled["expiration_model"] = "earliest"
+        limits_ms = [values[key] for key in ("expiration", "max_ttl") if key in values]
+        if limits_ms:
+            settled["expiration"] = min(limits_ms)
+    return settled
+
+
+# --- What others ask of a definition --------------------------------------------------------------
+
+
+def is_regex(name: str) -> bool:
+    """Whether a topic name is a regular expression; a dot alone does not make it one (Q2)."""
+    return not REGEX_CHARACTERS.isdisjoint(name)
+
+
+def topic_matcher(definition: QueueDefinition) -> Callable[[str], bool]:
+    """A test whether the queue captures a topic: its name, or all of it matches (Q2)."""
+    topic = definition.underlying_topic
+    if not is_regex(topic):
+        return topic.__eq__
+    fullmatch = re.compile(topic).fullmatch
+    return lambda name: fullmatch(name) is not None
+
+
+def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:
+    """What forbids that `new` replaces `old` while the queue runs (Q9); empty if nothing does."""
+    return [
+        Problem(
+            f"queue {old.name!r}",
+            key,
+            getattr(new, key),
+            f"cannot change while the queue exists; it is {getattr(old, key)!r}",
+        )
+        for key in ("name", "vpn", "message_type", "type")
+        if getattr(old, key) != getattr(new, key)
+    ]
+
+
+def to_wire(definition: QueueDefinition) -> dict[str, Any]:
+    """The definition as a mapping that `parse_definition` reads back to an equal one."""
+    mapping: dict[str, Any] = {}
+    for key, (attribute, reader) in _KEYS.items():
+        value = getattr(definition, attribute)
+        if value is None or (key == "file_backed_metadata" and value is False):
+            continue
+        if attribute.endswith("_ms"):
+            value = format_duration(value)
+        elif reader in (read.size, read.positive_size):
+            value = format_size(value)
+        mapping[key] = value
+    return mapping

@@ -1,0 +1,198 @@
+"""How the value of one configuration key is read (Q7, Q8).
+
+Theory. A reader takes what stands in the file and gives the normalized value, or raises a
+`ValueError` whose text is the sentence part that says what is allowed. It knows nothing of other
+keys. Readers are plain functions, so that a table of keys is a table of readers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .units import UnitError, parse_duration_ms, parse_size
+
+Reader = Callable[[object], Any]
+
+NAME_CHARACTERS_MAX = 200
+TEXT_CHARACTERS_MAX = 10_000
+COUNT_MAX = 1_000_000_000
+MULTIPLIER_MAX = 1000
+
+
+def text(value: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str):
+        raise ValueError("must be a text")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if len(value) > TEXT_CHARACTERS_MAX:
+        raise ValueError(f"must have at most {TEXT_CHARACTERS_MAX} characters")
+    if re.search("[\ud800-\udfff]", value):
+        raise ValueError("must be valid Unicode text")
+    return value
+
+
+def queue_name(value: object) -> str:
+    """A name: text, at most 200 characters, without control characters."""
+    name = text(value)
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise ValueError(f"must have at most {NAME_CHARACTERS_MAX} characters")
+    if re.search(r"[\x00-\x1f\x7f-\x9f]", name):
+        raise ValueError("must not hold control characters")
+    return name
+
+
+def vpn_name(value: object) -> str:
+    """A VPN's name; it is the prefix of Kafka topic names and keeps to their characters."""
+    name = text(value)
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+        raise ValueError("must be at most 100 letters, digits, '.', '_' or '-'")
+    return name
+
+
+def choice(*allowed: str) -> Reader:
+    """One of some words."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            near = difflib.get_close_matches(str(shown(value)), allowed, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"must be one of {', '.join(allowed)}{hint}")
+        return value
+
+    return read
+
+
+def count(minimum: int) -> Reader:
+    """A whole number from a minimum up."""
+
+    def read(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"must be a whole number from {minimum}")
+        if not minimum <= value <= COUNT_MAX:
+            raise ValueError(f"must be a whole number from {minimum} to {COUNT_MAX}")
+        return value
+
+    return read
+
+
+def boolean(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def enabled(value: object) -> bool:
+    """`enabled`, or true or false."""
+    if value == "enabled":
+        return True
+    if not isinstance(value, bool):
+        raise ValueError("must be 'enabled' or left out")
+    return value
+
+
+def percent(value: object) -> float:
+    """A number from 0 to 100."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ValueError("must be a number of percent from 0 to 100")
+    return value
+
+
+def multiplier(value: object) -> float:
+    """A factor of a back-off, from 1 (constant) up."""
+    bad = isinstance(value, bool) or not isinstance(value, int | float)
+    if bad or not 1 <= value <= MULTIPLIER_MAX:  # type: ignore[operator]
+        raise ValueError(f"must be a number from 1 to {MULTIPLIER_MAX}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def duration(value: object) -> int:
+    """A duration in milliseconds, 0 allowed."""
+    return parse_duration_ms(value)
+
+
+def positive_duration(value: object) -> int:
+    """A duration in milliseconds above 0."""
+    ms = parse_duration_ms(value)
+    if ms == 0:
+        raise ValueError("must be above 0; leave it out for none")
+    return ms
+
+
+def size(value: object) -> int:
+    """A size in bytes, 0 allowed."""
+    return parse_size(value)
+
+
+def positive_size(value: object) -> int:
+    """A size in bytes above 0."""
+    n = parse_size(value)
+    if n == 0:
+        raise ValueError("must be above 0")
+    return n
+
+
+def recovery_point(value: object) -> str:
+    """`epoch`, `now`, `creation`, a bookmark or an ISO-8601 time; a time becomes UTC (R2)."""
+    allowed = "must be epoch, now, creation, a bookmark or an ISO-8601 time"
+    if isinstance(value, datetime.date):
+        value = value.isoformat()
+    if isinstance(value, str) and value in ("epoch", "now", "creation"):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(allowed)
+    bookmark = re.fullmatch(r"[\w.:|,+-]{0,99}[0-9][\w.:|,+-]{0,99}", value)
+    if value.isdigit() and bookmark:
+        return value  # digits alone are a bookmark, not a day
+    try:
+        moment = datetime.datetime.fromisoformat(value)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
+        return moment.astimezone(datetime.UTC).isoformat()
+    except (ValueError, OverflowError):
+        if not bookmark or re.match(r"[0-9]{4}-[0-9]{2}(-|$)|[0-9]{8}T", value):
+            raise ValueError(allowed) from None
+    return value
+
+
+def reason(error: ValueError) -> str:
+    """What is allowed, from the error of a reader."""
+    return f"must be {error.allowed}" if isinstance(error, UnitError) else str(error)
+
+
+def shown(value: object) -> object:
+    """A value as a problem shows it: of bounded length, and never an error itself."""
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a very large number"
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    try:
+        written = value if isinstance(value, str) else repr(value)
+    except Exception:
+        written = f"a {type(value).__name__}"
+    if len(written) > 200:
+        return written[:200] + "…"
+    return value if isinstance(value, str) else _plain(value, written)
+
+
+def _plain(value: object, written: str) -> object:
+    return value if isinstance(value, list | dict) else written
+
+
+def shown_key(key: object) -> str:
+    """A key as a problem shows it."""
+    return key if isinstance(key, str) and len(key) <= 200 else str(shown(key))
+
+
+def unknown_key(key: object, known: Iterable[str]) -> str:
+    """The sentence part for a key that does not exist, with the nearest one that does."""
+    if not isinstance(key, str):
+        return "is not a known key; keys are texts"
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace("-", "_")
+    near = difflib.get_close_matches(snake, list(known), 1, cutoff=0.6)
+    return f"is not a known key; did you mean {near[0]}?" if near else "is not a known key"

@@ -1,0 +1,336 @@
+"""Delivery: ready messages go to subscriptions with room (L2–L4, B1–B3, F1–F5, O1–O3).
+
+At the end of a step every queue that changed is dispatched. Messages go out in the order of the
+ready index; nothing behind a waiting barrier goes out (O3). If no subscription has a filter, whole
+runs are shared out at once. With filters each filter scans on its own: it remembers how far it has
+looked (its *cursor*), so that a message is looked at once per filter, however long it stays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..protocol.outputs import Deliveries
+from .broker import Broker
+from .columns import NEVER, Array
+from .expressions import compile_program, is_true
+from .fairness import UNLIMITED, Seat, choose, seats_of, share, take
+from .lifecycle import READY
+from .queue import Queue, Subscription
+from .ready import SEQ_BITS, SEQ_MASK
+
+MESSAGES_PER_STEP = 50_000
+LOOKS_PER_STEP = 20_000
+
+
+def dispatch(broker: Broker, queue: Queue) -> None:
+    """Deliver what can be delivered now."""
+    header = queue.header
+    queue.dispatch_wanted = False
+    header.scan_again = False
+    if not header.egress or not header.subscriptions:
+        return
+    budget = MESSAGES_PER_STEP
+    while True:
+        while header.barriers and _barrier(broker, queue):
+            pass
+        below = _fence(queue)
+        seqs, seats = _assign(broker, queue, budget, below)
+        if not len(seqs):
+            return
+        _send(broker, queue, seqs, seats)
+        budget -= len(seqs)
+        if budget <= 0:
+            header.scan_again = bool(queue.ready)
+            return
+        if not header.barriers:
+            return
+
+
+def _fence(queue: Queue) -> int | None:
+    return queue.header.barriers[0] if queue.header.barriers else None
+
+
+def _room(queue: Queue) -> int:
+    limit = queue.definition.max_backlog
+    return UNLIMITED if limit is None else max(limit - queue.header.leased, 0)
+
+
+def _assign(
+    broker: Broker, queue: Queue, budget: int, below: int | None
+) -> tuple[Array, list[Seat]]:
+    """Choose messages and their seats: (places, seats), taken out of the ready index."""
+    definition, header = queue.definition, queue.header
+    seats = seats_of(definition, header.subscriptions)
+    limit = min(_room(queue), budget)
+    nothing: tuple[Array, list[Seat]] = np.zeros(0, np.int64), []
+    if not seats or limit <= 0 or not queue.ready:
+        return nothing
+    if any(s.subscription.filter for s in seats):
+        return _assign_filtered(broker, queue, seats, limit, below)
+    most = min(limit, sum(s.room for s in seats))
+    keys = queue.ready.take(most, below)
+    if not keys:
+        return nothing
+    given = share(definition.fairness_model, seats, len(keys), header.served)
+    header.served = given[-1].subscription.number
+    return np.array([k & SEQ_MASK for k in keys], np.int64), given
+
+
+# ---------------------------------------------------------------- with filters
+
+
+class _Scan:
+    """The next message that one filter lets through; None as filter lets all through."""
+
+    def __init__(self, broker: Broker, queue: Queue, text: str | None, below: int | None) -> None:
+        self._broker, self._queue, self._text, self._below = broker, queue, text, below
+        header = queue.header
+        high, low = header.cursors.get(text, (0, 0)) if text else (0, 0)
+        self._cursor = high << SEQ_BITS | low
+        back = [h << SEQ_BITS | s for h, s in header.rechecks.get(text, [])] if text else []
+        self._keys = heapq.merge(back, queue.ready.scan(self._cursor))
+        self._back = set(back)
+        self._looked: list[tuple[int, bool]] = []  # looked at, not yet given out; reversed
+        self._passed: set[int] = set()  # looked at and refused
+        self._looks = 0
+        self._chunk = 16
+        self.exhausted = False
+        self.head: int | None = None
+        self.advance(set())
+
+    def advance(self, taken: set[int]) -> None:
+        """Move to the next candidate that is not taken."""
+        self.head = None
+        while True:
+            while self._looked:
+                key, matches = self._looked.pop()
+                if not matches:
+                    self._passed.add(key)
+                elif key not in taken:
+                    self.head = key
+                    return
+            if self._looks >= LOOKS_PER_STEP:
+                self._queue.header.scan_again = True
+                return
+            keys = list(self._next_keys())
+            if not keys:
+                self.exhausted = True
+                return
+            self._looked = list(zip(keys, self._match(keys), strict=True))[::-1]
+            self._looks += len(keys)
+            self._chunk = min(self._chunk * 2, 512)
+
+    def _next_keys(self) -> Iterator[int]:
+        n = 0
+        for key in self._keys:
+            if self._below is not None and key & SEQ_MASK >= self._below:
+                break
+            if key in self._back:
+                page = self._queue.page((key & SEQ_MASK) >> 10)
+                if page is None or page.state[key & 1023] != READY:
+                    continue  # acknowledged or expired meanwhile
+            yield key
+            n += 1
+            if n == self._chunk:
+                return
+
+    def _match(self, keys: list[int]) -> list[bool]:
+        if self._text is None:
+            return [True] * len(keys)
+        seqs = np.array([k & SEQ_MASK for k in keys], np.int64)
+        return matching(self._broker, self._queue, seqs, self._text)
+
+    def settle(self, taken: set[int]) -> None:
+        """Remember how far this filter has looked."""
+        if self._text is None:
+            return
+        pending = [k for k, _ in self._looked] + ([self.head] if self.head is not None else [])
+        ahead = [k for k in pending if k >= self._cursor and k not in taken]
+        done = [k for k in self._passed | taken if k >= self._cursor]
+        if ahead:
+            cursor = min(ahead)
+        else:
+            cursor = max(done, default=self._cursor - 1) + 1
+        still = self._back - self._passed - taken
+        header = self._queue.header
+        header.cursors[self._text] = [cursor >> SEQ_BITS, cursor & SEQ_MASK]
+        header.rechecks[self._text] = [[k >> SEQ_BITS, k & SEQ_MASK] for k in sorted(still)]
+        if not header.rechecks[self._text]:
+            del header.rechecks[self._text]
+
+
+def matching(broker: Broker, queue: Queue, seqs: Array, text: str) -> list[bool]:
+    """Which of these messages an expression is true for."""
+    ids = queue.gather(seqs, "id")
+    program = compile_program((text,))
+    priorities = broker.spool.gather(ids, "priority").tolist()
+    return [
+        is_true(program.run(payload, priority, key)[0])
+        for (payload, key, _), priority in zip(broker.spool.contents(ids), priorities, strict=True)
+    ]
+
+
+def _assign_filtered(
+    broker: Broker, queue: Queue, seats: list[Seat], limit: int, below: int | None
+) -> tuple[Array, list[Seat]]:
+    """Message by message: the earliest that some seat can take, to the seat that is its turn."""
+    header, model = queue.header, queue.definition.fairness_model
+    classes: dict[str | None, list[Seat]] = {}
+    for seat in seats:
+        classes.setdefault(seat.subscription.filter, []).append(seat)
+    scans = {text: _Scan(broker, queue, text, below) for text in classes}
+    taken: set[int] = set()
+    keys: list[int] = []
+    given: list[Seat] = []
+    seen: dict[tuple[str, int], bool] = {}
+
+    def lets_through(text: str | None, key: int) -> bool:
+        if text is None or scans[text].head == key:
+            return True
+        if (text, key) not in seen:
+            seq = np.array([key & SEQ_MASK], np.int64)
+            seen[text, key] = matching(broker, queue, seq, text)[0]
+        return seen[text, key]
+
+    while len(keys) < limit:
+        heads = [
+            scans[text].head for text, group in classes.items()
+            if scans[text].head is not None and any(s.room for s in group)
+        ]  # fmt: skip
+        if not heads:
+            break
+        key = min(h for h in heads if h is not None)
+        able = [
+            seat for text, group in classes.items() if lets_through(text, key)
+            for seat in group if seat.room
+        ]  # fmt: skip
+        able.sort(key=lambda s: s.subscription.number)
+        seat = choose(model, able, header.served)
+        take(seat)
+        header.served = seat.subscription.number
+        keys.append(key)
+        given.append(seat)
+        taken.add(key)
+        for scan in scans.values():
+            if scan.head == key:
+                scan.advance(taken)
+    for scan in scans.values():
+        scan.settle(taken)
+    queue.ready.discard(sorted(keys))
+    return np.array([k & SEQ_MASK for k in keys], np.int64), given
+
+
+# ---------------------------------------------------------------- sending
+
+
+def _send(broker: Broker, queue: Queue, seqs: Array, seats: list[Seat]) -> None:
+    """Lease the messages to their seats and say so; remove those that leave on send."""
+    definition = queue.definition
+    period = definition.lease_period_ms
+    until = NEVER if period is None else broker.now + period
+    holders = np.fromiter((s.subscription.number for s in seats), np.uint32, len(seats))
+    queue.lease(seqs, holders, until)
+    at_most_once = definition.semantics == "at-most-once"
+    by_number = {s.subscription.number: s.subscription for s in seats}
+    for number, subscription in sorted(by_number.items()):
+        mine = seqs if len(by_number) == 1 else seqs[holders == number]
+        subscription.held += len(mine)
+        _say_deliveries(broker, queue, subscription, mine, until, barrier=False)
+        if at_most_once or subscription.removes_on_send:
+            for page, rows, _ in queue.rows(mine):
+                ids = queue.remove(page, rows)
+                queue.count("acknowledged", len(rows))
+                broker.record("acknowledged", queue, ids.tolist(), subscription=subscription.id)
+                broker.spool.release(queue.number, ids)
+    queue.dispatch_wanted = False
+
+
+def _say_deliveries(
+    broker: Broker,
+    queue: Queue,
+    subscription: Subscription,
+    seqs: Array,
+    until: int,
+    barrier: bool,
+) -> None:
+    spool = broker.spool
+    ids = queue.gather(seqs, "id")
+    counts = queue.gather(seqs, "deliveries")
+    expires = queue.gather(seqs, "expires")
+    expires[expires == NEVER] = 0
+    contents = spool.contents(ids)
+    id_list, count_list = ids.tolist(), counts.tolist()
+    broker.say(
+        Deliveries(
+            queue=queue.definition.name,
+            subscription=subscription.id,
+            topic=subscription.topic,
+            partition=subscription.partition,
+            framing=subscription.framing,
+            lease_until=0 if until == NEVER or barrier else until,
+            barrier=barrier,
+            ids=id_list,
+            counts=count_list,
+            priorities=spool.gather(ids, "priority").tolist(),
+            expires=expires.tolist(),
+            times=spool.gather(ids, "time").tolist(),
+            payloads=[c[0] for c in contents],
+            keys=[c[1] for c in contents],
+            headers=[c[2] for c in contents],
+            dead=_dead_of(queue, seqs),
+        )
+    )
+    again = counts > 1
+    queue.count("delivered", len(seqs))
+    if barrier:
+        broker.record("barrier_delivered", queue, id_list, subscription=subscription.id)
+    elif not again.any():
+        broker.record("delivered", queue, id_list, counts=1, subscription=subscription.id)
+    else:
+        queue.count("redelivered", int(again.sum()))
+        for event, mask in (("delivered", ~again), ("redelivered", again)):
+            broker.record(
+                event, queue, ids[mask].tolist(),
+                counts=counts[mask].tolist(), subscription=subscription.id,
+            )  # fmt: skip
+
+
+def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict]:
+    """What dead messages among these carry, by position."""
+    dead: dict[int, dict] = {}
+    for page, rows, where in queue.rows(seqs):
+        if page.extras:
+            positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
+            for position, row in zip(positions, rows.tolist(), strict=True):
+                if row in page.extras:
+                    dead[position] = page.extras[row]
+    return dead
+
+
+def _barrier(broker: Broker, queue: Queue) -> bool:
+    """Deliver the first barrier to all that match it, once all before it has left (O3)."""
+    seq = queue.header.barriers[0]
+    if queue.first_live() != seq:
+        return False
+    page, row = queue.row(seq)
+    if page.state[row] != READY:
+        return False
+    place = np.array([seq], np.int64)
+    receivers = [
+        s for s in queue.header.subscriptions
+        if s.filter is None or matching(broker, queue, place, s.filter)[0]
+    ]  # fmt: skip
+    if not receivers:
+        return False
+    page.deliveries[row] += 1
+    for subscription in receivers:
+        _say_deliveries(broker, queue, subscription, place, NEVER, barrier=True)
+    ids = queue.remove(page, np.array([row], np.intp))
+    queue.count("acknowledged")
+    broker.record("acknowledged", queue, ids.tolist(), reason="barrier")
+    broker.spool.release(queue.number, ids)
+    return True

@@ -1,0 +1,204 @@
+"""What the generated code of an expression calls: three-valued operators and payload decoding (Q6).
+
+Theory. Every operator takes any value and gives NULL (None) where SQL does: an operand that is
+NULL, of the wrong type, or not comparable with the other. None of them raises. The payload is
+decoded twice as carefully as it must be only when the quick way refuses it; how deep it may nest
+is a number of its own (`DEPTH_MAX`), not what is left of the caller's stack, so that a payload has
+the same value wherever it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+DEPTH_MAX = 200  # of brackets in a payload
+NUMBERS = frozenset({int, float})
+COMPARABLE = frozenset({bool, int, float, str})
+
+
+def comparer(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool | None]:
+    """A comparison that is NULL where the two are not of one type, or are no plain values."""
+
+    def compared(left: Any, right: Any) -> bool | None:
+        if type(left) is type(right):
+            return compare(left, right) if type(left) in COMPARABLE else None
+        if type(left) in NUMBERS and type(right) in NUMBERS:
+            return compare(left, right)
+        return None
+
+    return compared
+
+
+def calculator(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An arithmetic operator that is NULL for what is no number, and where there is no result."""
+
+    def calculated(left: Any, right: Any) -> Any:
+        if type(left) not in NUMBERS or type(right) not in NUMBERS:
+            return None
+        try:
+            result = calculate(left, right)
+        except (ArithmeticError, ValueError):  # division by zero, a float too small for the int
+            return None
+        return result if result == result else None  # not a number is NULL
+
+    return calculated
+
+
+def remainder(left: Any, right: Any) -> Any:
+    """As in SQL, the remainder has the sign of the dividend."""
+    if type(left) is int and type(right) is int:
+        rest = abs(left) % abs(right)
+        return -rest if left < 0 else rest
+    return math.fmod(left, right)
+
+
+def negate(value: Any) -> Any:
+    """Unary minus."""
+    return -value if type(value) in NUMBERS else None
+
+
+def keep(value: Any) -> Any:
+    """Unary plus: a number stays, anything else is NULL."""
+    return value if type(value) in NUMBERS else None
+
+
+def dig(value: Any, steps: tuple[tuple[str, int], ...]) -> Any:
+    """Follow a path down through objects and arrays; NULL where it leads nowhere."""
+    for name, place in steps:
+        if type(value) is dict:
+            value = value.get(name)
+        elif type(value) is list and 0 <= place < len(value):
+            value = value[place]
+        else:
+            return None
+    return value
+
+
+def like_pattern(pattern: str, escape: str | None) -> re.Pattern[str]:
+    """A regular expression for a LIKE pattern whose time grows with the text only.
+
+    Each part between two `%` is found at its first place and kept (an atomic group): no later
+    place could help, so nothing is ever tried twice.
+    """
+    parts, literal = [""], False
+    for character in pattern:
+        if not literal and character == escape:
+            literal = True
+        elif not literal and character == "%":
+            parts.append("")
+        else:
+            parts[-1] += "." if character == "_" and not literal else re.escape(character)
+            literal = False
+    if literal and escape:
+        parts[-1] += re.escape(escape)
+    body = parts[0]
+    if len(parts) > 1:
+        body += "".join(f"(?>.*?{part})" for part in parts[1:-1] if part) + ".*" + parts[-1]
+    return re.compile(body + r"\Z", re.DOTALL)
+
+
+like_pattern_kept = functools.lru_cache(maxsize=256)(like_pattern)
+
+
+def like(value: Any, pattern: Any, escape: str | None) -> bool | None:
+    """LIKE with a pattern that is known only now."""
+    if type(value) is not str or type(pattern) is not str:
+        return None
+    compile_pattern = like_pattern_kept if len(pattern) <= 200 else like_pattern
+    return compile_pattern(pattern, escape).match(value) is not None
+
+
+def is_in(value: Any, tables: dict[type, tuple[frozenset[Any], bool | None]]) -> bool | None:
+    """Look a value up among literals of its own type; the others make "not found" unknown."""
+    table = tables.get(type(value))
+    if table is None:
+        return None
+    return True if value in table[0] else table[1]
+
+
+def tables(options: list[Any]) -> dict[type, tuple[frozenset[Any], bool | None]]:
+    """For each type of value: the literals of that type, and what "not among them" means."""
+    tables: dict[type, tuple[frozenset[Any], bool | None]] = {}
+    for kinds in ((int, float), (str,), (bool,)):
+        known = frozenset(option for option in options if type(option) in kinds)
+        strangers = any(type(option) not in kinds for option in options)
+        tables.update(dict.fromkeys(kinds, (known, None if strangers else False)))
+    return tables
+
+
+def shallow(payload: bytes) -> bool:
+    """Whether the payload's brackets nest at most `DEPTH_MAX` deep, whoever asks from how deep."""
+    if payload.count(b"[") + payload.count(b"{") <= DEPTH_MAX:
+        return True
+    bare = re.sub(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', b"", payload, flags=re.DOTALL)
+    codes = np.frombuffer(bare, dtype=np.uint8)
+    steps = ((codes == 91) | (codes == 123)).astype(np.int32)
+    steps -= (codes == 93) | (codes == 125)
+    return int(steps.cumsum().max(initial=0)) <= DEPTH_MAX
+
+
+def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], list[Any]]]:
+    """(quick, patient): both read only these top-level fields of a JSON object.
+
+    The patient one is for payloads that the quick one refuses: it reads field by field, so that
+    a value that cannot be represented (1e999, a broken text) is NULL and its neighbours are not.
+    """
+    attributes = [f"f{index}" for index in range(len(names))]
+    rename = dict(zip(attributes, names, strict=True))
+    raw: Any = dict[str, msgspec.Raw]
+    quick: Callable[[Any], Any] = msgspec.json.Decoder(raw).decode
+    plain = not any(re.search(r'["\\\x00-\x1f]', name) for name in names)
+    if plain:  # msgspec cannot look for a name that JSON must escape: then all keys are read
+        fields = [(attribute, Any, None) for attribute in attributes]
+        quick = msgspec.json.Decoder(msgspec.defstruct("Fields", fields, rename=rename)).decode
+        unset = [(attribute, msgspec.Raw, msgspec.Raw(b"null")) for attribute in attributes]
+        raw = msgspec.defstruct("RawFields", unset, rename=rename)
+    find = msgspec.json.Decoder(raw).decode
+
+    def patient(payload: Any) -> list[Any]:
+        values: list[Any] = [None] * len(names)
+        try:
+            if not shallow(payload):
+                return values
+            found = find(payload)
+        except Exception:
+            return values
+        for index, name in enumerate(names):
+            piece = getattr(found, f"f{index}") if plain else found.get(name, b"null")
+            try:
+                values[index] = msgspec.json.decode(piece)
+            except Exception:
+                values[index] = None
+        return values
+
+    def never(_payload: Any) -> NoReturn:
+        raise ValueError
+
+    return (quick if plain else never), patient
+
+
+OPERATORS = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+PYTHON_OPERATORS = {**{op: op for op in OPERATORS}, "=": "=="}
+COMPARERS = {op: comparer(compare) for op, compare in OPERATORS.items()}
+ARITHMETIC = {
+    "+": calculator(operator.add),
+    "-": calculator(operator.sub),
+    "*": calculator(operator.mul),
+    "/": calculator(operator.truediv),
+    "%": calculator(remainder),
+}

@@ -1,0 +1,473 @@
+"""The expression language of filters, priorities and barriers (Q6, O2, O3, O4, F5).
+
+Theory. An expression is read once, by an LALR parser over `expressions.lark`, into a small tree.
+The expressions that meet the same message are written together as the source of one Python
+function: it decodes the payload once, and of the payload only the top-level fields that they name.
+A value is NULL (None), a bool, a number or a text; a JSON object or array is a value that is not
+NULL but compares with nothing. Logic is SQL's with three values: a comparison with NULL, or of a
+text with a number, is NULL; AND and OR take NULL as "unknown". A bool is not a number.
+
+Rules: Q6 the language; a payload that is not a JSON object has NULL in every field. O2
+`as_priority`. A program never raises, and its result depends on its arguments alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import lark
+
+from . import expression_runtime as runtime
+
+Value = bool | int | float | str | None
+
+TEXT_CHARACTERS_MAX = 10_000
+DEPTH_MAX = 200  # of an expression's tree
+PRIORITY_MAX = 2**64 - 1
+ATTRIBUTES = ("priority", "key")
+
+_SCALARS = frozenset({type(None), bool, int, float, str})
+
+
+class ExpressionError(ValueError):
+    """An expression cannot be read; its text is a sentence with what was found and expected (Q7).
+
+    text: the expression; position: where in it the fault is, counted from 0.
+    """
+
+    def __init__(self, text: str, position: int, sentence: str) -> None:
+        super().__init__(text, position, sentence)
+        self.text = text
+        self.position = position
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return f"at character {self.position + 1}: {self.sentence}"
+
+
+class _Fault(Exception):
+    """A fault found while the tree is built; `parse` adds the text."""
+
+    def __init__(self, position: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.position = position
+        self.sentence = sentence
+
+
+# --- The tree -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A text, number, TRUE, FALSE or NULL written in the expression."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the payload, by the names (or array places) on the way to it."""
+
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """`/@priority` or `@key`: what the record carries beside its payload."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator with its operands; `op` is one of those that `_Writer.call` knows."""
+
+    op: str
+    operands: tuple[Node, ...]
+    escape: str | None = None
+
+
+Node = Literal | Field | Attribute | Call
+
+
+def _number(token: str) -> Value:
+    """The number that a token says: a whole number stays whole."""
+    if token.isdecimal():
+        return int(token) if len(token) <= 400 else None
+    value = float(token)
+    return value if math.isfinite(value) else None
+
+
+@lark.v_args(inline=True)
+class _TreeBuilder(lark.Transformer):
+    """Turns what the grammar recognises into nodes; called by the parser, rule by rule."""
+
+    def start(self, node: Node) -> Node:
+        return node
+
+    def or_test(self, *nodes: Node) -> Node:
+        return Call("OR", nodes)
+
+    def and_test(self, *nodes: Node) -> Node:
+        return Call("AND", nodes)
+
+    def negation(self, node: Node) -> Node:
+        return Call("NOT", (node,))
+
+    def comparison(self, left: Node, op: lark.Token, right: Node) -> Node:
+        return Call({"==": "=", "<>": "!="}.get(str(op), str(op)), (left, right))
+
+    def like(self, left: Node, right: Node, escape: lark.Token | None = None) -> Node:
+        if escape is None:
+            return Call("LIKE", (left, right))
+        text = _unquote(escape)
+        if len(text) != 1:
+            raise _Fault(escape.start_pos or 0, "expected ESCAPE with a single character")
+        return Call("LIKE", (left, right), text)
+
+    def not_like(self, left: Node, right: Node, escape: lark.Token | None = None) -> Node:
+        return Call("NOT", (self.like(left, right, escape),))
+
+    def isin(self, operand: Node, *options: Node) -> Node:
+        return Call("IN", (operand, *options))
+
+    def not_in(self, operand: Node, *options: Node) -> Node:
+        return Call("NOT", (Call("IN", (operand, *options)),))
+
+    def between(self, operand: Node, low: Node, high: Node) -> Node:
+        return Call("AND", (Call(">=", (operand, low)), Call("<=", (operand, high))))
+
+    def not_between(self, operand: Node, low: Node, high: Node) -> Node:
+        return Call("NOT", (self.between(operand, low, high),))
+
+    def is_null(self, operand: Node, _null: lark.Token) -> Node:
+        return Call("IS NULL", (operand,))
+
+    def is_not_null(self, operand: Node, _null: lark.Token) -> Node:
+        return Call("IS NOT NULL", (operand,))
+
+    def arithmetic(self, left: Node, op: lark.Token, right: Node) -> Node:
+        return Call(str(op), (left, right))
+
+    def signed(self, op: lark.Token, node: Node) -> Node:
+        if isinstance(node, Literal) and type(node.value) in runtime.NUMBERS:
+            return Literal(-node.value if op == "-" else node.value)  # type: ignore[operator]
+        return Call("NEGATE" if op == "-" else "KEEP", (node,))
+
+    def field(self, token: lark.Token) -> Node:
+        steps = re.findall(r'/(?:"((?:[^"]|"")+)"|([^/"]+))', token)
+        return Field(tuple(quoted.replace('""', '"') or plain for quoted, plain in steps))
+
+    def attribute(self, token: lark.Token) -> Node:
+        name = token.lstrip("/@")
+        if name not in ATTRIBUTES:
+            raise _Fault(
+                token.start_pos or 0,
+                f"found the attribute {str(token)!r}, expected /@priority or /@key "
+                f'(a field of that name is written /"@{name}")',
+            )
+        return Attribute(name)
+
+    def number(self, token: lark.Token) -> Node:
+        value = _number(token)
+        if value is None:
+            raise _Fault(token.start_pos or 0, "the number is out of range")
+        return Literal(value)
+
+    def string(self, token: lark.Token) -> Node:
+        return Literal(_unquote(token))
+
+    def true(self, _token: lark.Token) -> Node:
+        return Literal(True)
+
+    def false(self, _token: lark.Token) -> Node:
+        return Literal(False)
+
+    def null(self, _token: lark.Token) -> Node:
+        return Literal(None)
+
+
+def _unquote(token: str) -> str:
+    return token[1:-1].replace(token[0] * 2, token[0])
+
+
+@functools.cache
+def _parser() -> lark.Lark:
+    return lark.Lark.open(
+        "expressions.lark",
+        rel_to=__file__,
+        parser="lalr",
+        transformer=_TreeBuilder(),
+        maybe_placeholders=False,
+    )
+
+
+def parse(text: str) -> Node:
+    """Read one expression into its tree; raises `ExpressionError`."""
+    if len(text) > TEXT_CHARACTERS_MAX:
+        sentence = f"it has {len(text)} characters, at most {TEXT_CHARACTERS_MAX} are allowed"
+        raise ExpressionError(text, TEXT_CHARACTERS_MAX, sentence)
+    strange = re.search("[\ud800-\udfff]", text)
+    if strange:
+        raise ExpressionError(text, strange.start(), "found half a surrogate pair, expected text")
+    try:
+        node: Node = _parser().parse(text)  # type: ignore[assignment]
+    except _Fault as fault:
+        raise ExpressionError(text, fault.position, fault.sentence) from None
+    except lark.exceptions.UnexpectedInput as error:
+        _refuse(text, error)
+    return node
+
+
+_OPERAND = "a value such as /price, 10 or 'text'"
+_EXPECTED = {
+    "FIELD": _OPERAND,
+    "COMPARE": "an operator such as =, <, +, AND, LIKE, IN or IS NULL",
+    "NULL": "NULL",
+    "_IN": "IN, LIKE or BETWEEN",
+    "_AND": "AND",
+    "_OR": "OR",
+    "STRING": "a text in quotes",
+    "LPAR": "'('",
+    "COMMA": "','",
+    "RPAR": "')'",
+    "$END": "the end",
+}
+_INSTEAD = {"&": "AND", "|": "OR", "!": "NOT", "≠": "<>", "≤": "<=", "≥": ">="}
+
+
+def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
+    """Say where the parser stopped, what is there, what may stand there, and a likely remedy."""
+    at_end = isinstance(error, lark.exceptions.UnexpectedToken) and error.token.type == "$END"
+    position = len(text) if at_end else int(error.pos_in_stream or 0)
+    if isinstance(error, lark.exceptions.UnexpectedToken):
+        allowed = set(error.accepts or error.expected)
+    else:
+        allowed = set(getattr(error, "allowed", None) or ())
+    if {"FIELD", "STRING"} <= allowed:  # an operand may stand here: name it once
+        allowed -= {"STRING", "LPAR", "NULL"}
+    if "COMPARE" in allowed:
+        allowed -= {"_IN", "_AND", "_OR", "COMMA", "RPAR"}
+    expected = [phrase for name, phrase in _EXPECTED.items() if name in allowed]
+    found = re.compile(r"[^\W\d]\w*|[0-9][\w.]*|.", re.DOTALL).match(text, position)
+    sentence = f"found {found.group()!r}" if found else "found the end"
+    sentence += f", expected {' or '.join(expected)}" if expected else ""
+    word = found.group() if found else ""
+    if word in _INSTEAD:
+        sentence += f" (write {_INSTEAD[word]})"
+    elif word in ("'", '"'):
+        sentence += " (a quote is not closed)"
+    elif word.isidentifier() and "FIELD" in allowed:
+        sentence += f" (a field is written with a slash: /{word})"
+    raise ExpressionError(text, position, sentence) from None
+
+
+# --- Writing the function -------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes the statements of one function; every node becomes a local name.
+
+    Statements are flat, one an operator, so that no tree is too deep for Python's own parser.
+    Everything is evaluated: nothing has a side effect, and a test costs less than a branch.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.tops: dict[str, str] = {}
+        self.names: dict[Node, str] = {}
+        self.written: dict[int, tuple[Node, str]] = {}  # by identity; keeps the node alive
+        self.namespace: dict[str, Any] = {
+            "numbers": runtime.NUMBERS,
+            "scalars": _SCALARS,
+            "dig": runtime.dig,
+            "like": runtime.like,
+            "is_in": runtime.is_in,
+            "negate": runtime.negate,
+            "keep": runtime.keep,
+        }
+
+    def assign(self, source: str) -> str:
+        """Write one statement; gives the name that it binds."""
+        name = f"t{len(self.lines)}"
+        self.lines.append(f"    {name} = {source}")
+        return name
+
+    def constant(self, value: Any) -> str:
+        """A name for a value made now and used in every run."""
+        name = f"c{len(self.namespace)}"
+        self.namespace[name] = value
+        return name
+
+    def value(self, node: Node, depth: int = 0) -> str:
+        """Write a node; gives the name that holds its value."""
+        if depth > DEPTH_MAX:
+            raise _Fault(0, f"it nests deeper than {DEPTH_MAX} levels")
+        if isinstance(node, Field | Attribute):
+            if node not in self.names:
+                self.names[node] = self.reference(node)
+            return self.names[node]
+        if id(node) not in self.written:  # BETWEEN and IN name their operand more than once
+            if isinstance(node, Literal):
+                name = self.constant(node.value)
+            else:
+                name = self.call(node, depth + 1)
+            self.written[id(node)] = node, name
+        return self.written[id(node)][1]
+
+    def reference(self, node: Field | Attribute) -> str:
+        if isinstance(node, Attribute):
+            if node.name == "priority":
+                return "priority"
+            return self.assign('None if key is None else key.decode("utf-8", "backslashreplace")')
+        top = self.tops.setdefault(node.path[0], f"f{len(self.tops)}")
+        if len(node.path) == 1:
+            return top
+        steps = tuple((step, _place(step)) for step in node.path[1:])
+        return self.assign(f"dig({top}, {self.constant(steps)})")
+
+    def call(self, node: Call, depth: int) -> str:
+        """Write an operator after its operands."""
+        op, operands = node.op, node.operands
+        if op in runtime.OPERATORS:
+            return self.compare(op, operands[0], operands[1], depth)
+        if op == "IN" and all(isinstance(option, Literal) for option in operands[1:]):
+            options = [option.value for option in operands[1:] if isinstance(option, Literal)]
+            table = self.constant(runtime.tables(options))
+            return self.assign(f"is_in({self.value(operands[0], depth)}, {table})")
+        if op == "IN":
+            pairs = [Call("=", (operands[0], option)) for option in operands[1:]]
+            return self.call(Call("OR", tuple(pairs)), depth)
+        if op == "LIKE":
+            return self.like(node, depth)
+        names = [self.value(operand, depth) for operand in operands]
+        if op in ("AND", "OR"):
+            return self.logic(op, names)
+        if op in runtime.ARITHMETIC:
+            function = self.constant(runtime.ARITHMETIC[op])
+            return self.assign(f"{function}({names[0]}, {names[1]})")
+        templates = {
+            "NOT": "True if {0} is False else False if {0} is True else None",
+            "IS NULL": "{0} is None",
+            "IS NOT NULL": "{0} is not None",
+            "NEGATE": "negate({0})",
+            "KEEP": "keep({0})",
+        }
+        return self.assign(templates[op].format(names[0]))
+
+    def logic(self, op: str, names: list[str]) -> str:
+        """AND and OR over any number of operands; what is not a bool counts as unknown."""
+        decisive, other = ("False", "True") if op == "AND" else ("True", "False")
+        one = " or ".join(f"{name} is {decisive}" for name in names)
+        every = " and ".join(f"{name} is {other}" for name in names)
+        return self.assign(f"{decisive} if {one} else {other} if {every} else None")
+
+    def compare(self, op: str, left: Node, right: Node, depth: int) -> str:
+        """Write a comparison: in place where a literal tells the type, else through a function."""
+        first, second = self.value(left, depth), self.value(right, depth)
+        for side, name in ((left, second), (right, first)):
+            if isinstance(side, Literal) and side.value is not None:
+                kind = type(side.value)
+                test = f"type({name}) is {kind.__name__}"
+                if kind in runtime.NUMBERS:
+                    test = f"type({name}) in numbers"
+                written = f"{first} {runtime.PYTHON_OPERATORS[op]} {second}"
+                return self.assign(f"({written}) if {test} else None")
+        return self.assign(f"{self.constant(runtime.COMPARERS[op])}({first}, {second})")
+
+    def like(self, node: Call, depth: int) -> str:
+        text, pattern = node.operands
+        name = self.value(text, depth)
+        if isinstance(pattern, Literal) and isinstance(pattern.value, str):
+            match = self.constant(runtime.like_pattern(pattern.value, node.escape).match)
+            return self.assign(f"({match}({name}) is not None) if type({name}) is str else None")
+        other = self.value(pattern, depth)
+        return self.assign(f"like({name}, {other}, {self.constant(node.escape)})")
+
+    def scalar(self, node: Node) -> str:
+        """The value that an expression gives: an object or an array is none."""
+        name = self.value(node)
+        if isinstance(node, Field):
+            return self.assign(f"{name} if type({name}) in scalars else None")
+        return name
+
+    def source(self, results: list[str]) -> str:
+        """The whole function, written after all of its nodes."""
+        head = ["def run(payload, priority, key):"]
+        if self.tops:
+            quick, patient = runtime.decoders(tuple(self.tops))
+            self.namespace.update(quick=quick, patient=patient, shallow=runtime.shallow)
+            head += [
+                "    try:",
+                f"        if len(payload) > {2 * runtime.DEPTH_MAX} and not shallow(payload):",
+                "            raise ValueError",
+                "        record = quick(payload)",
+                "    except Exception:",
+                f"        {', '.join(self.tops.values())}, = patient(payload)",
+                "    else:",
+                *(f"        {name} = record.{name}" for name in self.tops.values()),
+            ]
+        return "\n".join([*head, *self.lines, f"    return ({' '.join(r + ',' for r in results)})"])
+
+
+def _place(step: str) -> int:
+    """The place in an array that a step names, or -1."""
+    return int(step) if step.isascii() and step.isdigit() and len(step) <= 9 else -1
+
+
+# --- The public interface -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Several expressions that share one decoding of the payload.
+
+    texts: as given; fields: the top-level fields that are read, in the order in which they are
+    named; needs_payload: whether any is. `run(payload, priority, key)` gives one value for each
+    text (None for a text that is None). It takes any payload and never raises.
+    """
+
+    texts: tuple[str | None, ...]
+    fields: tuple[str, ...]
+    needs_payload: bool
+    run: Callable[[bytes, int, bytes | None], tuple[Value, ...]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return compile_program, (self.texts,)
+
+
+@functools.lru_cache(maxsize=1024)
+def compile_program(texts: tuple[str | None, ...]) -> Program:
+    """Compile expressions that meet the same messages (Q6); raises `ExpressionError`."""
+    writer = _Writer()
+    results: list[str] = []
+    for text in texts:
+        if text is None:
+            results.append("None")
+            continue
+        try:
+            results.append(writer.scalar(parse(text)))
+        except _Fault as fault:
+            raise ExpressionError(text, fault.position, fault.sentence) from None
+    source = writer.source(results)
+    exec(compile(source, "<expressions>", "exec"), writer.namespace)
+    return Program(texts, tuple(writer.tops), bool(writer.tops), writer.namespace["run"])
+
+
+def is_true(value: Value) -> bool:
+    """Whether a filter lets a message in: only TRUE does, not NULL and not a number (Q6)."""
+    return value is True
+
+
+def as_priority(value: Value) -> int:
+    """The unsigned 64-bit priority that a value stands for (O2); what is no number counts as 0."""
+    if type(value) is int:
+        return min(max(value, 0), PRIORITY_MAX)
+    if type(value) is not float or not value > 0:  # not a number is not above 0 either
+        return 0
+    return PRIORITY_MAX if value >= PRIORITY_MAX else int(value)

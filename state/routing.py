@@ -1,0 +1,93 @@
+"""Which queues take a message: topics and the queues that capture them (Q2, Q3).
+
+Queues that name a topic stand in buckets by topic; queues with a regular expression stand in one
+list per VPN and are tried against each topic that comes by.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from .broker import Broker, bucket
+from .definition import QueueDefinition, is_regex
+from .queue import Queue
+
+
+@lru_cache(maxsize=1024)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text)
+
+
+def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
+    """A queue captures its underlying topic from now on."""
+    topic, vpn = definition.underlying_topic, definition.vpn
+    if is_regex(topic):
+        key = f"R/{vpn}"
+        note = dict(broker.notes.read(key) or {})
+        note[number] = topic
+        broker.notes.write(key, note)
+        if vpn not in broker.header.regex_vpns:
+            broker.header.regex_vpns.append(vpn)
+        return
+    key = f"r/{vpn}/{bucket(topic)}"
+    note = dict(broker.notes.read(key) or {})
+    note[topic] = sorted({*note.get(topic, []), number})
+    broker.notes.write(key, note)
+
+
+def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
+    """A queue no longer captures its underlying topic."""
+    topic, vpn = definition.underlying_topic, definition.vpn
+    if is_regex(topic):
+        note = dict(broker.notes.read(f"R/{vpn}") or {})
+        note.pop(number, None)
+        broker.notes.write(f"R/{vpn}", note)
+        if not note:
+            broker.header.regex_vpns.remove(vpn)
+        return
+    key = f"r/{vpn}/{bucket(topic)}"
+    note = dict(broker.notes.read(key) or {})
+    numbers = [n for n in note.pop(topic, []) if n != number]
+    if numbers:
+        note[topic] = numbers
+    broker.notes.write(key, note)
+
+
+class Routes:
+    """The queues of topics, looked up once per topic and step."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._of_destination: dict[tuple[str, str], list[Queue]] = {}
+        self._of_record: dict[str, list[tuple[str, list[Queue]]]] = {}
+
+    def of_destination(self, vpn: str, to: str) -> list[Queue]:
+        """The queues for a message addressed to a queue (Q3) or a topic."""
+        found = self._of_destination.get((vpn, to))
+        if found is None:
+            named = self._broker.find(vpn, to)
+            topic = named.definition.default_publish_target if named else to
+            found = self._of_destination[vpn, to] = self._capturing(vpn, topic)
+        return found
+
+    def of_record(self, topic: str) -> list[tuple[str, list[Queue]]]:
+        """For a record on a plain Kafka topic: per VPN, the queues that capture it (Q2)."""
+        found = self._of_record.get(topic)
+        if found is None:
+            found = []
+            for vpn in sorted(self._broker.header.vpns):
+                queues = self._capturing(vpn, topic)
+                if queues:
+                    found.append((vpn, queues))
+            self._of_record[topic] = found
+        return found
+
+    def _capturing(self, vpn: str, topic: str) -> list[Queue]:
+        notes = self._broker.notes
+        numbers = list((notes.read(f"r/{vpn}/{bucket(topic)}") or {}).get(topic, []))
+        if vpn in self._broker.header.regex_vpns:
+            patterns = notes.read(f"R/{vpn}") or {}
+            numbers += [n for n, text in patterns.items() if _pattern(text).fullmatch(topic)]
+        queues = [self._broker.queue(n) for n in sorted(numbers)]
+        return [q for q in queues if q is not None]

@@ -1,0 +1,144 @@
+"""Subscriptions and the sessions that keep them alive (L1, B2, B3, C3).
+
+A session is one connection. As long as its heartbeats come, its consumers may take as long as they
+like; when they stop for `heartbeat_timeout`, or the session says goodbye, all that its
+subscriptions hold returns to the queues.
+"""
+
+from __future__ import annotations
+
+from ..protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
+from .broker import Broker
+from .columns import NEVER
+from .expressions import compile_program
+from .queue import Queue, Subscription
+from .settling import release_all
+
+BACKLOG_MAX = 1_000_000
+
+
+def _session_key(vpn: str, session: str) -> str:
+    return f"s/{vpn}/{session}"
+
+
+def _deadline_name(vpn: str, session: str) -> str:
+    return f"s{vpn}/{session}"
+
+
+def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
+    """Bind a consumer; the same id again changes nothing. Raises ValueError with a sentence."""
+    if command.framing not in ("single", "batch"):
+        raise ValueError(f"framing: {command.framing!r} – allowed are 'single' and 'batch'")
+    if command.acks not in ("explicit", "none"):
+        raise ValueError(f"acks: {command.acks!r} – allowed are 'explicit' and 'none'")
+    if command.filter is not None:
+        if queue.definition.message_type != "json":
+            raise ValueError(
+                f"filter: {command.filter!r} – allowed on queues of message_type 'json' only"
+            )
+        compile_program((command.filter,))
+    if command.max_backlog is not None:
+        _check_backlog(command.max_backlog)
+    if queue.subscription(command.subscription) is not None:
+        return
+    header = queue.header
+    header.subscriptions.append(
+        Subscription(
+            id=command.subscription,
+            number=header.next_subscription,
+            name=command.name or command.subscription,
+            session=command.session,
+            topic=command.inbox.topic,
+            partition=command.inbox.partition,
+            framing=command.framing,
+            removes_on_send=command.acks == "none",
+            filter=command.filter,
+            max_backlog=command.max_backlog,
+        )
+    )
+    header.next_subscription += 1
+    queue.dispatch_wanted = True
+    if command.session:
+        key = _session_key(vpn, command.session)
+        bound = broker.notes.read(key) or []
+        broker.notes.write(key, [*bound, [queue.number, command.subscription]])
+        _alive(broker, vpn, command.session)
+    broker.note("subscribed", vpn, queue.definition.name, subscription=command.subscription)
+
+
+def _check_backlog(backlog: int) -> None:
+    if not 0 <= backlog <= BACKLOG_MAX:
+        raise ValueError(f"max_backlog: {backlog} – allowed are 0 to {BACKLOG_MAX}")
+
+
+def set_backlog(queue: Queue, command: SetBacklog) -> None:
+    """Change a subscription's backlog; below what it holds, delivery waits (B3)."""
+    _check_backlog(command.max_backlog)
+    subscription = queue.subscription(command.subscription)
+    if subscription is not None:
+        subscription.max_backlog = command.max_backlog
+        queue.dispatch_wanted = True
+
+
+def end(broker: Broker, vpn: str, queue: Queue, subscription: str, why: str) -> None:
+    """End a subscription; what it holds returns (L1)."""
+    found = queue.subscription(subscription)
+    if found is None:
+        return
+    release_all(broker, queue, found, why)
+    header = queue.header
+    header.subscriptions = [s for s in header.subscriptions if s is not found]
+    text = found.filter
+    if text and not any(s.filter == text for s in header.subscriptions):
+        header.cursors.pop(text, None)
+        header.rechecks.pop(text, None)
+    queue.dispatch_wanted = True
+    broker.note("unsubscribed", vpn, queue.definition.name, subscription=subscription, why=why)
+
+
+def unsubscribe(broker: Broker, vpn: str, queue: Queue, command: Unsubscribe) -> None:
+    """A consumer was closed."""
+    found = queue.subscription(command.subscription)
+    end(broker, vpn, queue, command.subscription, "closed")
+    if found is not None and found.session:
+        key = _session_key(vpn, found.session)
+        bound = broker.notes.read(key) or []
+        rest = [b for b in bound if b != [queue.number, found.id]]
+        broker.notes.write(key, rest)
+        if not rest:
+            broker.calendar.set(_deadline_name(vpn, found.session), NEVER)
+
+
+def _alive(broker: Broker, vpn: str, session: str) -> None:
+    until = broker.now + broker.header.system.heartbeat_timeout_ms
+    broker.calendar.set(_deadline_name(vpn, session), until)
+
+
+def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
+    """The session is alive; False when it is not known (its subscriptions have ended)."""
+    if not broker.notes.read(_session_key(vpn, command.session)):
+        return False
+    _alive(broker, vpn, command.session)
+    return True
+
+
+def bye(broker: Broker, vpn: str, command: Bye) -> None:
+    """The session ends in good order."""
+    _end_session(broker, vpn, command.session, "closed")
+
+
+def lost(broker: Broker, name: str) -> None:
+    """A session's heartbeats have stopped; ``name`` is its name in the calendar."""
+    vpn, _, session = name[1:].partition("/")
+    broker.note("session_lost", vpn, session=session)
+    _end_session(broker, vpn, session, "heartbeats missed")
+
+
+def _end_session(broker: Broker, vpn: str, session: str, why: str) -> None:
+    key = _session_key(vpn, session)
+    for number, subscription in broker.notes.read(key) or []:
+        queue = broker.queue(number)
+        if queue is not None:
+            end(broker, vpn, queue, subscription, why)
+    broker.notes.write(key, None)
+    broker.calendar.set(_deadline_name(vpn, session), NEVER)

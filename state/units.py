@@ -1,0 +1,118 @@
+"""Durations and sizes as people write them (Q8).
+
+Theory. A duration is whole milliseconds, a size whole bytes; everything inside the engine counts
+in these. Written, a duration is `500ms`, `30s`, `15m`, `2h`, `1d` or a number of seconds; a size
+is `64KB`, `10MB`, `5GB` (powers of ten), `KiB`, `MiB`, `GiB` (powers of two) or a number of bytes.
+What is written here is read back to the same number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
+SIZE_BYTES_MAX = 2**60
+
+DURATIONS_ALLOWED = "a duration such as 500ms, 30s, 15m, 2h or 1d, or a number of seconds"
+SIZES_ALLOWED = "a size such as 64KB, 10MB, 5GB, 64KiB, 10MiB or 5GiB, or a number of bytes"
+
+_DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE_UNITS_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE_NAMES = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB")
+_WRITTEN = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+class UnitError(ValueError):
+    """A duration or a size cannot be read; the text names the value and what is allowed (Q7)."""
+
+    def __init__(self, value: object, allowed: str) -> None:
+        super().__init__(value, allowed)
+        self.value = value
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        huge = isinstance(self.value, int) and self.value > 10**40
+        shown = "a very large number" if huge else repr(self.value)
+        return f"{shown if len(shown) <= 80 else shown[:80] + '…'} – {self.allowed}"
+
+
+def parse_duration_ms(value: object) -> int:
+    """Whole milliseconds of a duration: text with a unit, or a number of seconds (Q8).
+
+    Rounded to the nearest millisecond, but never from something to nothing. Raises `UnitError`
+    for anything else, for what is negative and for more than 100 years.
+    """
+    number, unit = _read(value, DURATIONS_ALLOWED)
+    if unit == "" and isinstance(value, str):
+        raise UnitError(value, f"a unit is missing: {DURATIONS_ALLOWED}")
+    factor_ms = _DURATION_UNITS_MS.get(unit or "s")
+    if factor_ms is None:
+        raise UnitError(value, DURATIONS_ALLOWED)
+    exact_ms = number * factor_ms
+    if exact_ms > DURATION_MS_MAX:
+        raise UnitError(value, "a duration of at most 100 years (36500d)")
+    return max(int(exact_ms.to_integral_value()), 1) if exact_ms > 0 else 0
+
+
+def parse_size(value: object) -> int:
+    """Bytes of a size: text with or without a unit, or a whole number of bytes (Q8).
+
+    Raises `UnitError` for anything else, for what is negative or not whole bytes, and for more
+    than 2**60.
+    """
+    number, unit = _read(value, SIZES_ALLOWED)
+    factor_bytes = _SIZE_UNITS_BYTES.get(unit.lower() or "b")
+    if factor_bytes is None:
+        raise UnitError(value, SIZES_ALLOWED)
+    exact_bytes = number * factor_bytes
+    if exact_bytes > SIZE_BYTES_MAX:
+        raise UnitError(value, "a size of at most 2**60 bytes (1048576TiB)")
+    if exact_bytes != exact_bytes.to_integral_value():
+        raise UnitError(value, "a whole number of bytes")
+    return int(exact_bytes)
+
+
+def _read(value: object, allowed: str) -> tuple[Decimal, str]:
+    """The number and the unit that a value says; the unit of a bare number is empty."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UnitError(value, allowed)
+    if isinstance(value, str):
+        match = _WRITTEN.fullmatch(value)
+        if match is None:
+            raise UnitError(value, allowed)
+        return Decimal(match[1]), match[2]
+    if value < 0 or (isinstance(value, float) and not math.isfinite(value)):
+        raise UnitError(value, f"{allowed}, not negative")
+    if value > SIZE_BYTES_MAX:  # above both limits; larger ones need not be read exactly
+        return Decimal(SIZE_BYTES_MAX + 1), ""
+    return Decimal(str(value)), ""
+
+
+def format_duration(ms: int) -> str:
+    """A duration in its largest unit that divides it: `90000` is `90s`, `1500` is `1500ms`."""
+    for unit in ("d", "h", "m", "s"):
+        if ms % _DURATION_UNITS_MS[unit] == 0 and ms >= _DURATION_UNITS_MS[unit]:
+            return f"{ms // _DURATION_UNITS_MS[unit]}{unit}"
+    return f"{ms}ms" if ms else "0s"
+
+
+def format_size(n: int) -> str:
+    """A size in its largest unit that divides it: `10000000` is `10MB`, `65536` is `64KiB`."""
+    exact = [
+        f"{n // _SIZE_UNITS_BYTES[name.lower()]}{name}"
+        for name in _SIZE_NAMES
+        if n and n % _SIZE_UNITS_BYTES[name.lower()] == 0
+    ]
+    return min([*exact, f"{n}B"], key=len)

@@ -1,0 +1,218 @@
+"""The jars of Spark's connectors and of the embedded broker, fetched once per user.
+
+`conf/jars.xml` pins every jar; Ivy, which comes with PySpark, fetches them. So nothing but PySpark
+and Java is needed, and no Maven pom is walked (`spark.jars.packages` walks them and fails where one
+revision is missing). The cache folder is named after the hash of the list: another list, another
+folder. Run as a program (``python -m lakequeue.streaming.jars``) it fills the cache, for `make`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..protocol.errors import LakequeueError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+JARS_XML = CONF / "jars.xml"
+JAVA_MAJOR_MIN = 17
+FETCH_SECONDS_MAX = 900
+_STAMP = "complete"
+_OFFLINE = (
+    "UnknownHostException",
+    "ConnectException",
+    "NoRouteToHost",
+    "SocketTimeout",
+    "SSLHandshake",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Jars:
+    """Where the jars are: ``spark`` for `spark.jars`, ``broker`` for the broker's class path."""
+
+    spark: list[Path]
+    broker: list[Path]
+
+
+def cache_directory() -> Path:
+    """The per-user cache: ``$LAKEQUEUE_CACHE``, else ``~/.cache/lakequeue``. Not created here."""
+    chosen = os.environ.get("LAKEQUEUE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "lakequeue"
+
+
+def java_version(java: str | Path) -> int | None:
+    """The major version of this ``java``, or None when it does not run or does not say."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found.group(1)) if found else None
+
+
+def java_executable() -> Path:
+    """The first Java of ``JAVA_HOME`` and ``PATH`` that is new enough.
+
+    Raises LakequeueError when there is none; the sentence says what was found instead.
+    """
+    seen: list[str] = []
+    home = os.environ.get("JAVA_HOME")
+    for candidate in (f"{home}/bin/java" if home else None, shutil.which("java")):
+        if candidate is None:
+            continue
+        major = java_version(candidate)
+        if major is not None and major >= JAVA_MAJOR_MIN:
+            return Path(candidate)
+        seen.append(f"{candidate} is {f'version {major}' if major else 'not a working Java'}")
+    found = "; ".join(dict.fromkeys(seen)) or "there is none in JAVA_HOME or on the PATH"
+    raise LakequeueError(
+        f"Java {JAVA_MAJOR_MIN} or newer is needed ({found}): install a JRE, for example "
+        "`apt-get install openjdk-17-jre-headless`, or point JAVA_HOME at one."
+    )
+
+
+def cached_jars() -> Jars | None:
+    """The jars when the cache holds every one of them, else None. Fetches nothing."""
+    folder = _folder()
+    jars = _expected(folder)
+    complete = (folder / _STAMP).is_file() and all(p.is_file() for p in jars.spark + jars.broker)
+    return jars if complete else None
+
+
+def ensure_jars(progress: Callable[[str], None] | None = None) -> Jars:
+    """The jars, fetched when the cache lacks them (40 s at first, then nothing to do).
+
+    progress: called with one line when a fetch starts and one when it is done; without it the
+    lines go to standard error. Two processes at once are safe: the second waits for the first.
+    Raises LakequeueError: no Java, no network, a revision that no repository holds, no space.
+    """
+    if (jars := cached_jars()) is not None:
+        return jars
+    java = java_executable()
+    try:
+        cache_directory().mkdir(parents=True, exist_ok=True)
+        with _lock(cache_directory() / "jars.lock"):
+            if (jars := cached_jars()) is None:
+                jars = _fetch(java, progress or _say)
+    except OSError as error:
+        raise LakequeueError(
+            f"The jar cache {cache_directory()} cannot be written ({error.strerror or error}): "
+            "make room there or set LAKEQUEUE_CACHE to another directory."
+        ) from error
+    return jars
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _folder() -> Path:
+    return cache_directory() / f"jars-{hashlib.sha256(JARS_XML.read_bytes()).hexdigest()[:16]}"
+
+
+def _expected(folder: Path) -> Jars:
+    """The files that the list names, in its order (a class path has an order too)."""
+    jars = Jars([], [])
+    for item in ElementTree.parse(JARS_XML).getroot().iter("dependency"):
+        name = f"{item.attrib['name']}-{item.attrib['rev']}.jar"
+        if item.attrib.get("conf", "").startswith("spark"):
+            jars.spark.append(folder / "spark" / name)
+        else:
+            jars.broker.append(folder / "broker" / name)
+    return jars
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Wait for the lock file; the kernel frees it when the process dies, however it dies."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _ivy_command(java: Path, folder: Path) -> list[str]:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise LakequeueError("pyspark is not installed: run `pip install lakequeue` again.")
+    pyspark_jars = Path(spec.submodule_search_locations[0]) / "jars"
+    command = [str(java), "-cp", f"{pyspark_jars}/*", "org.apache.ivy.Main", "-warn"]
+    if settings := os.environ.get("LAKEQUEUE_IVY_SETTINGS"):  # a company's own repository
+        command += ["-settings", settings]
+    command += ["-cache", str(cache_directory() / "ivy"), "-ivy", str(JARS_XML)]
+    return [*command, "-retrieve", f"{folder}/[conf]/[artifact]-[revision].[ext]", "-sync"]
+
+
+def _fetch(java: Path, progress: Callable[[str], None]) -> Jars:
+    folder = _folder()
+    jars = _expected(folder)
+    count = len(jars.spark) + len(jars.broker)
+    progress(f"Fetching {count} jars (57 MB, once, about 40 s) …")
+    try:
+        done = subprocess.run(
+            _ivy_command(java, folder),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=FETCH_SECONDS_MAX,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LakequeueError(
+            f"The jars were not fetched within {FETCH_SECONDS_MAX} s: check the network and try "
+            "again; what has arrived is kept."
+        ) from error
+    missing = [p.name for p in jars.spark + jars.broker if not p.is_file()]
+    if done.returncode != 0 or missing:
+        raise LakequeueError(_why(done.stdout + done.stderr, missing))
+    (folder / _STAMP).touch()
+    progress(f"Fetched {count} jars.")
+    return jars
+
+
+def _why(output: str, missing: list[str]) -> str:
+    """One sentence from Ivy's pages of output."""
+    if any(word in output for word in _OFFLINE) and "not found" not in _unresolved(output):
+        return (
+            "The jars could not be fetched because no Maven repository answered: connect to the "
+            "network (behind a proxy set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), or set "
+            "LAKEQUEUE_CACHE to a cache that was filled elsewhere."
+        )
+    what = _unresolved(output) or ", ".join(missing[:3]) or output.strip().splitlines()[-1:]
+    return (
+        f"The jars could not be fetched ({what}): check the revisions in conf/jars.xml, or name "
+        "a repository that holds them with LAKEQUEUE_IVY_SETTINGS=<ivysettings.xml>."
+    )
+
+
+def _unresolved(output: str) -> str:
+    found = re.findall(r"::\s+([\w.\-]+#[\w.\-]+;[\w.\-]+): ([\w ]+)", output)
+    return "; ".join(dict.fromkeys(f"{name} {why}".strip() for name, why in found[:3]))
+
+
+def main() -> int:
+    """Fill the cache and say where it is; 1 and one sentence when that fails."""
+    try:
+        jars = ensure_jars()
+    except LakequeueError as error:
+        _say(str(error))
+        return 1
+    print(f"{len(jars.spark)} jars for Spark and {len(jars.broker)} for the broker in {_folder()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

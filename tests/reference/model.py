@@ -1,0 +1,649 @@
+"""A naive model of one broker, written from the rules of semantics.md alone.
+
+A queue is a list of entries that is sorted and scanned again on every step. There is no index, no
+cache and no counter that could disagree with the list. It is slow, and obvious. Times are
+milliseconds, `now` moves only by `advance`. Where the rules are silent the choice made here is
+marked "Silent:".
+"""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from reference.expressions import evaluate, fields_of
+
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+UNITS_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20}
+UNSIGNED_MAX = 2**64 - 1
+REGEX_SIGNS = set("^$*+?()[]{}|\\")
+HEARTBEAT_TIMEOUT_MS = 15_000
+PRIORITY_DEFAULT = 4
+
+
+def milliseconds(duration: str | float) -> int:
+    """Q8: `500ms`, `30s`, `15m`, `2h`, `1d`; a bare number is in seconds."""
+    if isinstance(duration, int | float):
+        return round(duration * 1000)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", duration)
+    if match is None:
+        raise ValueError(f"{duration!r} is not a duration")
+    return round(float(match[1]) * UNITS_MS[match[2]])
+
+
+def size_bytes(size: str | int) -> int:
+    """Q8: `64KB`, `10MB`, `4KiB` or a number of bytes."""
+    if isinstance(size, int):
+        return size
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size)
+    if match is None:
+        raise ValueError(f"{size!r} is not a size")
+    return round(float(match[1]) * UNITS_BYTES[match[2]])
+
+
+class Refused(Exception):  # noqa: N818 - it is the outcome `refused`, not a mistake
+    """The producer gets a nack."""
+
+    def __init__(self, reason: str, queue: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.queue = reason, queue
+
+
+@dataclass(eq=False)
+class Subscription:
+    """One consumer's flow bound to a queue."""
+
+    number: int
+    name: str
+    queue: str
+    backlog: int
+    filter: str | None = None
+    no_ack: bool = False
+    dead_at: int | None = None
+    inbox: list["Delivery"] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a consumer gets to see."""
+
+    entry: "Entry"
+    id: int
+    count: int
+    is_barrier: bool
+    lease_until: int | None
+
+
+@dataclass(eq=False)
+class Entry:
+    """A message in one queue."""
+
+    id: int
+    topic: str
+    payload: bytes
+    headers: dict[str, str]
+    key: str | None
+    publisher_priority: int
+    published: int
+    ttl_until: int | None
+    arrival: int = 0
+    entered: int = 0
+    rank: int = 0
+    is_barrier: bool = False
+    holder: Subscription | None = None
+    lease_until: int | None = None
+    delayed_until: int | None = None
+    deliveries: int = 0
+    delivered_at_step: int = 0
+    cancels: int = 0
+
+    @property
+    def state(self) -> str:
+        if self.holder is not None:
+            return "leased"
+        return "delayed" if self.delayed_until is not None else "ready"
+
+    def value(self, expression: str) -> Any:
+        """Q6: a payload that is not JSON has only NULL fields."""
+        try:
+            document = json.loads(self.payload)
+        except ValueError:
+            document = None
+        lookup = fields_of(document)
+        special = {"/@priority": self.publisher_priority, "@key": self.key}
+        return evaluate(expression, lambda path: special[path] if path in special else lookup(path))
+
+    def matches(self, expression: str | None) -> bool:
+        return expression is None or self.value(expression) is True
+
+    def size(self) -> int:
+        """Q8: payload and application headers; the engine's own `lq-` headers do not count."""
+        own = {k: v for k, v in self.headers.items() if not k.startswith("lq-")}
+        return len(self.payload) + sum(len(k.encode()) + len(v.encode()) for k, v in own.items())
+
+
+@dataclass(eq=False)
+class Queue:
+    """A definition, what is stored, and what was counted."""
+
+    name: str
+    definition: dict[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+    held_ever: set[int] = field(default_factory=set)
+    deferred: dict[int, int] = field(default_factory=dict)
+    served_last: int = 0
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.definition.get(key)
+        return default if value is None else value
+
+    def period(self, key: str) -> int | None:
+        value = self.get(key)
+        return None if value is None else milliseconds(value)
+
+    @property
+    def at_most_once(self) -> bool:
+        return bool(self.get("semantics", "at-least-once") == "at-most-once")
+
+    @property
+    def fairness(self) -> str:
+        default = "round-robin" if self.at_most_once else "proportional"
+        return str(self.get("fairness_model", default))
+
+    def captures(self, topic: str) -> bool:
+        """Q2: a regular expression matches the whole topic name."""
+        pattern = self.get("underlying_topic", self.name)
+        if REGEX_SIGNS & set(pattern):
+            return re.fullmatch(pattern, topic) is not None
+        return bool(pattern == topic)
+
+    def in_order(self) -> list[Entry]:
+        """O1, O2: higher priority first, then as taken in."""
+        return sorted(self.entries, key=lambda e: (-e.rank, e.arrival))
+
+    def find(self, message_id: int) -> Entry | None:
+        return next((e for e in self.entries if e.id == message_id), None)
+
+    def held(self, subscription: Subscription) -> int:
+        return sum(e.holder is subscription for e in self.entries)
+
+    def allowance(self, subscription: Subscription) -> int:
+        """B2: the lower of the queue's and the subscription's own."""
+        return min(subscription.backlog, self.get("max_per_subscription_backlog", 1))
+
+
+class Model:
+    """A broker: queues, subscriptions, a clock."""
+
+    def __init__(self, heartbeat_timeout: int = HEARTBEAT_TIMEOUT_MS) -> None:
+        self.now = 0
+        self.queues: dict[str, Queue] = {}
+        self.subscriptions: list[Subscription] = []
+        self.heartbeat_timeout = heartbeat_timeout
+        self.ids = 0
+        self.arrivals = 0
+        self.steps = 0
+        self.sequences: dict[tuple[str, int], int | None] = {}
+        self.journal: list[dict[str, Any]] = []
+
+    # Definitions and subscriptions
+
+    def define(self, definition: dict[str, Any]) -> None:
+        """Q9: what is defined again keeps what it stores; new periods hold from then on."""
+        name = definition.get("name") or definition["topic"]
+        if name in self.queues:
+            self.queues[name].definition = dict(definition)
+        else:
+            self.queues[name] = Queue(name, dict(definition))
+        self.dispatch()
+
+    def delete(self, name: str) -> None:
+        """S7: the messages of a deleted endpoint are gone."""
+        del self.queues[name]
+        self.subscriptions = [s for s in self.subscriptions if s.queue != name]
+
+    def subscribe(
+        self,
+        queue: str,
+        name: str = "",
+        backlog: int = 1,
+        filter: str | None = None,  # noqa: A002 - the rules' word
+        no_ack: bool = False,
+    ) -> Subscription:
+        self.steps += 1
+        subscription = Subscription(self.steps, name, queue, backlog, filter, no_ack)
+        self.subscriptions.append(subscription)
+        self.dispatch()
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """C3: what it held returns at once."""
+        if subscription in self.subscriptions:
+            self.subscriptions.remove(subscription)
+            queue = self.queues[subscription.queue]
+            for entry in queue.in_order():
+                if entry.holder is subscription:
+                    self.give_back(queue, entry, "returned")
+            self.dispatch()
+
+    def kill(self, subscription: Subscription) -> None:
+        subscription.dead_at = self.now + self.heartbeat_timeout
+
+    def set_backlog(self, subscription: Subscription, backlog: int) -> None:
+        """B3: below what it holds, delivery waits; nothing is taken away."""
+        subscription.backlog = backlog
+        self.dispatch()
+
+    # Publishing
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        ttl: str | float | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        headers: dict[str, str] | None = None,
+        key: str | None = None,
+        sequence: tuple[str, int] | None = None,
+    ) -> int | None:
+        """The id that the message got; None where no queue kept it. Raises Refused for a nack."""
+        if sequence is not None and sequence in self.sequences:
+            return self.sequences[sequence]
+        if topic in self.queues:
+            addressed = self.queues[topic]
+            default = addressed.get("underlying_topic", addressed.name)
+            topic = addressed.get("default_publish_target", default)
+        until = None if ttl is None else self.now + milliseconds(ttl)
+        draft = Entry(
+            0, topic, payload, dict(headers or {}), key, priority, self.now, until
+        )
+        matching = [
+            q for q in self.queues.values() if q.captures(topic) and draft.matches(q.get("filter"))
+        ]
+        if not matching:
+            raise Refused("no_matching_destination")
+        keepers = [q for q in matching if self.admits(q, draft)]
+        if not keepers:
+            return None
+        self.ids += 1
+        for queue in keepers:
+            copy = Entry(
+                self.ids, topic, payload, dict(draft.headers), key, priority, self.now, until
+            )
+            self.take_in(queue, copy)
+        if sequence is not None:
+            self.sequences[sequence] = self.ids
+        self.dispatch()
+        return self.ids
+
+    def admits(self, queue: Queue, draft: Entry) -> bool:
+        """S3, S4: False where the message is discarded; raises where its producer is nacked."""
+        stored = sum(e.size() for e in queue.entries)
+        reason = None
+        if stored + draft.size() > size_bytes(queue.get("max_spool_usage", "5000MB")):
+            reason = "queue_quota"
+        elif draft.size() > size_bytes(queue.get("max_message_size", "10MB")):
+            reason = "message_too_large"
+        if reason is None:
+            return True
+        queue.counters[f"rejected:{reason}"] += 1
+        if queue.get("reject_msg_to_sender_on_discard", "when-queue-enabled") == "never":
+            queue.counters["discarded"] += 1
+            return False
+        raise Refused(reason, queue.name)
+
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        """Expressions are evaluated here and never again (Q6)."""
+        self.arrivals += 1
+        entry.arrival, entry.entered = self.arrivals, self.now
+        queue.counters["spooled"] += 1
+        queue.held_ever.add(entry.id)
+        self.note("spooled", queue, entry)
+        if queue.deferred.pop(entry.id, -1) > self.now:
+            queue.counters["acknowledged"] += 1
+            self.note("acknowledged", queue, entry, reason="deferred")
+            return
+        if priority := queue.get("priority"):
+            entry.rank = unsigned(entry.value(priority))
+        if barrier := queue.get("barrier_expression"):
+            entry.is_barrier = entry.matches(barrier)
+        queue.entries.append(entry)
+
+    # What consumers say
+
+    def acknowledge(self, subscription: Subscription, ids: list[int]) -> None:
+        """L8, L9: by id."""
+        queue = self.queues[subscription.queue]
+        for message_id in ids:
+            entry = queue.find(message_id)
+            if entry is not None:
+                self.acknowledge_one(queue, subscription, entry)
+            elif message_id not in queue.held_ever:
+                until = self.now + milliseconds(queue.get("deferred_ack_expiration", "1d"))
+                queue.deferred[message_id] = until
+                self.note("deferred_ack", queue, None, subscription)
+            else:
+                self.note("ack_ignored", queue, None, subscription)
+        self.dispatch()
+
+    def acknowledge_one(self, queue: Queue, by: Subscription, entry: Entry) -> None:
+        others = entry.holder is not None and entry.holder is not by
+        if others and queue.get("leasing", "sublet") == "strict":
+            self.note("ack_ignored", queue, entry, by)
+            return
+        queue.entries.remove(entry)
+        queue.counters["acknowledged"] += 1
+        self.note("acknowledged", queue, entry, by)
+
+    def acknowledge_up_to(self, subscription: Subscription, message_id: int) -> None:
+        """L13. Silent: of what it holds, in the order in which it was delivered."""
+        queue = self.queues[subscription.queue]
+        last = queue.find(message_id)
+        if last is None or last.holder is not subscription:
+            return
+        for entry in queue.in_order():
+            mine = entry.holder is subscription
+            if mine and entry.delivered_at_step <= last.delivered_at_step:
+                self.acknowledge_one(queue, subscription, entry)
+        self.dispatch()
+
+    def acknowledge_where(self, subscription: Subscription, where: str) -> None:
+        """L13. Silent: whatever the leasing lets it acknowledge, leased or not."""
+        queue = self.queues[subscription.queue]
+        for entry in queue.in_order():
+            if entry.matches(where):
+                self.acknowledge_one(queue, subscription, entry)
+        self.dispatch()
+
+    def cancel(
+        self, subscription: Subscription, message_id: int, delay: str | float | None = None
+    ) -> None:
+        """L6, L11: only its holder can cancel a lease."""
+        queue = self.queues[subscription.queue]
+        entry = queue.find(message_id)
+        if entry is None or entry.holder is not subscription:
+            return
+        entry.cancels += 1
+        queue.counters["canceled"] += 1
+        self.note("canceled", queue, entry, subscription)
+        if 0 < queue.get("max_cancels", 0) <= entry.cancels:
+            self.expire(queue, entry, "max_cancels")
+        else:
+            pause = self.back_off(queue, entry) if delay is None else milliseconds(delay)
+            self.give_back(queue, entry, "returned", pause)
+        self.dispatch()
+
+    def back_off(self, queue: Queue, entry: Entry) -> int:
+        """L11. Silent: the n-th cancel of a message waits delay x multiplier^(n-1)."""
+        base = queue.period("redelivery_delay") or 0
+        factor = Fraction(str(queue.get("redelivery_delay_multiplier", 1)))
+        pause = int(base * factor ** (entry.cancels - 1))
+        longest = queue.period("redelivery_delay_max")
+        return pause if longest is None else min(pause, longest)
+
+    def reject(self, subscription: Subscription, message_id: int, detail: str = "") -> None:
+        """C7: straight to the DMQ."""
+        queue = self.queues[subscription.queue]
+        entry = queue.find(message_id)
+        if entry is not None and entry.holder is subscription:
+            queue.counters["refused_by_consumer"] += 1
+            self.bury(queue, entry, "rejected", detail)
+            self.dispatch()
+
+    def renew(self, subscription: Subscription, message_id: int, period: str | float) -> bool:
+        """L10: from now; only by its holder."""
+        entry = self.queues[subscription.queue].find(message_id)
+        if entry is None or entry.holder is not subscription:
+            return False
+        entry.lease_until = self.now + milliseconds(period)
+        return True
+
+    # How a message comes back or leaves
+
+    def give_back(self, queue: Queue, entry: Entry, event: str, pause: int = 0) -> None:
+        """L5 is decided here, on the return; L7: the entry keeps its place."""
+        entry.holder, entry.lease_until = None, None
+        self.note(event, queue, entry)
+        if 0 < queue.get("max_deliveries", 0) <= entry.deliveries:
+            self.expire(queue, entry, "max_deliveries")
+        elif pause > 0:
+            entry.delayed_until = self.now + pause
+
+    def expire(self, queue: Queue, entry: Entry, reason: str) -> None:
+        queue.counters["expired"] += 1
+        self.note("expired", queue, entry, reason=reason)
+        self.bury(queue, entry, reason)
+
+    def bury(self, queue: Queue, entry: Entry, reason: str, detail: str = "") -> None:
+        """X5: to the dead message queue where it is usable, else nowhere."""
+        queue.entries.remove(entry)
+        target = self.queues.get(queue.get("dead_message_queue", ""))
+        dead = Entry(
+            entry.id,
+            entry.topic,
+            entry.payload,
+            entry.headers
+            | {
+                "lq-dead-reason": reason,
+                "lq-dead-queue": queue.name,
+                "lq-dead-deliveries": str(entry.deliveries),
+                "lq-dead-detail": detail,
+            },
+            entry.key,
+            entry.publisher_priority,
+            entry.published,
+            None if (entry.ttl_until or 0) <= self.now else entry.ttl_until,
+        )
+        full = target is None or (
+            sum(e.size() for e in target.entries) + entry.size()
+            > size_bytes(target.get("max_spool_usage", "5000MB"))
+        )
+        if target is None or full:
+            queue.counters["discarded"] += 1
+            self.note("discarded", queue, entry, reason=reason)
+            return
+        queue.counters["dead_lettered"] += 1
+        self.note("dead_lettered", queue, entry, reason=reason)
+        self.take_in(target, dead)
+
+    # Time
+
+    def expires_at(self, queue: Queue, entry: Entry) -> int | None:
+        """X2: the four models; a value that is not set is unlimited."""
+        period = queue.period("expiration")
+        own = None if period is None else entry.entered + period
+        theirs = entry.ttl_until
+        match queue.get("expiration_model", "default"):
+            case "queue":
+                return own
+            case "latest":
+                return None if own is None or theirs is None else max(own, theirs)
+            case "earliest":
+                return min((t for t in (own, theirs) if t is not None), default=None)
+            case _:
+                return own if theirs is None else theirs
+
+    def next_deadline(self) -> int | None:
+        times: list[int | None] = [s.dead_at for s in self.subscriptions]
+        for queue in self.queues.values():
+            for e in queue.entries:
+                times += [self.expires_at(queue, e), e.lease_until, e.delayed_until]
+        return min((t for t in times if t is not None), default=None)
+
+    def advance(self, duration: str | float) -> None:
+        """Moves the clock and stops at each deadline in between."""
+        target = self.now + milliseconds(duration)
+        while (deadline := self.next_deadline()) is not None and deadline <= target:
+            self.now = max(self.now, deadline)
+            self.tick()
+        self.now = target
+
+    def tick(self) -> None:
+        """Silent: of what is due in the same millisecond, expiry comes first."""
+        for queue in list(self.queues.values()):
+            for entry in queue.in_order():
+                if due(self.expires_at(queue, entry), self.now):
+                    self.expire(queue, entry, "expired")
+        for subscription in list(self.subscriptions):
+            if due(subscription.dead_at, self.now):
+                subscription.dead_at = None
+                self.unsubscribe(subscription)
+        for queue in list(self.queues.values()):
+            for entry in queue.in_order():
+                if due(entry.lease_until, self.now):
+                    self.give_back(queue, entry, "lease_ended")
+                if due(entry.delayed_until, self.now):
+                    entry.delayed_until = None
+        self.dispatch()
+
+    # Delivery
+
+    def dispatch(self) -> None:
+        for queue in list(self.queues.values()):
+            while self.deliver_first(queue):
+                pass
+
+    def deliver_first(self, queue: Queue) -> bool:
+        """Delivers the first message that can be; False where there is none."""
+        nothing_before = True
+        for entry in queue.in_order():
+            if entry.is_barrier:
+                return nothing_before and self.deliver_barrier(queue, entry)
+            if entry.state == "ready" and (able := self.able_to_take(queue, entry)):
+                self.deliver(queue, entry, self.choose(queue, able))
+                return True
+            nothing_before = False
+        return False
+
+    def deliver_barrier(self, queue: Queue, entry: Entry) -> bool:
+        """O3: to all current subscriptions that match, at once, without leases."""
+        receivers = [s for s in self.bound_to(queue) if entry.matches(s.filter)]
+        if entry.state != "ready" or not receivers:
+            return False
+        queue.entries.remove(entry)
+        queue.counters["acknowledged"] += 1
+        queue.counters["barriers"] += 1
+        queue.counters["barrier_deliveries"] += len(receivers)
+        for subscription in receivers:
+            self.note("barrier_delivered", queue, entry, subscription)
+            subscription.inbox.append(Delivery(entry, entry.id, 1, True, None))
+        return True
+
+    def bound_to(self, queue: Queue) -> list[Subscription]:
+        return [s for s in self.subscriptions if s.queue == queue.name]
+
+    def able_to_take(self, queue: Queue, entry: Entry) -> list[Subscription]:
+        """B1, B2, F5. At-most-once and no_ack take no lease, so their backlog is never full."""
+        leased = sum(e.holder is not None for e in queue.entries)
+        limit = queue.get("max_backlog")
+        if limit is not None and leased >= limit:
+            return []
+        return [
+            s
+            for s in self.bound_to(queue)
+            if entry.matches(s.filter)
+            and (queue.at_most_once or s.no_ack or queue.held(s) < queue.allowance(s))
+        ]
+
+    def choose(self, queue: Queue, able: list[Subscription]) -> Subscription:
+        """F1 to F3. `able` is in the order of subscribing."""
+        match queue.fairness:
+            case "fast":
+                return able[0]
+            case "round-robin":
+                later = [s for s in able if s.number > queue.served_last]
+                return (later or able)[0]
+            case _:
+                return min(able, key=lambda s: Fraction(queue.held(s), queue.allowance(s)))
+
+    def deliver(self, queue: Queue, entry: Entry, to: Subscription) -> None:
+        self.steps += 1
+        queue.served_last = to.number
+        entry.deliveries += 1
+        entry.delivered_at_step = self.steps
+        queue.counters["delivered"] += 1
+        queue.counters["redelivered"] += entry.deliveries > 1
+        self.note("delivered" if entry.deliveries == 1 else "redelivered", queue, entry, to)
+        if queue.at_most_once or to.no_ack:
+            queue.entries.remove(entry)
+            queue.counters["acknowledged"] += 1
+        else:
+            period = queue.period("lease_period")
+            entry.holder = to
+            entry.lease_until = None if period is None else self.now + period
+        to.inbox.append(Delivery(entry, entry.id, entry.deliveries, False, entry.lease_until))
+
+    # Looking
+
+    def describe(self, name: str) -> dict[str, int]:
+        queue = self.queues[name]
+        states = Counter(e.state for e in queue.entries)
+        counted = {
+            key: queue.counters[key]
+            for key in (
+                "spooled",
+                "delivered",
+                "redelivered",
+                "acknowledged",
+                "canceled",
+                "expired",
+                "dead_lettered",
+                "discarded",
+            )
+        }
+        return counted | {
+            "depth": len(queue.entries),
+            "ready": states["ready"],
+            "leased": states["leased"],
+            "delayed": states["delayed"],
+            "spool_bytes": sum(e.size() for e in queue.entries),
+        }
+
+    def browse(self, name: str) -> list[int]:
+        return [e.id for e in self.queues[name].in_order()]
+
+    def check(self) -> None:
+        """What must hold after every step."""
+        for queue in self.queues.values():
+            seen = self.describe(queue.name)
+            gone = seen["acknowledged"] + seen["expired"] + queue.counters["refused_by_consumer"]
+            assert seen["spooled"] == seen["depth"] + gone, queue.name
+            assert seen["depth"] == seen["ready"] + seen["leased"] + seen["delayed"]
+            for entry in queue.entries:
+                assert entry.holder is None or entry.holder in self.subscriptions
+                assert entry.holder is None or entry.delayed_until is None
+                assert entry.holder is None or not entry.is_barrier
+
+    def note(
+        self,
+        event: str,
+        queue: Queue,
+        entry: Entry | None,
+        subscription: Subscription | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self.journal.append(
+            {
+                "event": event,
+                "queue": queue.name,
+                "message_id": None if entry is None else str(entry.id),
+                "subscription": None if subscription is None else subscription.name,
+                "reason": reason,
+                "deliveries": 0 if entry is None else entry.deliveries,
+                "time": self.now,
+            }
+        )
+
+
+def due(deadline: int | None, now: int) -> bool:
+    return deadline is not None and deadline <= now
+
+
+def unsigned(value: Any) -> int:
+    """O2: fractions truncated, too large clamped, anything else is 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return 0
+    return min(max(int(min(value, UNSIGNED_MAX)), 0), UNSIGNED_MAX)

@@ -1,0 +1,388 @@
+"""Q1–Q9, F4, X2, S9, S10: definitions and configurations, read whole or refused whole."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakequeue.conf import load, load_configuration_text
+from lakequeue.protocol import ConfigError, Problem
+from lakequeue.state.configuration import Configuration, parse_configuration
+from lakequeue.state.definition import (
+    KEYS,
+    UNSUPPORTED,
+    QueueDefinition,
+    is_regex,
+    parse_definition,
+    redefine,
+    to_wire,
+    topic_matcher,
+)
+
+
+def define(**keys: Any) -> QueueDefinition:
+    return parse_definition({"name": "orders", "message_type": "json", **keys})
+
+
+def problems(**keys: Any) -> dict[str, Problem]:
+    with pytest.raises(ConfigError) as caught:
+        define(**keys)
+    return {problem.key: problem for problem in reversed(caught.value.problems)}
+
+
+def test_Q1_name_and_message_type_are_required() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_definition({}, where="queues[0]")
+    assert {problem.key for problem in caught.value.problems} == {"name", "message_type"}
+    assert "queues[0]: name" in str(caught.value)
+    assert parse_definition({"topic": "t", "message_type": "text"}).name == "t"
+    assert "topic" in problems(topic="t")
+
+
+def test_Q1_defaults() -> None:
+    queue = define()
+    assert queue == QueueDefinition(
+        name="orders",
+        message_type="json",
+        underlying_topic="orders",
+        default_publish_target="orders",
+        fairness_model="proportional",
+    )
+    assert queue.max_spool_usage == 5_000_000_000, "S10"
+    assert queue.max_message_size == 10_000_000, "S10"
+    assert queue.deferred_ack_expiration_ms == 86_400_000, "L9"
+    assert (queue.spool_usage_high_percent, queue.spool_usage_clear_percent) == (25, 18), "S9"
+    assert pickle.loads(pickle.dumps(queue)) == queue
+    assert hash(queue) == hash(define())
+
+
+@pytest.mark.parametrize("bad", ["", " ", "a\nb", "x" * 201, 5, ["a"], "\ud800"])
+def test_Q1_bad_names(bad: object) -> None:
+    assert "name" in problems(name=bad)
+
+
+def test_Q2_a_name_with_a_regex_character_is_a_regular_expression() -> None:
+    assert all(is_regex(f"a{character}") for character in "^$*+?()[]{}|\\")
+    assert not is_regex("a.b-c/d")
+    matches = topic_matcher(define(underlying_topic="a.b"))
+    assert matches("a.b")
+    assert not matches("axb")
+    matches = topic_matcher(define(underlying_topic="a.[0-9]+", default_publish_target="a.1"))
+    assert matches("ax12")
+    assert not matches("a.1x")
+    assert not matches("xa.1")
+
+
+def test_Q3_regex_needs_a_publish_target_that_it_matches() -> None:
+    assert "default_publish_target" in problems(underlying_topic="a.*")
+    assert "default_publish_target" in problems(underlying_topic="a.*", default_publish_target="b")
+    assert define(underlying_topic="t").default_publish_target == "t"
+    assert "default_publish_target" in problems(underlying_topic="t", default_publish_target="u")
+    assert "underlying_topic" in problems(underlying_topic="a(", default_publish_target="a")
+
+
+@pytest.mark.parametrize("tag", ["Queue", "QueueDefinition", "LocalQueue", "GroupLocalQueue"])
+def test_Q5_the_type_as_a_tag_or_as_a_key(tag: str) -> None:
+    keys = {"name": "q", "message_type": "json"}
+    if tag == "GroupLocalQueue":
+        keys["initial_owner"] = "broker-0"
+    expected = "Queue" if tag == "QueueDefinition" else tag
+    assert parse_definition({tag: keys}).type == expected
+    assert parse_definition({**keys, "type": tag}) == parse_definition({tag: keys})
+    other = "Queue" if tag == "LocalQueue" else "LocalQueue"
+    with pytest.raises(ConfigError, match="contradicts the tag"):
+        parse_definition({tag: {**keys, "type": other}})
+
+
+def test_Q5_initial_owner_belongs_to_a_group_local_queue() -> None:
+    assert "initial_owner" in problems(type="GroupLocalQueue")
+    assert "initial_owner" in problems(initial_owner="b")
+    assert "initial_owner" in problems(type="LocalQueue", initial_owner="b")
+    assert "group_local_queue_domain" in problems(group_local_queue_domain="d")
+    queue = define(type="GroupLocalQueue", initial_owner="b", group_local_queue_domain="d")
+    assert (queue.initial_owner, queue.group_local_queue_domain) == ("b", "d")
+
+
+def test_Q6_expressions_need_json_where_they_read_fields() -> None:
+    for kind in ("binary", "text"):
+        assert "filter" in problems(message_type=kind, filter="/a > 1")
+        assert define(message_type=kind, priority="/@priority").priority == "/@priority"
+
+
+@pytest.mark.parametrize("key", ["filter", "priority", "barrier_expression"])
+def test_Q7_a_bad_expression_is_refused_with_its_place(key: str) -> None:
+    found = problems(**{key: "/a >"})[key]
+    assert found.value == "/a >"
+    assert "character 5" in found.allowed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("lease_period", "3 parsecs", "30s"),
+        ("lease_period", 0, "above 0"),
+        ("expiration", "-1s", "duration"),
+        ("expiration", 0, "above 0"),
+        ("max_ttl", "0s", "above 0"),
+        ("max_spool_usage", "10XB", "10MB"),
+        ("max_message_size", 0, "above 0"),
+        ("max_backlog", 0, "from 1"),
+        ("max_backlog", "5", "whole number"),
+        ("max_deliveries", -1, "from 0"),
+        ("max_deliveries", True, "whole number"),
+        ("max_backlog", 10**4000, "from 1"),
+        ("semantics", "at-least-one", "at-least-once"),
+        ("leasing", None.__class__, "sublet, strict"),
+        ("message_type", "xml", "json, binary, text"),
+        ("respect_ttl", "yes", "true or false"),
+        ("recovery_point", "epoc", "ISO-8601"),
+        ("recovery_point", "2026-13-01T00:00:00Z", "ISO-8601"),
+        ("redelivery_delay_multiplier", 0.5, "from 1"),
+        ("redelivery_delay_multiplier", float("nan"), "from 1"),
+        ("spool_usage_high_percent", 101, "0 to 100"),
+        ("spool_usage_clear_percent", 30, "above spool_usage_high_percent"),
+        ("dead_message_queue", "orders", "another queue"),
+        ("vpn", "a b", "letters"),
+        ("target_queue_depth", 999, "1000"),
+        ("leese_period", "3s", "did you mean lease_period?"),
+        ("LeasePeriod", "3s", "did you mean lease_period?"),
+        ("zzz", 1, "not a known key"),
+    ],
+)
+def test_Q7_one_bad_key_is_refused_with_what_is_allowed(key: str, value: Any, says: str) -> None:
+    found = problems(**{key: value})
+    assert says in found[key].allowed
+    assert str(found[key])
+
+
+def test_Q7_every_problem_at_once() -> None:
+    found = problems(
+        lease_period="3 parsecs",
+        max_backlog=0,
+        colour="red",
+        priority="/p",
+        barrier_expression="/b >",
+        target_queue_depth=500,
+        semantics="at-most-once",
+        fairness_model="proportional",
+        initial_owner="x",
+    )
+    expected = "lease_period max_backlog colour barrier_expression target_queue_depth"
+    assert set(found) == {*expected.split(), "fairness_model", "initial_owner"}
+
+
+@pytest.mark.parametrize("other", ["priority", "barrier_expression"])
+def test_Q7_keys_that_exclude_each_other(other: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be given together"):
+        parse_definition(
+            {"name": "q", "message_type": "json", other: "/a", "target_queue_depth": 5000}, "", ()
+        )
+    assert "barrier_expression" in problems(priority="/a", barrier_expression="/a")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("partition_key", "@key"), ("target_queue_depth", 5000), ("file_backed_metadata", "enabled")],
+)
+def test_Q7_what_this_version_lacks_is_refused_plainly(key: str, value: object) -> None:
+    assert key in UNSUPPORTED
+    assert "not supported by this version" in problems(**{key: value})[key].allowed
+    mapping = {"name": "q", "message_type": "json", key: value}
+    queue = parse_definition(mapping, unsupported=frozenset())
+    assert getattr(queue, key) == (True if value == "enabled" else value)
+    assert parse_definition(to_wire(queue), unsupported=()) == queue
+
+
+def test_Q7_a_number_too_long_to_be_shown_is_refused_all_the_same() -> None:
+    for key in ("max_backlog", "expiration", "filter", "max_spool_usage", "zzz"):
+        assert "very large" in str(problems(**{key: 10**5000})[key])
+
+
+def test_Q9_what_may_not_change_while_the_queue_runs() -> None:
+    old = define()
+    assert redefine(old, define(max_backlog=5, filter="/a > 1", expiration="3s")) == []
+    new = define(name="other", message_type="text", type="LocalQueue")
+    assert {problem.key for problem in redefine(old, new)} == {"name", "message_type", "type"}
+
+
+def test_F4_fairness_follows_semantics() -> None:
+    assert define(semantics="at-least-once").fairness_model == "proportional"
+    assert define(semantics="at-most-once").fairness_model == "round-robin"
+    assert define(semantics="at-most-once", fairness_model="fast").fairness_model == "fast"
+    assert "fairness_model" in problems(semantics="at-most-once", fairness_model="proportional")
+
+
+def test_X2_max_ttl_with_respect_ttl_is_the_earliest_model() -> None:
+    queue = define(max_ttl="10s", respect_ttl=True)
+    assert (queue.expiration_ms, queue.expiration_model) == (10_000, "earliest")
+    assert define(max_ttl="10s", expiration="3s").expiration_ms == 3_000
+    assert define(respect_ttl=False).expiration_model == "queue"
+    assert "max_ttl" in problems(max_ttl="10s", respect_ttl=False)
+    assert "expiration_model" in problems(max_ttl="10s", expiration_model="latest")
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("now", "now"),
+        ("creation", "creation"),
+        ("2026-01-01T02:00:00+02:00", "2026-01-01T00:00:00+00:00"),
+        ("2026-01-01T00:00:00", "2026-01-01T00:00:00+00:00"),
+        ("20260101T000000Z", "2026-01-01T00:00:00+00:00"),
+        ("13948331409633883|1234|", "13948331409633883|1234|"),
+        ("20260101", "20260101"),
+    ],
+)
+def test_R2_recovery_points(written: str, kept: str) -> None:
+    queue = define(recovery_point=written)
+    assert queue.recovery_point == kept
+    assert parse_definition(to_wire(queue)) == queue
+
+
+OPTIONAL = {
+    "filter": st.sampled_from(["/a > 1", "/b LIKE 'x%'"]),
+    "lease_period": st.sampled_from(["30s", 1.5, "15m"]),
+    "semantics": st.sampled_from(["at-least-once", "at-most-once"]),
+    "expiration": st.sampled_from(["8s", 3600]),
+    "max_ttl": st.sampled_from(["8s", 3600]),
+    "max_backlog": st.integers(1, 1000),
+    "max_spool_usage": st.integers(0, 2**60),
+    "redelivery_delay": st.integers(0, 100),
+    "redelivery_delay_multiplier": st.floats(1, 1000),
+    "dead_message_queue": st.just("dmq"),
+    "vpn": st.sampled_from(["default", "east"]),
+    "spool_usage_high_percent": st.integers(20, 100),
+    "file_backed_metadata": st.just(False),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=OPTIONAL))
+@settings(max_examples=150, deadline=None)
+def test_Q7_a_definition_on_the_wire_reads_back_the_same(keys: dict[str, Any]) -> None:
+    queue = define(**keys)
+    wire = to_wire(queue)
+    assert parse_definition(msgspec.json.decode(msgspec.json.encode(wire))) == queue
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(ANYTHING | st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_Q7_anything_is_read_or_refused(mapping: object) -> None:
+    for read in (parse_definition, lambda one: parse_configuration({"queues": [one]})):
+        try:
+            read(mapping)
+        except ConfigError as error:
+            refusal = str(error)
+        else:
+            refusal = "none"
+        assert refusal
+
+
+# --- Configurations -------------------------------------------------------------------------------
+
+GOOD = """
+system: {max_spool_usage: 1GB, on_no_match: discard, heartbeat_timeout: 20s}
+vpns: {east: {max_spool_usage: 10MB}}
+brokers: [west, east]
+queues:
+  - LocalQueue: {name: orders, message_type: json, filter: /price > 1}
+  - {name: orders, vpn: east, message_type: text, recovery_point: 2026-01-01T00:00:00Z}
+bridges: []
+"""
+
+
+def test_Q7_a_configuration_file(tmp_path: Path) -> None:
+    path = tmp_path / "queues.yaml"
+    path.write_text(GOOD, encoding="utf-8")
+    configuration = load(path)
+    assert configuration.system.max_spool_usage == 10**9
+    assert configuration.system.heartbeat_timeout_ms == 20_000
+    assert configuration.system.spool_files_high_percent == 80, "S9"
+    assert configuration.vpns["east"].max_spool_usage == 10**7
+    assert configuration.vpns["default"].max_spool_usage is None
+    assert configuration.brokers == ("west", "east")
+    assert [(queue.vpn, queue.type) for queue in configuration.queues] == [
+        ("default", "LocalQueue"),
+        ("east", "Queue"),
+    ]
+    assert load_configuration_text("queues: []") == Configuration()
+
+
+def test_Q7_a_configuration_reports_every_problem_of_the_file() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_configuration(
+            {
+                "system": {"max_spool_usage": "1XB", "spool_usage_clear_percent": 90},
+                "vpns": {"east": {"colour": 1}, "b d": None},
+                "brokers": ["a", "a"],
+                "queues": [
+                    {"name": "q", "message_type": "json", "max_backlog": 0},
+                    {"name": "q", "message_type": "json", "filter": "x"},
+                    {"name": "r", "message_type": "json", "vpn": "west"},
+                    None,
+                ],
+                "bridges": [{"name": "x"}],
+                "queue": [],
+            }
+        )
+    assert [(problem.where, problem.key) for problem in caught.value.problems] == [
+        ("", "queue"),
+        ("system", "max_spool_usage"),
+        ("system", "spool_usage_clear_percent"),
+        ("vpns 'east'", "colour"),
+        ("vpns", "b d"),
+        ("brokers[1]", "name"),
+        ("queues[0] 'q'", "max_backlog"),
+        ("queues[1] 'q'", "filter"),
+        ("queues[1] 'q'", "name"),
+        ("queues[3]", "queue"),
+        ("queues[2] 'r'", "vpn"),
+        ("", "bridges"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty"),
+        ("# only a comment", "empty"),
+        ("a: 1\na: 2", "line 2: the key 'a' is written twice"),
+        ("queues:\n  - {name: q, name: r}", "line 2: the key 'name' is written twice"),
+        ("queues: [", "line 1"),
+        ("queues:\n  - {filter: @key}", "line 2"),
+        ("\x00", "line 1"),
+        ("5", "mapping of sections"),
+        ("queues: {}", "must be a list"),
+        ("a: " + "9" * 5000, "not valid YAML"),
+        ("[" * 3000, "not valid YAML"),
+        ("? [1, 2]\n: 3", "line 1"),
+        ("queues: &x [*x]", "a queue is a mapping"),
+        ("x: !!python/object:os.system 1", "line 1"),
+    ],
+)
+def test_Q7_a_file_that_cannot_be_read_is_one_sentence_with_the_line(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_configuration_text(text, "queues.yaml")
+    assert str(caught.value).startswith("queues.yaml: ")
+    assert says in str(caught.value)
+
+
+def test_Q7_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "latin.yaml")

@@ -1,0 +1,62 @@
+"""The text-table scenarios, on memory://, plainly and with a restart after every line."""
+
+from typing import Any
+
+import pytest
+from rules.harness import start
+from rules.scenario import Runner, Scenario, load, parse
+
+SCENARIOS = load()
+BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SCENARIOS])
+
+
+@BY_NAME
+def test_scenario(scenario: Scenario) -> None:
+    Runner(start()).run(scenario)
+
+
+@BY_NAME
+def test_scenario_with_a_restart_after_every_line(scenario: Scenario) -> None:
+    def restart(connection: Any) -> None:
+        connection.engine.restart()
+
+    Runner(start(), between=restart).run(scenario)
+
+
+def test_names_are_unique() -> None:
+    names = [s.name for s in SCENARIOS]
+    assert len(names) == len(set(names))
+
+
+def test_names_begin_with_a_rule() -> None:
+    assert all(s.name[0] in "QLBFOXSPC" and s.name[1].isdigit() for s in SCENARIOS)
+
+
+def test_enough_scenarios_are_fit_for_the_job() -> None:
+    assert len(SCENARIOS) >= 50
+    assert sum(s.fit_for_job for s in SCENARIOS) >= 25
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "recv a -> 1",
+        "recv a -> 2/2 1",
+        "is orders depth=3",
+        "browse orders -> 2 1",
+        "held a 1",
+        "send orders n=3 -> queue_quota",
+    ],
+)
+def test_a_wrong_expectation_fails(wrong: str) -> None:
+    """The judge of the judge: a runner that never fails proves nothing."""
+    text = f"""
+    scenario O1_wrong
+    queue orders max_per_subscription_backlog=5
+    sub a orders backlog=5
+    send orders n=1..2
+    {wrong}
+    """
+    (scenario,) = parse(text)
+    with pytest.raises(AssertionError):
+        Runner(start()).run(scenario)
