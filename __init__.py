@@ -1,1 +1,30 @@
-"""Guaranteed message queues on Kafka, Spark Structured Streaming and Delta Lake."""
+"""Guaranteed message queues on Kafka, Spark Structured Streaming and Delta Lake.
+
+`connect` is where applications start; the errors are all here.
+"""
+
+from .client import Admin, Connection, Consumer, Message, Producer, Receipt, connect
+from .protocol import (
+    ConfigError,
+    LakequeueError,
+    LeaseLost,
+    NotConnected,
+    Rejected,
+    Timeout,
+)
+
+__all__ = [
+    "Admin",
+    "ConfigError",
+    "Connection",
+    "Consumer",
+    "LakequeueError",
+    "LeaseLost",
+    "Message",
+    "NotConnected",
+    "Producer",
+    "Receipt",
+    "Rejected",
+    "Timeout",
+    "connect",
+]

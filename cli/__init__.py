@@ -1,0 +1,45 @@
+"""The command `lakequeue`.
+
+Each command has a file of its own, imported when it is called: `lakequeue --help` reads the table
+below and nothing else, so that it answers at once.
+"""
+
+from __future__ import annotations
+
+from .group import LazyGroup
+
+# Name → where it is, and the line that `lakequeue --help` shows.
+COMMANDS = {
+    "demo": ("lakequeue.cli.demo:demo", "Real flights through real queues, then the accounts."),
+    "up": ("lakequeue.cli.up:up", "Start everything here: embedded Kafka and the engine."),
+    "run": ("lakequeue.cli.run:run", "Start the engine on a Kafka and a Spark that are there."),
+    "publish": ("lakequeue.cli.publish:publish", "Send files, lines or standard input."),
+    "consume": ("lakequeue.cli.consume:consume", "Receive messages: print them, or run a command."),
+    "queues": ("lakequeue.cli.queues:queues", "What is in the queues and who consumes them."),
+    "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
+    "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
+    "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
+    "bench": ("lakequeue.bench:command", "Measure this machine: floor, depth, latency and more."),
+}
+
+main = LazyGroup(
+    "lakequeue",
+    COMMANDS,
+    help="""Guaranteed message queues on Kafka, Spark and Delta Lake.
+
+    \b
+    Start here:
+      lakequeue doctor                      # is Java there, and the rest?
+      lakequeue up &                        # Kafka and the engine, in .lakequeue/
+      echo '{"n": 1}' | lakequeue publish orders
+      lakequeue consume orders --count 1
+
+    Every option has an environment variable; `lakequeue COMMAND --help` names it.
+
+    Exit status: 0 done; 1 it failed, or a message was refused; 2 the command line or the
+    configuration is wrong; 3 something around it is missing: Kafka, Java, a free port, a disk.
+    LAKEQUEUE_DEBUG=1 shows where an error came from.
+    """,
+)
+
+__all__ = ["COMMANDS", "main"]

@@ -31,7 +31,7 @@ class Problem:
         return f"{place}{self.key}: {self.value!r} – {self.allowed}"
 
 
-class ConfigError(LakequeueError):
+class ConfigError(LakequeueError, ValueError):
     """A definition or a configuration is refused; every problem in it is listed (Q7)."""
 
     def __init__(self, problems: tuple[Problem, ...] | list[Problem] | str) -> None:

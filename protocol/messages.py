@@ -22,8 +22,8 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """What a publisher says of a message.
 
     to: queue or topic; producer, seq: for de-duplication and receipts (P1); ttl_ms: from publish
-    (X4); priority: 0–255; deliver_at: epoch ms (L12); dmq: may go to a dead message queue;
-    persistent: false asks for no receipt; nothing else is lost with it in this engine.
+    (X4); priority: 0–255; deliver_at: epoch ms (L12); dmq: may go to a dead message queue (P7);
+    reply: the partition of ``<vpn>.receipts`` where the producer listens.
     """
 
     to: str = ""
@@ -33,7 +33,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     priority: int = PRIORITY_DEFAULT
     deliver_at: int | None = None
     dmq: bool = True
-    persistent: bool = True
+    reply: int = 0
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)
@@ -53,6 +53,8 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed is a positive number of milliseconds")
     if header.deliver_at is not None and not 0 <= header.deliver_at < 1 << 60:
         raise ValueError(f"deliver_at: {header.deliver_at} – allowed is a time in epoch ms")
+    if not 0 <= header.reply < 1 << 31:
+        raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
         raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
     return header

@@ -46,6 +46,7 @@ class Receipt:
     vpn: str
     producer: str
     up_to: int
+    partition: int = 0
     runs: list[tuple[int, int, int]] = field(default_factory=list)
     nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
 
@@ -60,7 +61,7 @@ class Reply:
     result: Any = None
     error: str | None = None
     kind: str | None = None
-    problems: list[tuple[str, str, str, str]] | None = None
+    problems: list[tuple[str, str, Any, str]] | None = None
 
 
 @dataclass(slots=True)
@@ -83,4 +84,11 @@ class Deadline:
     at: int
 
 
-Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Journal
+@dataclass(slots=True)
+class Capture:
+    """A queue captures this topic, or this regular expression, from now on (Q2)."""
+
+    topic: str
+
+
+Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Capture | Journal

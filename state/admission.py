@@ -107,6 +107,7 @@ class Admission:
                 known = Producer(self._broker.notes, vpn, header.producer)
                 self._producers[vpn, header.producer] = known
             producer = known
+            producer.receipt.partition = header.reply
             if not producer.is_new(header.seq):
                 producer.repeat(header.seq)
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from ..protocol.outputs import Capture
 from .broker import Broker, bucket
 from .definition import QueueDefinition, is_regex
 from .queue import Queue
@@ -22,6 +23,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """A queue captures its underlying topic from now on."""
     topic, vpn = definition.underlying_topic, definition.vpn
+    broker.say(Capture(topic))
     if is_regex(topic):
         key = f"R/{vpn}"
         note = dict(broker.notes.read(key) or {})

@@ -7,6 +7,8 @@ subscriptions hold returns to the queues.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from .broker import Broker
 from .columns import NEVER
@@ -25,8 +27,11 @@ def _deadline_name(vpn: str, session: str) -> str:
     return f"s{vpn}/{session}"
 
 
-def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
-    """Bind a consumer; the same id again changes nothing. Raises ValueError with a sentence."""
+def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
+    """Bind a consumer; the same id again changes nothing. Raises ValueError with a sentence.
+
+    Answers whether messages are removed as they are sent.
+    """
     if command.framing not in ("single", "batch"):
         raise ValueError(f"framing: {command.framing!r} – allowed are 'single' and 'batch'")
     if command.acks not in ("explicit", "none"):
@@ -39,8 +44,10 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> Non
         compile_program((command.filter,))
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
+    removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
+    answer = {"removes_on_send": removes}
     if queue.subscription(command.subscription) is not None:
-        return
+        return answer
     header = queue.header
     header.subscriptions.append(
         Subscription(
@@ -64,6 +71,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> Non
         broker.notes.write(key, [*bound, [queue.number, command.subscription]])
         _alive(broker, vpn, command.session)
     broker.note("subscribed", vpn, queue.definition.name, subscription=command.subscription)
+    return answer
 
 
 def _check_backlog(backlog: int) -> None:

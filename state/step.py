@@ -88,12 +88,12 @@ def _perform(broker: Broker, commands: list[tuple[str, c.AnyCommand]]) -> None:
         result: Any = None
         error: str | None = None
         kind: str | None = None
-        problems: list[tuple[str, str, str, str]] | None = None
+        problems: list[tuple[str, str, Any, str]] | None = None
         try:
             result = _one(broker, vpn, command)
         except ConfigError as e:
             error, kind = str(e), "ConfigError"
-            problems = [(p.where, p.key, str(p.value), p.allowed) for p in e.problems]
+            problems = [(p.where, p.key, _plain(p.value), p.allowed) for p in e.problems]
         except (ExpressionError, ValueError) as e:
             error, kind = str(e), "ConfigError"
         except LakequeueError as e:
@@ -106,6 +106,10 @@ def _perform(broker: Broker, commands: list[tuple[str, c.AnyCommand]]) -> None:
             broker.say(
                 Reply(to.topic, to.partition, to.request, result, error, kind, problems)
             )
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | None) else repr(value)
 
 
 def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:

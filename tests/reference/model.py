@@ -43,7 +43,7 @@ def size_bytes(size: str | int) -> int:
     return round(float(match[1]) * UNITS_BYTES[match[2]])
 
 
-class Refused(Exception):  # noqa: N818 - it is the outcome `refused`, not a mistake
+class Refused(Exception):
     """The producer gets a nack."""
 
     def __init__(self, reason: str, queue: str | None = None) -> None:
@@ -210,7 +210,7 @@ class Model:
         queue: str,
         name: str = "",
         backlog: int = 1,
-        filter: str | None = None,  # noqa: A002 - the rules' word
+        filter: str | None = None,
         no_ack: bool = False,
     ) -> Subscription:
         self.steps += 1
@@ -257,9 +257,7 @@ class Model:
             default = addressed.get("underlying_topic", addressed.name)
             topic = addressed.get("default_publish_target", default)
         until = None if ttl is None else self.now + milliseconds(ttl)
-        draft = Entry(
-            0, topic, payload, dict(headers or {}), key, priority, self.now, until
-        )
+        draft = Entry(0, topic, payload, dict(headers or {}), key, priority, self.now, until)
         matching = [
             q for q in self.queues.values() if q.captures(topic) and draft.matches(q.get("filter"))
         ]

@@ -62,9 +62,7 @@ OTHERS = (
 )
 
 
-def connect(
-    url: str = "memory://", config: dict[str, Any] | None = None, **_: Any
-) -> "Connection":
+def connect(url: str = "memory://", config: dict[str, Any] | None = None, **_: Any) -> "Connection":
     """A fresh broker; names of engines are not shared here."""
     settings = config or {}
     timeout = settings.get("system", {}).get("heartbeat_timeout", "15s")
@@ -199,9 +197,7 @@ class Producer(Context):
 
     def send(self, destination: str, payload: bytes, **options: Any) -> "Receipt":
         known = ("ttl", "priority", "headers", "key")
-        chosen = self.defaults | {
-            k: v for k, v in options.items() if k in known and v is not None
-        }
+        chosen = self.defaults | {k: v for k, v in options.items() if k in known and v is not None}
         sequence = (self.name, self.sequence)
         self.sequence += 1
         try:
@@ -236,6 +232,7 @@ class Message:
         self.is_barrier = entry.is_barrier
         self.state = entry.state
         self.consumer = consumer
+        self.settled = False
         until = entry.lease_until if d is None else d.lease_until
         self.lease_expires_at = (
             None if until is None else STARTED + dt.timedelta(milliseconds=until)
@@ -247,13 +244,13 @@ class Message:
 
     def cancel(self, delay: str | float | None = None) -> None:
         assert self.consumer is not None
-        self.consumer.settled.add(self.id)
+        self.settled = True
         self.consumer.connection.model.cancel(self.consumer.flow, int(self.id), delay)
         self.consumer.connection.pump()
 
     def reject(self, reason: str = "") -> None:
         assert self.consumer is not None
-        self.consumer.settled.add(self.id)
+        self.settled = True
         self.consumer.connection.model.reject(self.consumer.flow, int(self.id), reason)
         self.consumer.connection.pump()
 
@@ -275,18 +272,22 @@ class Consumer(Context):
         queue: str,
         ack_mode: str = "client",
         max_backlog: int | None = None,
-        filter: str | None = None,  # noqa: A002 - the API's word
+        filter: str | None = None,
         name: str | None = None,
         **_: Any,
     ) -> None:
         self.connection, self.queue, self.ack_mode = connection, queue, ack_mode
+        if filter is not None:
+            try:
+                evaluate(filter, lambda _: None)
+            except BadExpressionError as error:
+                raise ConfigError(str(error)) from None
         self.subscription = name or f"c{len(connection.consumers)}"
         self.number = connection.model.subscribe(
             queue, self.subscription, max_backlog or 1, filter, ack_mode == "no_ack"
         ).number
         self.inbox: list[Message] = []
         self.received: list[Message] = []
-        self.settled: set[str] = set()
         self.callback: Callable[[Message], None] | None = None
 
     @property
@@ -342,7 +343,8 @@ class Consumer(Context):
             return
         until = self.received.index(message) + 1
         model = self.connection.model
-        entries = [model.queues[self.queue].find(int(m.id)) for m in self.received[:until]]
+        counted = [m for m in self.received[:until] if not m.settled]
+        entries = [model.queues[self.queue].find(int(m.id)) for m in counted]
         held_ids = [e.id for e in entries if e is not None and e.holder is self.flow]
         self.ack(ids=[str(i) for i in held_ids])
 

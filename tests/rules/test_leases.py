@@ -4,9 +4,8 @@ import contextlib
 import datetime as dt
 
 import pytest
-from rules.harness import Bench, drain, ids
-
 from lakequeue.protocol.errors import LeaseLost
+from rules.harness import Bench, drain, ids
 
 
 def test_L1_a_message_is_handed_over_whole(bench: Bench) -> None:

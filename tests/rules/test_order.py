@@ -3,9 +3,8 @@
 import random
 
 import pytest
-from rules.harness import Bench, drain, ids
-
 from lakequeue.protocol.errors import ConfigError
+from rules.harness import DEEP, Bench, drain, ids
 
 MAX = 2**64 - 1
 
@@ -17,10 +16,10 @@ def delivered_with(bench: Bench, bodies: list[bytes], **keys: object) -> list[st
     return ids(drain(bench.consumer(backlog=1000)))
 
 
-def test_O1_a_thousand_in_order(bench: Bench) -> None:
-    bench.define(max_per_subscription_backlog=2000)
-    sent = [bench.send({"n": n}) for n in range(1500)]
-    assert ids(drain(bench.consumer(backlog=2000))) == sent
+def test_O1_thousands_in_order(bench: Bench) -> None:
+    bench.define(max_per_subscription_backlog=DEEP)
+    sent = [bench.send({"n": n}) for n in range(DEEP)]
+    assert ids(drain(bench.consumer(backlog=DEEP))) == sent
 
 
 def test_O1_returned_ones_among_new_ones(bench: Bench) -> None:

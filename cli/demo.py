@@ -1,0 +1,356 @@
+"""`lakequeue demo`: real flights through real queues, with failures, and the accounts at the end.
+
+The engine and each worker are processes of their own; this one publishes, looks on, kills a worker
+in the middle, and compares what Delta holds with what was sent.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..protocol.errors import LakequeueError
+from .common import console, interrupt_on_sigterm, json_option, option, say_json
+from .group import EXIT_FAILED
+from .publish import Tally
+
+if TYPE_CHECKING:
+    from .demo_data import Flights
+    from .demo_processes import EngineProcess, WorkerProcess
+    from .demo_view import View
+
+CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo.yaml"
+JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto")
+QUEUES = ("flights", "delayed", "united")
+FLIGHTS = 20_000
+WINDOW = 4000
+LOOK_EVERY_S = 1.0
+KILL_AT = 0.3  # of the flights acknowledged
+STALL_SECONDS_MAX = 90.0
+DELTA_SECONDS_MAX = 60.0
+
+
+@click.command()
+@option("--flights", "count", type=click.IntRange(1, 336_776), default=FLIGHTS, show_default=True,
+        help="How many, the first in the order of scheduled departure.")  # fmt: skip
+@option("--all", "everything", is_flag=True, help="All 336,776 flights.")
+@option("--workers", type=click.IntRange(1, 64), default=4, show_default=True,
+        help="Worker processes.")  # fmt: skip
+@option("--home", type=click.Path(file_okay=False, path_type=Path),
+        help="Keep everything in this empty directory.  [default: a temporary one]")  # fmt: skip
+@option("--seed", type=int, default=0, show_default=True, help="Of the workers' failures.")
+@json_option
+@click.pass_context
+def demo(
+    ctx: click.Context,
+    count: int,
+    everything: bool,
+    workers: int,
+    home: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Send real flights through real queues, break things, and check the accounts.
+
+    Starts Kafka and the engine, publishes the flights that left New York City in 2013, once each,
+    into three queues: all of them with a barrier at the end of each day, the delayed ones by
+    priority, and one carrier's. Workers cancel one message in a hundred, and one is killed with
+    leases held. At the end each message has to be accounted for in the Delta tables; exit status 1
+    if one is not.
+
+    \b
+    Examples:
+      lakequeue demo
+      lakequeue demo --flights 2000 --workers 2
+      lakequeue demo --all --home flights-demo
+    """
+    if home is not None and home.is_dir() and any(home.iterdir()):
+        raise click.BadParameter(f"{home} is not empty", param_hint="--home")
+    place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
+    play = Demo(place.absolute(), None if everything else count, workers, seed, as_json)
+    try:
+        with interrupt_on_sigterm():
+            good = play.run()
+    except KeyboardInterrupt:
+        if home is None:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    except LakequeueError:
+        click.echo(f"What there is of it is kept in {place}.", err=True)
+        raise
+    if home is None and good:
+        shutil.rmtree(place, ignore_errors=True)
+    elif not as_json:
+        click.echo(f"Everything is kept in {place}.")
+    if not good:
+        ctx.exit(EXIT_FAILED)
+
+
+def share_jobs(workers: int) -> list[list[str]]:
+    """Which jobs each worker does; every job is done, more workers take more of the flights."""
+    shares: list[list[str]] = [[] for _ in range(workers)]
+    for at in range(max(workers, len(JOBS))):
+        shares[at % workers].append(JOBS[at] if at < len(JOBS) else JOBS[at % 2])
+    return shares
+
+
+class Publishing(threading.Thread):
+    """Publishes the flights, a marker behind each day, in a thread of its own."""
+
+    def __init__(self, connection: Any, flights: Flights) -> None:
+        super().__init__(name="publishing", daemon=True)
+        self._connection = connection
+        self._flights = flights
+        self.tally = Tally()
+        self.sent = 0  # flights
+        self.seconds = 0.0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Publish everything and wait until it is stored."""
+        started = time.monotonic()
+        try:
+            with self._connection.producer(window=WINDOW) as producer:
+                for day in self._flights.days:
+                    for payload in day.payloads:
+                        self.tally.sent(producer.send_async("flights", payload))
+                        self.sent += 1
+                    self.tally.sent(producer.send_async("flights", day.marker))
+                producer.flush(timeout=STALL_SECONDS_MAX)
+            self.tally.finish()
+        except BaseException as error:
+            self.error = error
+        self.seconds = time.monotonic() - started
+
+    def check(self) -> None:
+        """Raise what stopped it."""
+        if self.error is not None:
+            raise self.error
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(
+        self, home: Path, count: int | None, workers: int, seed: int, as_json: bool
+    ) -> None:
+        self._home, self._count, self._seed, self._as_json = home, count, seed, as_json
+        self._shares = share_jobs(workers)
+        self._console = console(stderr=as_json)
+        self._killed: WorkerProcess | None = None
+        self._workers: list[WorkerProcess] = []
+        self._url = ""
+        self._changed = (0.0, -1)
+
+    def run(self) -> bool:
+        """Everything, from start to the accounts; whether they add up."""
+        import lakequeue
+
+        from .demo_data import flights_path, load_flights
+        from .demo_processes import EngineProcess
+        from .demo_view import View
+
+        started = time.monotonic()
+        flights_path()  # nothing starts without the data
+        self._console.print("Starting Kafka and the engine …")
+        with ExitStack() as stack:
+            engine = EngineProcess(self._home, CONFIGURATION, self._progress)
+            stack.callback(engine.stop)
+            flights = load_flights(self._count)  # while the engine starts
+            addresses = engine.wait_ready()
+            self._url = (self._home / "address").read_text().strip()
+            ready_s = time.monotonic() - started
+            self._console.print(f"Ready after {ready_s:.1f} s. Data: {flights.description}.")
+            stack.callback(self._end_workers)
+            self._start_workers(engine)
+            with (
+                lakequeue.connect(self._url, client_name="demo") as connection,
+                View(self._console, flights.expected) as view,
+            ):
+                looks, publishing = self._watch(engine, connection, flights, view)
+                self._end_workers()
+                tables = Path(addresses["tables"])
+                view.say("every queue is empty; waiting for the tables in Delta")
+                self._wait_for_delta(engine, tables, looks)
+            status = engine.stop()
+        return self._close(tables, flights, looks, publishing, status, time.monotonic() - started)
+
+    def _progress(self, line: str) -> None:
+        self._console.print(f"  {line}", style="dim")
+
+    # ------------------------------------------------------------ workers
+
+    def _start_workers(self, engine: EngineProcess) -> None:
+        for at, jobs in enumerate(self._shares, 1):
+            self._start_worker(f"worker-{at}", jobs)
+        _until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
+
+    def _start_worker(self, name: str, jobs: list[str]) -> None:
+        from .demo_processes import WorkerProcess
+
+        seed = self._seed * 1000 + len(self._workers) * 10
+        with (self._home / f"{name}.log").open("w") as errors:
+            self._workers.append(WorkerProcess.start(name, jobs, self._url, seed, errors))
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.wait()
+
+    def _alive(self, engine: EngineProcess) -> Callable[[], None]:
+        def check() -> None:
+            engine.check()
+            for worker in self._workers:
+                worker.check()
+
+        return check
+
+    # ------------------------------------------------------------ the middle
+
+    def _watch(
+        self, engine: EngineProcess, connection: Any, flights: Flights, view: View
+    ) -> tuple[dict[str, Any], Publishing]:
+        """Publish and look on until everything is acknowledged; the last look at the queues."""
+        admin = connection.admin()
+        publishing = Publishing(connection, flights)
+        publishing.start()
+        alive = self._alive(engine)
+        total = sum(flights.expected.values())
+        while True:
+            alive()
+            publishing.check()
+            looks = {queue: admin.describe(queue) for queue in QUEUES}
+            view.update(publishing.sent, flights.total, looks, self._workers)
+            self._maybe_kill(looks["flights"], flights.expected["flights"], view)
+            if not publishing.is_alive() and not any(look["depth"] for look in looks.values()):
+                publishing.check()
+                return looks, publishing
+            done = sum(look["counters"]["acknowledged"] for look in looks.values())
+            self._check_stall(done, total)
+            time.sleep(LOOK_EVERY_S)
+
+    def _maybe_kill(self, look: dict[str, Any], total: int, view: View) -> None:
+        """In the middle: SIGKILL for the first worker, with leases held; another takes over."""
+        if self._killed or look["counters"]["acknowledged"] < total * KILL_AT:
+            return
+        victim = self._workers[0]
+        held = sum(c["held"] for c in look["consumers"] if c["name"] == victim.name)
+        if not held:
+            return
+        victim.kill()
+        self._killed = victim
+        view.say(f"killed {victim.name} (SIGKILL) with {held:,} leases held; worker-new takes over")
+        self._start_worker("worker-new", victim.jobs)
+
+    def _check_stall(self, done: int, total: int) -> None:
+        at, before = self._changed
+        if done != before:
+            self._changed = time.monotonic(), done
+        elif time.monotonic() - at > STALL_SECONDS_MAX:
+            raise LakequeueError(
+                f"Nothing was acknowledged for {STALL_SECONDS_MAX:.0f} s; {done:,} of {total:,} "
+                "are."
+            )
+
+    # ------------------------------------------------------------ the end
+
+    def _wait_for_delta(
+        self, engine: EngineProcess, tables: Path, looks: dict[str, Any]
+    ) -> None:
+        from .demo_accounts import complete
+
+        deadline = time.monotonic() + DELTA_SECONDS_MAX
+        while not complete(tables, looks) and time.monotonic() < deadline:
+            engine.check()
+            time.sleep(0.5)  # what is missing then shows in the accounts
+
+    def _close(
+        self,
+        tables: Path,
+        flights: Flights,
+        looks: dict[str, Any],
+        publishing: Publishing,
+        status: int,
+        seconds: float,
+    ) -> bool:
+        """The accounts; whether everything is right."""
+        from .demo_accounts import balance, check_barriers, count_messages, read_journal
+        from .demo_view import show_accounts
+
+        journal = read_journal(tables)
+        accounts = balance(journal, flights.expected, looks)
+        barriers = check_barriers(journal, "flights")
+        problems = self._problems(tables, flights, publishing, status, count_messages(tables))
+        if barriers.delivered == 0 or barriers.wrong:
+            problems.append(f"{barriers.wrong:,} of {barriers.delivered:,} barriers out of order")
+        good = not problems and not any(account.problems for account in accounts)
+        if self._as_json:
+            say_json(
+                {
+                    "good": good,
+                    "data": flights.description,
+                    "seconds": round(seconds, 1),
+                    "publish_s": round(publishing.seconds, 1),
+                    "queues": [account.fields() for account in accounts],
+                    "barriers": {"delivered": barriers.delivered, "wrong": barriers.wrong},
+                    "workers": [{"fate": w.fate, **w.counts} for w in self._workers],
+                    "problems": problems,
+                }
+            )
+            return good
+        self._console.print()
+        show_accounts(self._console, accounts, barriers)
+        canceled = sum(w.count("canceled") for w in self._workers)
+        died = self._killed.name if self._killed else "no worker"
+        self._console.print(
+            f"{publishing.tally.stored:,} messages published in {publishing.seconds:.1f} s; "
+            f"{canceled:,} canceled by workers; {died} killed. {seconds:.0f} s in all."
+        )
+        for problem in problems:
+            self._console.print(f"[red]{problem}[/red]")
+        if good:
+            self._console.print("[green]Every message is accounted for.[/green]")
+        else:
+            self._console.print("[red]The accounts do not add up.[/red]")
+        return good
+
+    def _problems(
+        self, tables: Path, flights: Flights, publishing: Publishing, status: int, stored: int
+    ) -> list[str]:
+        """What is wrong besides the queues' accounts."""
+        problems: list[str] = []
+        tally, sent = publishing.tally, flights.total + len(flights.days)
+        if tally.stored != sent:
+            refused = sum(tally.refused.values())
+            problems.append(
+                f"{tally.stored:,} of {sent:,} messages stored, {refused:,} refused, "
+                f"{tally.unknown:,} unknown"
+            )
+        if stored < sent:
+            problems.append(f"{stored:,} rows in the table messages, {sent:,} messages sent")
+        wrong = sum(worker.count("wrong") for worker in self._workers)
+        if wrong:
+            problems.append(f"{wrong:,} messages in queues whose filter refuses them")
+        if status:
+            problems.append(f"the engine ended with status {status}")
+        return problems
+
+
+def _until(
+    condition: Callable[[], bool], seconds: float, check: Callable[[], None], what: str
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        check()
+        if time.monotonic() > deadline:
+            raise LakequeueError(f"Waited {seconds:.0f} s in vain for {what}.")
+        time.sleep(0.1)

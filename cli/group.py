@@ -1,0 +1,91 @@
+"""The group of commands: imports a command when it is called, and turns errors into sentences."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
+
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 2
+EXIT_ENVIRONMENT = 3
+
+
+class EnvironmentFault(LakequeueError):
+    """Something around lakequeue is missing: Kafka, Java, a free port, a package (exit 3)."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named as ``module:attribute`` and imported when called."""
+
+    def __init__(self, name: str, where: Mapping[str, tuple[str, str]], **settings: Any) -> None:
+        context = {"auto_envvar_prefix": "LAKEQUEUE", "help_option_names": ["-h", "--help"]}
+        super().__init__(name, context_settings=context, **settings)
+        self._where = where
+        click.version_option(package_name="lakequeue")(self)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(self._where)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None when there is none of that name."""
+        if cmd_name not in self._where:
+            return None
+        module, attribute = self._where[cmd_name][0].split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._where.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an error becomes one sentence on standard error and an exit status."""
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort, click.ClickException):
+            raise
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except BrokenPipeError:  # `lakequeue consume orders | head`
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 – held until the process ends
+            ctx.exit(0)
+        except Exception as error:
+            if os.environ.get("LAKEQUEUE_DEBUG", "0") not in ("", "0"):
+                raise
+            for line in sentences(error):
+                click.echo(line, err=True)
+            ctx.exit(exit_status(error))
+
+
+def exit_status(error: BaseException) -> int:
+    """The exit status that an error stands for."""
+    if isinstance(error, ConfigError):
+        return EXIT_CONFIGURATION
+    if isinstance(error, EnvironmentFault | NotConnected | Timeout):
+        return EXIT_ENVIRONMENT
+    return EXIT_FAILED
+
+
+def sentences(error: BaseException) -> list[str]:
+    """What an error says to a person: one line, or one for each problem of a configuration."""
+    if isinstance(error, ConfigError) and error.problems:
+        count = len(error.problems)
+        head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing started:"
+        return [head, *(f"  {problem}" for problem in error.problems)]
+    if isinstance(error, LakequeueError):
+        return [str(error) or type(error).__doc__ or type(error).__name__]
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return [f"{place}{error.strerror}"]
+    return [
+        f"This should not have happened: {type(error).__name__}: {error}. "
+        "Run it again with LAKEQUEUE_DEBUG=1 to see where."
+    ]

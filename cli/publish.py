@@ -1,0 +1,184 @@
+"""`lakequeue publish`: files, lines or standard input to a queue."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from ..protocol.errors import NotConnected, Rejected, Timeout
+from .common import connect, connection_options, json_option, note, option, pairs, say_json
+from .group import EXIT_FAILED
+
+WINDOW = 1000
+ACK_SECONDS_MAX = 60.0
+LINE_SUFFIXES = (".jsonl", ".ndjson")
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@option(
+    "--lines/--whole", "lines", default=None,
+    help="Each line a message, or each file.  [default: lines for .jsonl, .ndjson and standard "
+    "input, else whole]",
+)  # fmt: skip
+@option("--key", help="The key of each record.")
+@option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; repeatable.")
+@option("--ttl", help="How long a message may wait, such as 30s or 2h.")
+@option("--priority", type=click.IntRange(0, 255), help="The publisher's priority (4 if unset).")
+@option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages per second at most.")
+@connection_options
+@json_option
+@click.pass_context
+def publish(
+    ctx: click.Context,
+    queue: str,
+    files: tuple[Path, ...],
+    lines: bool | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    ttl: str | None,
+    priority: int | None,
+    rate: float | None,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Send messages to QUEUE: each of FILES, each of their lines, or standard input's lines.
+
+    Says how many were stored and how many refused, with the reasons. Exit status 1 if one was
+    refused. Empty lines are passed over.
+
+    \b
+    Examples:
+      echo '{"price": 12}' | lakequeue publish orders
+      lakequeue publish orders monday.jsonl tuesday.jsonl --ttl 2h
+      lakequeue publish images *.png --whole --header kind=png --priority 7
+    """
+    options: dict[str, Any] = {"headers": pairs(headers, "--header") or None}
+    options |= {"key": key.encode()} if key is not None else {}
+    options |= {"ttl": ttl} if ttl is not None else {}
+    options |= {"priority": priority} if priority is not None else {}
+    tally = Tally()
+    with connect(url, home, vpn, "publish") as connection:
+        producer = connection.producer(window=WINDOW)
+        try:
+            started = time.monotonic()
+            for count, payload in enumerate(_progress(messages(files, lines), files, as_json)):
+                if rate is not None:
+                    time.sleep(max(0.0, started + count / rate - time.monotonic()))
+                tally.sent(producer.send_async(queue, payload, **options))
+            producer.flush(timeout=ACK_SECONDS_MAX)
+        except (Timeout, NotConnected):  # what has no answer by now is unknown, not refused
+            tally.finish()
+            tally.report(queue, as_json)
+            raise
+        finally:
+            with contextlib.suppress(Timeout):
+                producer.close(timeout=0)
+        tally.finish()
+    tally.report(queue, as_json)
+    if tally.refused:
+        ctx.exit(EXIT_FAILED)
+
+
+class Tally:
+    """Counts what became of each message, in the order of sending, without keeping them all."""
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.unknown = 0
+        self.refused: Counter[str] = Counter()
+        self._open: deque[Any] = deque()
+
+    def sent(self, future: Any) -> None:
+        """One more message is on its way."""
+        self._open.append(future)
+        while self._open and self._open[0].done():
+            self._take()
+
+    def finish(self) -> None:
+        """Count those that are left; what has no answer is unknown."""
+        while self._open:
+            if self._open[0].done():
+                self._take()
+            else:
+                self._open.popleft()
+                self.unknown += 1
+
+    def _take(self) -> None:
+        try:
+            self._open.popleft().result()
+            self.stored += 1
+        except Rejected as error:
+            by = f" by {error.queue}" if error.queue else ""
+            self.refused[f"{error.reason}{by}"] += 1
+
+    def report(self, queue: str, as_json: bool) -> None:
+        """How many were stored and refused, and why."""
+        refused = sum(self.refused.values())
+        if as_json:
+            say_json(
+                {
+                    "queue": queue,
+                    "stored": self.stored,
+                    "refused": refused,
+                    "unknown": self.unknown,
+                    "reasons": dict(self.refused),
+                }
+            )
+            return
+        unknown = f", {self.unknown:,} without an answer" if self.unknown else ""
+        click.echo(f"{self.stored:,} stored, {refused:,} refused{unknown}")
+        for reason, count in self.refused.most_common():
+            click.echo(f"  {count:,} × {reason}")
+
+
+def messages(files: tuple[Path, ...], lines: bool | None) -> Iterator[bytes]:
+    """The payloads of the files, or of standard input when there are none."""
+    if not files:
+        stream = click.get_binary_stream("stdin")
+        if stream.isatty():
+            note("Reading from the terminal: a line is a message, Ctrl-D ends.")
+        yield from _lines(stream) if lines is not False else [stream.read()]
+    for path in files:
+        by_line = path.suffix.lower() in LINE_SUFFIXES if lines is None else lines
+        if by_line:
+            with path.open("rb") as stream:
+                yield from _lines(stream)
+        else:
+            yield path.read_bytes()
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    for line in stream:
+        if line := line.rstrip(b"\r\n"):
+            yield line
+
+
+def _progress(
+    payloads: Iterator[bytes], files: tuple[Path, ...], as_json: bool
+) -> Iterator[bytes]:
+    """The same payloads; on a terminal with a bar that follows them."""
+    from .common import console
+
+    terminal = console(stderr=True)
+    if as_json or not files or not terminal.is_terminal:
+        yield from payloads
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    total = sum(path.stat().st_size for path in files)
+    columns = (TextColumn("{task.fields[count]:,} sent"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
+        task = bar.add_task("publish", total=total, count=0)
+        for count, payload in enumerate(payloads, 1):
+            yield payload
+            bar.update(task, advance=len(payload) + 1, count=count)

@@ -1,0 +1,51 @@
+"""`lakequeue purge`: remove messages from a queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .common import connect, connection_options, json_option, option, say_json
+
+
+@click.command()
+@click.argument("queue")
+@option("--where", metavar="EXPRESSION", help="Remove such messages: '/price < 0'.")
+@option("--all", "everything", is_flag=True, help="Remove every message.")
+@option("--yes", "-y", is_flag=True, help="Do not ask.")
+@connection_options
+@json_option
+def purge(
+    queue: str,
+    where: str | None,
+    everything: bool,
+    yes: bool,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Remove messages of QUEUE for good, leased ones too. Asks first.
+
+    \b
+    Examples:
+      lakequeue purge orders --where "/state = 'test'"
+      lakequeue purge orders-dmq --all --yes
+    """
+    if everything == (where is not None):
+        raise click.UsageError("say which messages: either --where EXPRESSION or --all")
+    with connect(url, home, vpn, "purge") as connection:
+        admin = connection.admin()
+        if not yes:
+            depth = admin.describe(queue)["depth"]
+            what = "all of them" if everything else f"those where {where}"
+            question = f"{queue} holds {depth:,} messages. Remove {what} for good?"
+            click.confirm(question, abort=True, err=as_json)
+        removed = admin.purge(queue) if everything else admin.purge(queue, where=where)
+    if as_json:
+        say_json({"queue": queue, "removed": removed})
+    elif isinstance(removed, int):
+        click.echo(f"{removed:,} removed from {queue}")
+    else:
+        click.echo(f"Removed from {queue}.")

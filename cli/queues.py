@@ -1,0 +1,150 @@
+"""`lakequeue queues`: what is in the queues, and who consumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import (
+    connect,
+    connection_options,
+    console,
+    json_option,
+    number,
+    option,
+    say_json,
+    size,
+    stop_on_signals,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@click.command()
+@click.argument("queue", required=False)
+@option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@option(
+    "--every", type=click.FloatRange(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
+    help="With --watch: how often.",
+)  # fmt: skip
+@connection_options
+@json_option
+def queues(
+    queue: str | None,
+    watch: bool,
+    every: float,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Show every queue, or one QUEUE with its consumers and counters.
+
+    \b
+    Examples:
+      lakequeue queues
+      lakequeue queues orders --watch
+      lakequeue queues --json | jq '.[] | {name, depth}'
+    """
+    with connect(url, home, vpn, "queues") as connection:
+        admin = connection.admin()
+        if not watch:
+            described = look(admin, queue)
+            if as_json:
+                say_json(described[0] if queue else described)
+            else:
+                console().print(_show(described, queue))
+            return
+        with stop_on_signals() as stop:
+            _watch(admin, queue, every, stop.wait, as_json)
+
+
+def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool) -> None:
+    if as_json:
+        while True:
+            described = look(admin, queue)
+            say_json(described[0] if queue else described)
+            if wait(every):
+                return
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        while True:
+            live.update(_show(look(admin, queue), queue), refresh=True)
+            if wait(every):
+                return
+
+
+def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
+    """Describe one queue, or all."""
+    if queue:
+        return [admin.describe(queue)]
+    names = [q if isinstance(q, str) else q["name"] for q in admin.queues()]
+    return [admin.describe(name) for name in names]
+
+
+def _show(described: list[dict[str, Any]], queue: str | None) -> RenderableType:
+    return _one(described[0]) if queue else _table(described)
+
+
+def _table(described: list[dict[str, Any]]) -> RenderableType:
+    from rich.table import Table
+
+    if not described:
+        return "No queue is defined here."
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("queue")
+    for column in ("depth", "ready", "leased", "delayed", "spool", "consumers", "oldest"):
+        table.add_column(column, justify="right")
+    table.add_column("waits because of")
+    for queue in described:
+        age = queue.get("oldest_age_s")
+        table.add_row(
+            queue["name"],
+            *(number(queue.get(name)) for name in ("depth", "ready", "leased", "delayed")),
+            size(queue.get("spool_bytes")),
+            number(len(queue.get("consumers") or ())),
+            "–" if age is None else f"{age:,.1f} s",
+            queue.get("blocked") or "",
+        )
+    return table
+
+
+def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:
+    """The counters of a described queue, wherever they stand."""
+    return dict(queue.get("counters") or {})
+
+
+def _one(queue: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+
+    parts: list[RenderableType] = [_table([queue]), ""]
+    counts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    counts.add_column("counter")
+    counts.add_column("count", justify="right")
+    for name, value in counters_of(queue).items():
+        if isinstance(value, Mapping):
+            for reason, count in value.items():
+                counts.add_row(f"{name}: {reason}", number(count))
+        else:
+            counts.add_row(name, number(value))
+    parts += [counts, ""]
+    if queue.get("consumers"):
+        consumers = Table(box=None, padding=(0, 2, 0, 0))
+        for column in ("consumer", "held", "backlog", "filter", "blocked"):
+            consumers.add_column(column)
+        for one in queue["consumers"]:
+            consumers.add_row(
+                one.get("name") or one.get("subscription", ""),
+                number(one.get("held")),
+                number(one.get("backlog")),
+                one.get("filter") or "",
+                (one.get("why") or "yes") if one.get("blocked") else "",
+            )
+        parts.append(consumers)
+    return Group(*parts)

@@ -1,0 +1,115 @@
+"""`lakequeue run`: the engine on a Kafka and a Spark that are there already."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from .common import DEFAULT_HOME, interrupt_on_sigterm, json_option, option, pairs
+from .group import EnvironmentFault
+from .service import (
+    Progress,
+    environment_faults,
+    goodbye,
+    serve,
+    show_addresses,
+    write_address,
+)
+from .up import PACKAGE_CONFIGURATION
+
+CONNECT_SECONDS_MAX = 5.0
+
+
+@click.command()
+@option(
+    "--bootstrap", default="127.0.0.1:9092", show_default=True, envvar="LAKEQUEUE_BOOTSTRAP",
+    help="Kafka's addresses, host:port, separated by commas.",
+)  # fmt: skip
+@option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
+    envvar="LAKEQUEUE_CONFIG",
+    help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
+)  # fmt: skip
+@option(
+    "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
+    show_default=True, envvar="LAKEQUEUE_HOME", help="Directory for checkpoint, tables, logs.",
+)  # fmt: skip
+@option(
+    "--master", envvar="LAKEQUEUE_MASTER",
+    help="Spark's master, such as local[4] or spark://host:7077.  [default: conf/spark.conf's]",
+)  # fmt: skip
+@option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE",
+    help="A setting of Spark; may be given many times.",
+)  # fmt: skip
+@json_option
+def run(
+    bootstrap: str,
+    config: Path,
+    home: Path,
+    master: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run the engine on an existing Kafka and Spark until SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      lakequeue run --bootstrap kafka-1:9092,kafka-2:9092 --config queues.yaml
+      lakequeue run --bootstrap kafka:9092 --master spark://spark:7077 \\
+          --set spark.executor.memory=4g --home /data/lakequeue
+    """
+    from ..conf import load
+
+    configuration = load(config)
+    spark_settings = pairs(settings, "--set")
+    home = home.expanduser().absolute()
+    check_kafka(bootstrap)
+    progress = Progress()
+    try:
+        with interrupt_on_sigterm():
+            from ..streaming import Engine
+
+            engine = Engine(
+                bootstrap, home, configuration,
+                master=master, settings=spark_settings or None, progress=progress,
+            )  # fmt: skip
+            try:
+                with environment_faults():
+                    engine.start()
+                    address = write_address(home, bootstrap)
+                try:
+                    progress.close()
+                    show_addresses(engine.addresses, home, as_json)
+                    serve(engine, home, as_json)
+                finally:
+                    address.unlink(missing_ok=True)
+            finally:
+                engine.stop()
+    except KeyboardInterrupt:
+        pass  # asked to end while it was starting: it ended in order
+    finally:
+        progress.close()
+    goodbye(home, as_json)
+
+
+def check_kafka(bootstrap: str) -> None:
+    """Refuse at once what nobody listens on; Spark would try for minutes."""
+    reasons: list[str] = []
+    for address in bootstrap.split(","):
+        host, _, port = address.strip().rpartition(":")
+        if not host or not port.isdigit():
+            raise click.BadParameter(
+                f"{address!r} is not host:port, such as 127.0.0.1:9092", param_hint="--bootstrap"
+            )
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS_MAX):
+                return
+        except (OSError, OverflowError) as error:
+            reasons.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
+    raise EnvironmentFault(
+        f"No Kafka broker answers ({'; '.join(reasons)}): start one, name another with "
+        "--bootstrap, or let `lakequeue up` start its own."
+    )

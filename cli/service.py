@@ -1,0 +1,125 @@
+"""Running an engine in the foreground until a signal: what `up` and `run` share."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..protocol.errors import ConfigError, LakequeueError
+from .common import ADDRESS_FILE, console, note, say_json
+from .group import EnvironmentFault
+
+
+@contextlib.contextmanager
+def environment_faults() -> Iterator[None]:
+    """What fails while starting is the surroundings' fault, unless it is the configuration's."""
+    try:
+        yield
+    except (ConfigError, EnvironmentFault):
+        raise
+    except LakequeueError as error:
+        raise EnvironmentFault(str(error)) from error
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise EnvironmentFault(f"{place}{error.strerror or error}") from error
+
+
+class Progress:
+    """What happens while starting: a line that turns on a terminal, else lines on stderr."""
+
+    def __init__(self) -> None:
+        self._console = console(stderr=True)
+        self._status: Any = None
+        if self._console.is_terminal:
+            self._status = self._console.status("Starting …")
+            self._status.start()
+
+    def __call__(self, line: str) -> None:
+        if self._status is not None:
+            self._status.update(line)
+        else:
+            note(line)
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> None:
+    """Each address that is served: a table, or one line of JSON."""
+    if as_json:
+        say_json({"event": "ready", "addresses": dict(addresses), "home": str(home)})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, address in addresses.items():
+        table.add_row(f"[bold]{name}[/bold]", address)
+    console().print(table)
+
+
+def serve(engine: Any, home: Path, as_json: bool) -> None:
+    """Wait until a signal or a failure, then stop the engine and say goodbye.
+
+    The engine waits in a thread: the main thread is the one that hears signals.
+    """
+    failure: list[BaseException] = []
+    ended = threading.Event()
+    stop = threading.Event()
+
+    def wait() -> None:
+        try:
+            engine.wait()
+        except BaseException as error:
+            failure.append(error)
+        ended.set()
+
+    def asked(number: int, frame: object) -> None:
+        if stop.is_set():
+            note("Still finishing the batch; once more loses no message, but starts slower.")
+        stop.set()
+
+    for which in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(which, asked)
+    threading.Thread(target=wait, name="engine-wait", daemon=True).start()
+    since = time.monotonic()
+    live = console()
+    status = live.status("") if live.is_terminal and not as_json else None
+    with status or contextlib.nullcontext():
+        while not stop.is_set() and not ended.is_set():
+            if status is not None:
+                up_s = int(time.monotonic() - since)
+                status.update(f"running for {up_s // 60}:{up_s % 60:02d} – Ctrl-C ends it")
+            stop.wait(0.5)
+    if failure:
+        with contextlib.suppress(Exception):
+            engine.stop()
+        raise failure[0]
+    if not as_json:
+        click.echo("Finishing the batch …")
+    engine.stop()
+
+
+def write_address(home: Path, bootstrap_servers: str) -> Path:
+    """Leave the address where `--home` on other commands finds it."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / ADDRESS_FILE
+    path.write_text(f"kafka://{bootstrap_servers}\n")
+    return path
+
+
+def goodbye(home: Path, as_json: bool) -> None:
+    """The last words."""
+    if as_json:
+        say_json({"event": "goodbye", "home": str(home)})
+    else:
+        click.echo(f"Goodbye. Everything is kept in {home}; the next start continues there.")

@@ -1,0 +1,316 @@
+"""The fast transport: confluent-kafka (librdkafka, C).
+
+A daemon thread serves the producer's delivery reports; librdkafka only frees the place in its
+queue when somebody collects them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from ..protocol.errors import NotConnected, Reason, Rejected
+from .transport import (
+    ASK_SECONDS_MAX,
+    BUFFER_BYTES_MAX,
+    BUFFER_RECORDS_MAX,
+    CLOSE_SECONDS_MAX,
+    FETCH_PARTITION_BYTES_MAX,
+    FETCH_WAIT_MS,
+    FULL_SECONDS_MAX,
+    LINGER_MS,
+    LOGGER,
+    MESSAGE_BYTES_MAX,
+    OPEN_SECONDS_MAX,
+    POLL_BYTES_MAX,
+    POLL_RECORDS_MAX,
+    RECONNECT_MS_MAX,
+    KafkaTransport,
+    LibraryLog,
+    Record,
+    no_answer,
+    normal,
+    require_listener,
+)
+
+_SLICE_SECONDS = 0.1  # how long one call into librdkafka may keep Ctrl-C and close() waiting
+_CHUNK_RECORDS = 500
+
+_log = logging.Logger("librdkafka", logging.WARNING)  # on its own, not in the tree of loggers
+_log.addHandler(LibraryLog())
+
+
+class ConfluentTransport(KafkaTransport):
+    """`Transport` on confluent-kafka. Raises NotConnected within about 5 s when Kafka is away."""
+
+    def __init__(self, bootstrap: str, client_name: str) -> None:
+        bootstrap = normal(bootstrap)
+        deadline = time.monotonic() + OPEN_SECONDS_MAX
+        require_listener(bootstrap, deadline)
+        self._shared: dict[str, Any] = {
+            "bootstrap.servers": bootstrap,
+            "client.id": client_name,
+            "allow.auto.create.topics": False,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
+            "socket.nagle.disable": True,
+            "socket.keepalive.enable": True,
+            "log.connection.close": False,
+            "log_level": 4,
+        }
+        self._producer: Producer = Producer(
+            {
+                **self._shared,
+                "enable.idempotence": True,  # and with it acks=all, order, endless retries
+                "acks": "all",
+                "linger.ms": LINGER_MS,
+                "compression.type": "none",  # every client can read it, kafka-python too
+                "message.max.bytes": MESSAGE_BYTES_MAX,
+                "queue.buffering.max.messages": BUFFER_RECORDS_MAX,
+                "queue.buffering.max.kbytes": BUFFER_BYTES_MAX // 1024,
+                # No record is given up while Kafka is away: the buffer is the bound, not time.
+                "message.timeout.ms": 0,
+                "topic.metadata.propagation.max.ms": int(FULL_SECONDS_MAX * 1000),
+                "partitioner": "murmur2_random",  # as Java and kafka-python
+                "delivery.report.only.error": True,
+                "on_delivery": _weakly(self._delivered),
+            },
+            logger=_log,
+        )
+        self._consumer: Consumer | None = None
+        self._consuming = threading.Lock()
+        self._listening = threading.Event()
+        self._listened: set[tuple[str, int]] = set()
+        self._assigning = threading.Lock()
+        stop = threading.Event()
+        self._stop = stop
+        super().__init__(bootstrap, client_name)
+        try:
+            self._producer.list_topics(timeout=max(0.5, deadline - time.monotonic()))
+        except KafkaException as error:
+            self._closed = True
+            raise no_answer(
+                bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"
+            ) from error
+        self._server = threading.Thread(
+            target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
+        )
+        self._server.start()
+        # A transport that is dropped without close() must not leave its thread behind.
+        weakref.finalize(self, stop.set)
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        partition: int | None = None,
+    ) -> None:
+        self._check()
+        place = -1 if partition is None else partition
+        fields: Any = headers or None  # its type wants `str | bytes | None` exactly
+        deadline = 0.0
+        while True:
+            try:
+                self._producer.produce(topic, value, key, place, headers=fields)
+                return
+            except BufferError:
+                now = time.monotonic()
+                deadline = deadline or now + FULL_SECONDS_MAX
+                if now > deadline:
+                    raise NotConnected(
+                        f"{len(self._producer):,} records are waiting for Kafka at "
+                        f"{self.bootstrap}, and for {FULL_SECONDS_MAX:.0f} s it took none of them"
+                    ) from None
+                time.sleep(0.002)
+                self._check()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise Rejected(
+                        Reason.MESSAGE_TOO_LARGE,
+                        detail=f"{len(value):,} bytes, and {MESSAGE_BYTES_MAX:,} are allowed",
+                    ) from error
+                raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
+
+    def listen(self, topic: str, partition: int) -> None:
+        self._check()
+        with self._assigning:
+            if (topic, partition) in self._listened:
+                return
+            if self._consumer is None:
+                self._consumer = self._open_consumer()
+            consumer = self._consumer
+            place = TopicPartition(topic, partition)
+            try:
+                end = consumer.get_watermark_offsets(place, timeout=ASK_SECONDS_MAX)
+            except KafkaException as error:
+                raise self._cannot(f"partition {partition} of topic {topic!r}", error) from error
+            if end is None:
+                raise no_answer(self.bootstrap, f"the end of topic {topic!r} is not known in time")
+            self._check()
+            consumer.incremental_assign([TopicPartition(topic, partition, end[1])])
+            self._listened.add((topic, partition))
+            self._listening.set()
+
+    def partitions(self, topic: str) -> int:
+        self._check()
+        try:
+            found = self._producer.list_topics(topic, timeout=ASK_SECONDS_MAX).topics[topic]
+        except KafkaException as error:
+            raise self._cannot(f"topic {topic!r}", error) from error
+        if not found.partitions:
+            raise self._cannot(f"topic {topic!r}", found.error)
+        return len(found.partitions)
+
+    def poll(self, timeout: float) -> list[Record]:
+        self._check()
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            if not self._listening.is_set():
+                self._listening.wait(min(left, _SLICE_SECONDS))
+            else:
+                with self._consuming:
+                    self._check()
+                    records = self._take(min(left, _SLICE_SECONDS))
+                if records:
+                    return records
+            if time.monotonic() >= deadline:
+                return []
+            self._check()
+
+    def flush(self, timeout: float) -> bool:
+        self._check()
+        left = self._producer.flush(max(0.0, timeout))
+        self._raise_failure()
+        return left == 0
+
+    def close(self) -> None:
+        if not self._begin_close():
+            return
+        left = self._producer.flush(CLOSE_SECONDS_MAX)
+        if left:
+            LOGGER.warning("%d records did not reach Kafka before the connection closed", left)
+            self._producer.purge()
+            self._producer.flush(0.5)
+        self._stop.set()
+        self._server.join(2.0)
+        with self._assigning, self._consuming:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def _open_consumer(self) -> Consumer:
+        return Consumer(
+            {
+                **self._shared,
+                # librdkafka wants a name here; nothing joins a group, nothing is committed.
+                "group.id": self.client_name or "lakequeue",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",  # what was deleted before it was read is skipped
+                "isolation.level": "read_committed",
+                "fetch.min.bytes": 1,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "max.partition.fetch.bytes": FETCH_PARTITION_BYTES_MAX,
+                "fetch.max.bytes": 2 * FETCH_PARTITION_BYTES_MAX,
+                "fetch.error.backoff.ms": 100,
+                "queued.max.messages.kbytes": 2 * FETCH_PARTITION_BYTES_MAX // 1024,
+                # With a full queue it would look again after 1 s: a pause in the stream.
+                "fetch.queue.backoff.ms": 2,
+            },
+            logger=_log,
+        )
+
+    def _take(self, timeout: float) -> list[Record]:
+        assert self._consumer is not None
+        first = self._consumer.poll(timeout)  # consume(n) would wait for n records
+        if first is None:
+            return []
+        records: list[Record] = []
+        size = _collect([first], records)
+        while len(records) < POLL_RECORDS_MAX and size < POLL_BYTES_MAX:
+            mean = size // (len(records) or 1) + 1
+            count = min(_CHUNK_RECORDS, max(1, (POLL_BYTES_MAX - size) // mean))
+            more = self._consumer.consume(count, 0)
+            size += _collect(more, records)
+            if len(more) < count:
+                break
+        return records
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None and not self._closed:
+            self._failure = f"a record for topic {message.topic()!r} is lost: {error.str()}"
+            LOGGER.warning(self._failure)
+
+    def _cannot(self, what: str, error: KafkaException | KafkaError | None) -> NotConnected:
+        cause = error.args[0] if isinstance(error, KafkaException) else error
+        code = cause.code() if cause is not None else None
+        missing = (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError._UNKNOWN_PARTITION,
+        )
+        if code is None or code in missing:
+            return NotConnected(f"{what} does not exist in Kafka at {self.bootstrap}")
+        if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+            return no_answer(self.bootstrap, f"{what} cannot be looked up")
+        return NotConnected(f"{what} cannot be used: {_said(error)}")
+
+    def _handles(self) -> Iterable[object]:
+        return [handle for handle in (self._producer, self._consumer) if handle is not None]
+
+
+def _collect(messages: list[Any], records: list[Record]) -> int:
+    """Append what is data; returns its bytes. Errors are logged: librdkafka tries on by itself."""
+    size = 0
+    for message in messages:
+        error = message.error()
+        if error is not None:
+            _log.warning("%s [%s]: %s", message.topic(), message.partition(), error.str())
+            continue
+        key, value, headers = message.key(), message.value(), message.headers()
+        size += 100 + (len(value) if value is not None else 0)
+        records.append(
+            Record(
+                message.topic(),
+                message.partition(),
+                message.offset(),
+                message.timestamp()[1],
+                key,
+                value,
+                [(name, content or b"") for name, content in headers] if headers else [],
+            )
+        )
+    return size
+
+
+def _serve(producer: Producer, stop: threading.Event) -> None:
+    while not stop.is_set():
+        with contextlib.suppress(Exception):  # an error in a callback must not end the service
+            producer.poll(0.2)
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """The producer lives in a thread: a strong reference would keep the transport for ever."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        target = reference()
+        if target is not None:
+            target(*arguments)
+
+    return call
+
+
+def _said(error: KafkaException | KafkaError | None) -> str:
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    return cause.str() if isinstance(cause, KafkaError) else str(cause)

@@ -1,0 +1,418 @@
+"""Consumers: receive messages and settle them (C1–C7, L8, L10, L11, L13).
+
+A consumer is one subscription. Deliveries come into its buffer; what the application was given and
+has not settled is *held*, in order of receipt. Acks are collected and sent as ranges; anything
+that is not an ack sends them first, so nothing overtakes them (C5).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import ConfigError, LeaseLost, NotConnected, commands, wire
+from ..protocol.ids import format_ranges
+from ..protocol.outputs import Deliveries
+from .message import Message
+from .values import duration_ms
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+ACK_MODES = ("auto", "client", "individual", "dups_ok", "pre_ack", "no_ack")
+ACKS_PENDING_MAX = 500
+SEEN_MAX = 200_000
+
+
+class Consumer:
+    """Receives from one queue; made by `Connection.consumer`. One thread at a time, except that
+    messages may be settled from any thread."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: str,
+        ack_mode: str = "client",
+        max_backlog: int | None = None,
+        filter: str | None = None,
+        dups_ok_count: int = 10,
+        dups_ok_interval: str | float = "1s",
+        name: str | None = None,
+    ) -> None:
+        if ack_mode not in ACK_MODES:
+            raise ConfigError(f"ack_mode: {ack_mode!r} – allowed are {', '.join(ACK_MODES)}")
+        if ack_mode == "dups_ok" and max_backlog is not None and dups_ok_count > max_backlog:
+            raise ConfigError(
+                f"dups_ok_count: {dups_ok_count} – allowed is at most max_backlog, {max_backlog}"
+            )
+        self._connection = connection
+        self.queue = queue
+        self.ack_mode = ack_mode
+        self._max_backlog = max_backlog
+        self._filter = filter
+        self._dups_count = dups_ok_count
+        self._dups_interval_s = duration_ms(dups_ok_interval, "dups_ok_interval") / 1000
+        self.name = name or connection.client_name
+        self._buffer: deque[Message] = deque()
+        self._held: dict[int, Message] = {}
+        self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._acks: list[int] = []
+        self._lock = threading.RLock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._removes_on_send = ack_mode == "no_ack"
+        self._last_dups_ack = time.monotonic()
+        self.subscription = ""
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        """Bind to the queue under a new subscription id; what was held before is lost."""
+        connection = self._connection
+        with self._lock:
+            self._buffer.clear()
+            self._held.clear()
+            self._acks.clear()
+            self.subscription = connection.new_name(self.name)
+            connection.attach_consumer(self)
+        result = connection.request(
+            commands.Subscribe(
+                queue=self.queue,
+                subscription=self.subscription,
+                session=connection.session_of(self.subscription),
+                name=self.name,
+                inbox=connection.inbox,
+                max_backlog=self._max_backlog,
+                filter=self._filter,
+                acks="none" if self.ack_mode == "no_ack" else "explicit",
+                framing="batch",
+            )
+        )
+        self._removes_on_send = bool(result and result.get("removes_on_send"))
+
+    # ------------------------------------------------------------ receiving
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when there is none within ``timeout`` seconds (None: for ever;
+        on ``memory://`` no call waits)."""
+        self._check_open()
+        if not self._buffer:
+            self._dups_ok_due()
+            if self._removes_on_send or self.ack_mode in ("auto", "pre_ack"):
+                self._flush_acks()
+            self._connection.wait(lambda: bool(self._buffer) or self._closed, timeout)
+        with self._lock:
+            if not self._buffer:
+                return None
+            message = self._buffer.popleft()
+            if self._tracks(message):
+                self._held[message.number] = message
+        if self.ack_mode in ("auto", "pre_ack"):
+            self._settle_acks([message])
+        elif self.ack_mode == "dups_ok":
+            self._dups_ok(message)
+        return message
+
+    def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        """Up to ``most`` messages: waits for the first, takes what is there of the rest."""
+        first = self.receive(timeout)
+        out = [first] if first is not None else []
+        while out and len(out) < most and self._buffer:
+            message = self.receive(0)
+            if message is None:
+                break
+            out.append(message)
+        return out
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, until the consumer is closed; on ``memory://`` while there are."""
+        while not self._closed:
+            message = self.receive(None)
+            if message is None:
+                return
+            yield message
+
+    def on_message(self, callback: Callable[[Message], Any]) -> None:
+        """Call ``callback`` for each message, in a thread of its own (C4).
+
+        In mode `auto` the message is acknowledged when the callback returns, canceled when it
+        raises. On ``memory://`` the callback runs at once for what is there.
+        """
+        self._check_open()
+        if self._connection.is_memory:
+            while self._buffer_filled():
+                self._call(callback)
+            self._connection.on_delivery(self, lambda: self._drain(callback))
+            return
+        self._thread = threading.Thread(target=self._loop, args=(callback,), daemon=True)
+        self._thread.start()
+
+    def _buffer_filled(self) -> bool:
+        self._connection.wait(lambda: bool(self._buffer), 0)
+        return bool(self._buffer)
+
+    def _drain(self, callback: Callable[[Message], Any]) -> None:
+        while self._buffer and not self._closed:
+            self._call(callback)
+
+    def _loop(self, callback: Callable[[Message], Any]) -> None:
+        while not self._closed and self._connection.is_open:
+            self._connection.wait(lambda: bool(self._buffer) or self._closed, 0.5)
+            self._drain(callback)
+
+    def _call(self, callback: Callable[[Message], Any]) -> None:
+        with self._lock:
+            if not self._buffer:
+                return
+            message = self._buffer.popleft()
+            if self._tracks(message):
+                self._held[message.number] = message
+        if self.ack_mode == "pre_ack":
+            self._settle_acks([message])
+        try:
+            callback(message)
+        except Exception as error:  # the application's: reported, and the message returns (C4)
+            self._connection.report(f"callback failed on message {message.id}: {error!r}")
+            if self.ack_mode in ("auto", "dups_ok") and message.number in self._held:
+                self._cancel_message(message, None)
+            return
+        if self.ack_mode == "auto" and message.number in self._held:
+            self._settle_acks([message])
+        elif self.ack_mode == "dups_ok":
+            self._dups_ok(message)
+
+    def _tracks(self, message: Message) -> bool:
+        return not (self._removes_on_send or message.is_barrier)
+
+    # ------------------------------------------------------------ settling
+
+    def ack(
+        self,
+        ids: Iterable[str | int] | str | None = None,
+        up_to: str | int | None = None,
+        where: str | None = None,
+    ) -> None:
+        """Acknowledge by id, by range, up to an id, or by filter (L13). Exactly one is given."""
+        if sum(x is not None for x in (ids, up_to, where)) != 1:
+            raise ConfigError("ack: exactly one of ids, up_to, where is given")
+        self._check_open()
+        self._flush_acks()
+        command = commands.Ack(queue=self.queue, subscription=self.subscription)
+        if ids is not None:
+            text = ids if isinstance(ids, str) else format_ranges(int(i) for i in ids)
+            command = commands.Ack(
+                queue=self.queue, subscription=self.subscription, ids=text
+            )
+            self._forget(text)
+        elif up_to is not None:
+            last = int(up_to)
+            with self._lock:
+                known = last in self._held
+            if known:
+                self._settle_acks(self._up_to(self._held[last]))
+                self._flush_acks()
+                return
+            command = commands.Ack(
+                queue=self.queue, subscription=self.subscription, up_to=str(last)
+            )
+        else:
+            command = commands.Ack(queue=self.queue, subscription=self.subscription, where=where)
+        self._connection.request(command)
+
+    def _forget(self, text: str) -> None:
+        from ..protocol.ids import parse_ranges
+
+        try:
+            ranges = parse_ranges(text)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        with self._lock:
+            for low, high in ranges:
+                for number in [n for n in self._held if low <= n <= high]:
+                    del self._held[number]
+
+    def _up_to(self, message: Message) -> list[Message]:
+        with self._lock:
+            out = []
+            for held in self._held.values():
+                out.append(held)
+                if held is message:
+                    break
+            return out
+
+    def _check_held(self, message: Message) -> bool:
+        """Whether there is something to settle. Raises LeaseLost where it is known to be lost."""
+        self._check_open()
+        if not self._tracks(message):
+            return False
+        with self._lock:
+            held = self._held.get(message.number)
+        if held is not message:
+            if held is None and message.number in self._acks:
+                return False
+            raise LeaseLost(f"message {message.id} is no longer held by this consumer")
+        if message._lease and self._connection.now_ms() >= message._lease:
+            with self._lock:
+                self._held.pop(message.number, None)
+            raise LeaseLost(f"the lease of message {message.id} ended at {message.lease_expires_at}")
+        return True
+
+    def _ack_message(self, message: Message) -> None:
+        if self.ack_mode in ("auto", "pre_ack", "no_ack") and message.number not in self._held:
+            return
+        if self._check_held(message):
+            cumulative = self.ack_mode in ("client", "dups_ok")
+            self._settle_acks(self._up_to(message) if cumulative else [message])
+
+    def _settle_acks(self, messages: list[Message]) -> None:
+        with self._lock:
+            for message in messages:
+                if self._held.pop(message.number, None) is not None:
+                    self._acks.append(message.number)
+            pending = len(self._acks)
+        if self._connection.is_memory or pending >= ACKS_PENDING_MAX:
+            self._flush_acks()
+        elif pending:
+            self._connection.wake()
+
+    def _flush_acks(self) -> None:
+        """Send the acks collected so far (C5)."""
+        with self._lock:
+            if not self._acks:
+                return
+            text = format_ranges(self._acks)
+            self._acks.clear()
+            self._connection.command(
+                commands.Ack(queue=self.queue, subscription=self.subscription, ids=text)
+            )
+
+    def _dups_ok(self, message: Message) -> None:
+        """Mode dups_ok: after n messages or k ms, whichever is first (C4)."""
+        n = self._dups_count
+        if n and len(self._held) >= n:
+            self._settle_acks(list(self._held.values()))
+            self._last_dups_ack = time.monotonic()
+        else:
+            self._dups_ok_due()
+
+    def _dups_ok_due(self) -> None:
+        if self.ack_mode != "dups_ok" or not self._dups_interval_s or not self._held:
+            return
+        if time.monotonic() - self._last_dups_ack >= self._dups_interval_s:
+            self._settle_acks(list(self._held.values()))
+            self._last_dups_ack = time.monotonic()
+
+    def _cancel_message(self, message: Message, delay: str | float | None) -> None:
+        ms = None if delay is None else duration_ms(delay, "delay")
+        self._give_up(
+            message,
+            commands.Cancel(
+                queue=self.queue, subscription=self.subscription, ids=message.id, delay_ms=ms
+            ),
+        )
+
+    def _reject_message(self, message: Message, reason: str) -> None:
+        self._give_up(
+            message,
+            commands.Reject(
+                queue=self.queue, subscription=self.subscription, ids=message.id, reason=reason
+            ),
+        )
+
+    def _give_up(self, message: Message, command: commands.Command) -> None:
+        if self._check_held(message):
+            with self._lock:
+                self._held.pop(message.number, None)
+                self._flush_acks()
+                self._connection.command(command)
+
+    def _renew_message(self, message: Message, period: str | float | None) -> None:
+        ms = None if period is None else duration_ms(period, "period")
+        if self._check_held(message):
+            self._flush_acks()
+            self._connection.command(
+                commands.Renew(
+                    queue=self.queue, subscription=self.subscription, ids=message.id, period_ms=ms
+                )
+            )
+            if message._lease and ms is not None:
+                message._lease = self._connection.now_ms() + ms
+
+    # ------------------------------------------------------------ the rest
+
+    def set_max_backlog(self, max_backlog: int) -> None:
+        """Change this subscription's backlog (B3); below what it holds, delivery waits."""
+        self._check_open()
+        self._connection.request(
+            commands.SetBacklog(
+                queue=self.queue, subscription=self.subscription, max_backlog=max_backlog
+            )
+        )
+        self._max_backlog = max_backlog
+
+    def close(self) -> None:
+        """Send what is acknowledged, return the rest to the queue, end the subscription."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._connection.is_open:
+            self._flush_acks()
+            self._connection.command(
+                commands.Unsubscribe(queue=self.queue, subscription=self.subscription)
+            )
+        self._connection.detach_consumer(self)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5)
+
+    def kill(self) -> None:
+        """On ``memory://`` only: die silently, as a killed process does. A test aid."""
+        if not self._connection.is_memory:
+            raise ConfigError("kill: only on memory://; kill the process instead")
+        self._closed = True
+        self._connection.silence(self.subscription)
+        self._connection.detach_consumer(self)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed or not self._connection.is_open:
+            raise NotConnected("the consumer is closed")
+
+    # ------------------------------------------------------------ called by the connection
+
+    def on_record(self, value: bytes) -> None:
+        """A delivery record: into the buffer, without what was seen already (C2)."""
+        deliveries = wire.decode_batch(value)
+        with self._lock:
+            if deliveries.subscription != self.subscription or self._closed:
+                return
+            self._take(deliveries)
+
+    def _take(self, d: Deliveries) -> None:
+        seen = self._seen
+        for i, number in enumerate(d.ids):
+            count = d.counts[i]
+            if (number, count) in seen:
+                continue
+            seen[number, count] = None
+            message = Message(
+                self, d.queue, number, d.payloads[i], d.keys[i], d.headers[i], count,
+                d.priorities[i], d.lease_until, d.expires[i], d.times[i], d.barrier,
+                d.dead.get(i),
+            )  # fmt: skip
+            self._held.pop(number, None)
+            self._buffer.append(message)
+        while len(seen) > SEEN_MAX:
+            seen.popitem(last=False)
+
+    def tick(self) -> None:
+        """Called by the connection now and then: acks that are due are sent."""
+        self._dups_ok_due()
+        self._flush_acks()

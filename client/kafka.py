@@ -1,0 +1,37 @@
+"""Which Kafka library a connection uses."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from ..protocol.errors import ConfigError, Problem
+from .transport import Transport
+
+LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"
+LIBRARIES = ("confluent-kafka", "kafka-python")
+
+
+def open_kafka(url_host: str, client_name: str, library: str | None = None) -> Transport:
+    """Connect to Kafka at ``host:port`` (several with commas; port 9092 when left out).
+
+    library: ``confluent-kafka`` or ``kafka-python``; else ``$LAKEQUEUE_KAFKA_LIBRARY``; else
+    confluent-kafka where it is installed, because it is many times faster.
+    Raises NotConnected within about 5 s when no broker answers, ConfigError for a library that
+    is unknown or not installed.
+    """
+    chosen = library or os.environ.get(LIBRARY_VARIABLE) or None
+    where = "" if library else LIBRARY_VARIABLE
+    if chosen is not None and chosen not in LIBRARIES:
+        raise ConfigError([Problem(where, "library", chosen, f"one of {', '.join(LIBRARIES)}")])
+    installed = importlib.util.find_spec("confluent_kafka") is not None
+    if chosen == "confluent-kafka" and not installed:
+        allowed = "not installed: pip install 'lakequeue[fast]'"
+        raise ConfigError([Problem(where, "library", chosen, allowed)])
+    if chosen == "confluent-kafka" or (chosen is None and installed):
+        from .confluent import ConfluentTransport
+
+        return ConfluentTransport(url_host, client_name)
+    from .kafka_python import KafkaPythonTransport
+
+    return KafkaPythonTransport(url_host, client_name)

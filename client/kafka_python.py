@@ -1,0 +1,339 @@
+"""The transport that is always there: kafka-python (pure Python).
+
+Its producer has no bound of its own, so the bound is kept here. Its consumer belongs to one thread
+at a time, so `listen` looks up the end with the admin client and leaves the rest to `poll`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import errors as kafka_errors
+from kafka.admin import OffsetSpec
+from kafka.record import util as record_util
+
+from ..protocol.errors import NotConnected, Reason, Rejected
+from .transport import (
+    ASK_SECONDS_MAX,
+    BUFFER_BYTES_MAX,
+    BUFFER_RECORDS_MAX,
+    CLOSE_SECONDS_MAX,
+    FETCH_PARTITION_BYTES_MAX,
+    FETCH_WAIT_MS,
+    FULL_SECONDS_MAX,
+    LINGER_MS,
+    LOGGER,
+    MESSAGE_BYTES_MAX,
+    OPEN_SECONDS_MAX,
+    POLL_BYTES_MAX,
+    POLL_RECORDS_MAX,
+    RECONNECT_MS_MAX,
+    KafkaTransport,
+    LibraryLog,
+    Record,
+    no_answer,
+    normal,
+    require_listener,
+)
+
+_T = TypeVar("_T")
+_SLICE_SECONDS = 0.05  # how long a new `listen` waits for a poll that is under way
+_BATCH_BYTES = 256 * 1024
+_FOREVER_MS = 2**31 - 1
+_UNKNOWN_TOPIC_CODE = 3
+# In pure Python the checksum costs more than all the rest (5,000 records/s of 1 KB); with the
+# package `crc32c` it costs nothing. A producer must send it; a consumer may leave it to TCP's.
+_FAST_CHECKSUM = getattr(record_util, "crc32c_c", None) is not None
+
+
+class KafkaPythonTransport(KafkaTransport):
+    """`Transport` on kafka-python. Raises NotConnected within about 5 s when Kafka is away."""
+
+    def __init__(self, bootstrap: str, client_name: str) -> None:
+        _quiet()
+        bootstrap = normal(bootstrap)
+        deadline = time.monotonic() + OPEN_SECONDS_MAX
+        require_listener(bootstrap, deadline)
+        self._shared: dict[str, Any] = {
+            "bootstrap_servers": bootstrap.split(","),
+            "client_id": client_name,
+            "reconnect_backoff_ms": 50,
+            "reconnect_backoff_max_ms": RECONNECT_MS_MAX,
+            "retry_backoff_ms": 100,
+        }
+        self._room = threading.Condition()
+        self._waiting_records = 0
+        self._waiting_bytes = 0
+        self._admin: Any = None
+        self._asking = threading.Lock()
+        self._consumer: Any = None
+        self._consuming = threading.Lock()
+        self._listening = threading.Condition()
+        self._wanted: list[tuple[TopicPartition, int]] = []
+        self._listened: set[TopicPartition] = set()
+        try:
+            self._producer = KafkaProducer(
+                **self._shared,
+                bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
+                acks="all",
+                enable_idempotence=True,
+                linger_ms=LINGER_MS,
+                batch_size=_BATCH_BYTES,
+                compression_type=None,
+                max_request_size=MESSAGE_BYTES_MAX,
+                max_block_ms=int(FULL_SECONDS_MAX * 1000),
+                # No record is given up while Kafka is away: the buffer is the bound, not time.
+                delivery_timeout_ms=_FOREVER_MS,
+                allow_auto_create_topics=False,
+                metrics_enabled=False,
+            )
+        except kafka_errors.KafkaError as error:
+            raise no_answer(
+                bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"
+            ) from error
+        super().__init__(bootstrap, client_name)
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        partition: int | None = None,
+    ) -> None:
+        self._check()
+        size = len(value) + 100
+        if key is not None:
+            size += len(key)
+        for name, content in headers:
+            size += len(name) + len(content)
+        self._take_room(size)
+        settled = functools.partial(self._settled, topic, size)
+        try:
+            future = self._producer.send(topic, value, key, headers, partition)
+        except Exception as error:
+            self._give_room(size)
+            raise self._refused(topic, len(value), error) from error
+        future.add_both(settled)
+
+    def listen(self, topic: str, partition: int) -> None:
+        self._check()
+        place = TopicPartition(topic, partition)
+        with self._listening:
+            if place in self._listened:
+                return
+        found = self._ask(
+            f"partition {partition} of topic {topic!r}",
+            lambda admin: admin.list_partition_offsets(
+                {place: OffsetSpec.LATEST}, timeout_ms=int(ASK_SECONDS_MAX * 1000)
+            ),
+        )
+        with self._listening:
+            if place not in self._listened:
+                self._listened.add(place)
+                self._wanted.append((place, found[place].offset))
+                self._listening.notify_all()
+
+    def partitions(self, topic: str) -> int:
+        self._check()
+        found = self._ask(f"topic {topic!r}", lambda admin: admin.describe_topics([topic]))[0]
+        if found["error_code"] == _UNKNOWN_TOPIC_CODE or not found["partitions"]:
+            raise NotConnected(f"topic {topic!r} does not exist in Kafka at {self.bootstrap}")
+        return len(found["partitions"])
+
+    def poll(self, timeout: float) -> list[Record]:
+        self._check()
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with self._listening:
+                if not self._listened:
+                    self._listening.wait(min(left, _SLICE_SECONDS))
+                some = bool(self._listened)
+            if some:
+                with self._consuming:
+                    self._check()
+                    records = self._take(min(left, _SLICE_SECONDS))
+                if records:
+                    return records
+            if time.monotonic() >= deadline:
+                return []
+            self._check()
+
+    def flush(self, timeout: float) -> bool:
+        self._check()
+        with self._room:
+            done = self._room.wait_for(lambda: not self._waiting_records, max(0.0, timeout))
+        self._raise_failure()
+        return done
+
+    def close(self) -> None:
+        if not self._begin_close():
+            return
+        with self._room:
+            if not self._room.wait_for(lambda: not self._waiting_records, CLOSE_SECONDS_MAX):
+                LOGGER.warning(
+                    "%d records did not reach Kafka before the connection closed",
+                    self._waiting_records,
+                )
+            left = self._waiting_records
+        self._producer.close(timeout=0 if left else 1)
+        with self._asking:
+            if self._admin is not None:
+                self._admin.close()
+        with self._consuming:
+            if self._consumer is not None:
+                self._consumer.close(autocommit=False, timeout_ms=1000)
+                self._consumer = None
+
+    def _take_room(self, size: int) -> None:
+        with self._room:
+            if self._full(size) and not self._room.wait_for(
+                lambda: self._closed or not self._full(size), FULL_SECONDS_MAX
+            ):
+                raise NotConnected(
+                    f"{self._waiting_records:,} records are waiting for Kafka at "
+                    f"{self.bootstrap}, and for {FULL_SECONDS_MAX:.0f} s it took none of them"
+                )
+            self._waiting_records += 1
+            self._waiting_bytes += size
+
+    def _full(self, size: int) -> bool:
+        return self._waiting_records > 0 and (
+            self._waiting_records >= BUFFER_RECORDS_MAX
+            or self._waiting_bytes + size > BUFFER_BYTES_MAX
+        )
+
+    def _give_room(self, size: int) -> None:
+        with self._room:
+            full = self._full(0)
+            self._waiting_records -= 1
+            self._waiting_bytes -= size
+            if full or not self._waiting_records:
+                self._room.notify_all()
+
+    def _settled(self, topic: str, size: int, outcome: object) -> None:
+        """In the producer's thread: this record was acknowledged or given up."""
+        if isinstance(outcome, BaseException) and not self._closed:
+            self._failure = f"a record for topic {topic!r} is lost: {_said(outcome)}"
+            LOGGER.warning(self._failure)
+        self._give_room(size)
+
+    def _refused(self, topic: str, value_bytes: int, error: Exception) -> Exception:
+        if isinstance(error, kafka_errors.MessageSizeTooLargeError):
+            return Rejected(
+                Reason.MESSAGE_TOO_LARGE,
+                detail=f"{value_bytes:,} bytes, and {MESSAGE_BYTES_MAX:,} are allowed",
+            )
+        if isinstance(error, kafka_errors.KafkaTimeoutError):
+            return NotConnected(
+                f"topic {topic!r} is not known after {FULL_SECONDS_MAX:.0f} s: it does not exist, "
+                f"or no Kafka broker answers at {self.bootstrap}"
+            )
+        if isinstance(error, kafka_errors.KafkaError | ValueError):
+            return NotConnected(f"topic {topic!r} takes no record: {_said(error)}")
+        return error
+
+    def _ask(self, what: str, question: Callable[[Any], _T]) -> _T:
+        deadline = time.monotonic() + ASK_SECONDS_MAX
+        while True:
+            try:
+                with self._asking:
+                    self._check()
+                    if self._admin is None:
+                        self._admin = KafkaAdminClient(
+                            **self._shared,
+                            request_timeout_ms=int(ASK_SECONDS_MAX * 1000),
+                            bootstrap_timeout_ms=int(ASK_SECONDS_MAX * 1000),
+                        )
+                    return question(self._admin)
+            except kafka_errors.UnknownTopicOrPartitionError as error:
+                raise NotConnected(f"{what} does not exist in Kafka at {self.bootstrap}") from error
+            except kafka_errors.KafkaError as error:
+                if not error.retriable:
+                    raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
+                if time.monotonic() > deadline:
+                    raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
+                time.sleep(0.1)
+
+    def _take(self, timeout: float) -> list[Record]:
+        """One round of the consumer; what `listen` asked for meanwhile comes first."""
+        if self._consumer is None:
+            self._consumer = self._open_consumer()
+        with self._listening:
+            wanted, self._wanted = self._wanted, []
+        if wanted:
+            self._consumer.assign([*self._consumer.assignment(), *(place for place, _ in wanted)])
+            for place, offset in wanted:
+                self._consumer.seek(place, offset)
+        started = time.monotonic()
+        try:
+            found = self._consumer.poll(int(timeout * 1000), max_records=POLL_RECORDS_MAX)
+        except kafka_errors.UnsupportedCodecError as error:
+            raise NotConnected(
+                f"records cannot be read, their compression needs another package: {_said(error)}"
+            ) from error
+        except kafka_errors.KafkaError as error:
+            if not error.retriable:
+                raise NotConnected(f"Kafka refuses to be read: {_said(error)}") from error
+            # Never faster than asked, however often it fails.
+            time.sleep(max(0.0, timeout - (time.monotonic() - started)))
+            return []
+        return [
+            Record(
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                [(name, content or b"") for name, content in record.headers],
+            )
+            for records in found.values()
+            for record in records
+        ]
+
+    def _open_consumer(self) -> Any:
+        return KafkaConsumer(
+            **self._shared,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",  # what was deleted before it was read is skipped
+            isolation_level="read_committed",
+            fetch_min_bytes=1,
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            max_partition_fetch_bytes=FETCH_PARTITION_BYTES_MAX,
+            # Poll counts records only: this bounds its bytes. A larger record comes all the same.
+            fetch_max_bytes=POLL_BYTES_MAX,
+            check_crcs=_FAST_CHECKSUM,
+            allow_auto_create_topics=False,
+            metrics_enabled=False,
+        )
+
+    def _handles(self) -> Iterable[object]:
+        return [h for h in (self._producer, self._consumer, self._admin) if h is not None]
+
+    def _forget(self) -> None:
+        super()._forget()
+        # The producer would wait at the child's exit for records that the parent sends.
+        getattr(self._producer, "_unregister_cleanup", lambda: None)()
+
+
+def _said(error: BaseException) -> str:
+    text = str(error).strip()
+    return text if text else type(error).__name__
+
+
+def _quiet() -> None:
+    """Take over kafka-python's log lines, unless the application has set them up itself."""
+    log = logging.getLogger("kafka")
+    if not log.handlers and log.level == logging.NOTSET:
+        log.addHandler(LibraryLog())
+        log.setLevel(logging.WARNING)
+        log.propagate = False

@@ -1,0 +1,232 @@
+"""The engine in the process: the same `state` step, no Kafka, no Spark, a clock that one moves.
+
+Records are encoded as for Kafka, so that codecs are used as they are in the job. Applications test
+against this; every rule is tested here first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from ..protocol import commands, topics, wire
+from ..protocol.messages import HEADER, Records
+from ..protocol.outputs import Deadline
+from ..state import Batch, Configuration, DictStore, check, step, to_wire
+from .transport import Record
+from .values import duration_ms
+
+PARTITIONS = 1
+TICKS_MAX = 100_000
+
+
+class MemoryEngine:
+    """One engine; steps run in the caller's thread, one at a time."""
+
+    def __init__(self, configuration: Configuration | None = None) -> None:
+        self.store = DictStore()
+        self.now = round(time.time() * 1000)
+        self.checking = False
+        self._lock = threading.RLock()
+        self._deadline = 0
+        self._offsets: dict[str, int] = {}
+        self._inboxes: list[tuple[str, deque[Record]]] = []
+        self._journal: list[dict[str, Any]] = []
+        self._tags = 0
+        self._sessions: dict[tuple[str, str], None] = {}
+        self._beat_ms = 0
+        if configuration is not None:
+            self.configure(configuration)
+
+    # ------------------------------------------------------------ definitions
+
+    def configure(self, configuration: Configuration) -> None:
+        """Define what a configuration says."""
+        self._beat_ms = configuration.system.heartbeat_timeout_ms
+        for command in configure_commands(configuration):
+            self.command(topics.topic(command[0], topics.COMMANDS), b"", command[1])
+
+    def new_tag(self) -> str:
+        """A number for a new connection."""
+        self._tags += 1
+        return str(self._tags)
+
+    # ------------------------------------------------------------ input
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        timestamp: int | None = None,
+    ) -> None:
+        """One record on a topic, taken in by a step of its own."""
+        meta = next((v for k, v in headers if k == HEADER), None)
+        own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
+        self._run(publishes=self._records(topic, value, key, meta, own, timestamp))
+
+    def command(self, topic: str, key: bytes, value: bytes) -> None:
+        """One command, carried out by a step of its own."""
+        self._run(commands_=self._records(topic, value, key, None, None, None))
+
+    def _records(
+        self, topic: str, value: bytes, key: bytes | None, meta: bytes | None,
+        headers: str | None, timestamp: int | None,
+    ) -> Records:  # fmt: skip
+        offset = self._offsets.get(topic, 0)
+        self._offsets[topic] = offset + 1
+        when = self.now if timestamp is None else timestamp
+        return Records([topic], [0], [offset], [when], [key], [value], [meta], [headers])
+
+    # ------------------------------------------------------------ steps
+
+    def _run(self, publishes: Records | None = None, commands_: Records | None = None) -> None:
+        with self._lock:
+            self._step(Batch(commands=commands_ or Records(), publishes=publishes or Records()))
+            ticks = 0
+            while 0 < self._deadline <= self.now and ticks < TICKS_MAX:
+                self._step(Batch())
+                ticks += 1
+
+    def _step(self, batch: Batch, checked: bool = True) -> None:
+        outputs = step(self.store, batch, self.now)
+        for output in outputs:
+            if isinstance(output, Deadline):
+                self._deadline = output.at
+            elif hasattr(output, "segments"):
+                self._journal += output.rows()
+        for i, record in enumerate(wire.encode(outputs)):
+            for topic, inbox in self._inboxes:
+                if topic == record.topic:
+                    headers = wire.headers_list(record.headers)
+                    inbox.append(
+                        Record(topic, 0, i, self.now, record.key, record.value, headers)
+                    )
+        if self.checking and checked:
+            check(self.store, self.now)
+
+    def advance(self, duration: str | float) -> None:
+        """Move the clock, stopping at every deadline on the way."""
+        target = self.now + duration_ms(duration, "advance")
+        with self._lock:
+            while 0 < self._deadline <= target:
+                self.now = max(self.now, self._deadline)
+                self._heartbeats()
+                if 0 < self._deadline <= self.now:
+                    self._step(Batch())
+            self.now = target
+            self._step(Batch())
+
+    def _heartbeats(self) -> None:
+        """Living sessions send theirs, just before they would be missed."""
+        records = Records()
+        for vpn, session in self._sessions:
+            value = commands.encode_command(commands.Heartbeat(session=session))
+            one = self._records(topics.topic(vpn, topics.COMMANDS), value, None, None, None, None)
+            for name in Records.__slots__:
+                getattr(records, name).extend(getattr(one, name))
+        if records:
+            # heartbeats of the living are not late: they come in before time is looked at
+            self._step(Batch(commands=records), checked=False)
+
+    def live(self, vpn: str, session: str) -> None:
+        """A session that sends heartbeats by itself."""
+        self._sessions[vpn, session] = None
+
+    def silence(self, vpn: str, session: str) -> None:
+        """The session sends no heartbeat any more."""
+        self._sessions.pop((vpn, session), None)
+
+    # ------------------------------------------------------------ looking inside, for tests
+
+    def restart(self) -> None:
+        """Write the state to bytes and load it again: a restart of the process."""
+        with self._lock:
+            self.store = DictStore.load(self.store.dump())
+
+    def dump(self) -> bytes:
+        """The state as bytes."""
+        return self.store.dump()
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        check(self.store, self.now)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Every event so far."""
+        return list(self._journal)
+
+    def open_inbox(self, topic: str) -> deque[Record]:
+        """Records written to a topic from now on."""
+        inbox: deque[Record] = deque()
+        self._inboxes.append((topic, inbox))
+        return inbox
+
+    def close_inbox(self, inbox: deque[Record]) -> None:
+        """No records any more."""
+        self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]
+
+
+def configure_commands(configuration: Configuration) -> list[tuple[str, bytes]]:
+    """The commands, each with its VPN, that make an engine what a configuration says."""
+    import msgspec
+
+    def plain(value: Any) -> dict[str, Any]:
+        return {
+            k.removesuffix("_ms"): (f"{v}ms" if k.endswith("_ms") else v)
+            for k, v in msgspec.structs.asdict(value).items()
+            if v is not None
+        }
+
+    system = plain(configuration.system)
+    vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
+    first = next(iter(configuration.vpns), "default")
+    out: list[tuple[str, commands.Command]] = [
+        (first, commands.Configure(system=system, vpns=vpns))
+    ]
+    out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
+    return [(vpn, commands.encode_command(command)) for vpn, command in out]
+
+
+class MemoryTransport:
+    """A connection's way to a `MemoryEngine`."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._engine = engine
+        self._inboxes: list[deque[Record]] = []
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        partition: int | None = None,
+    ) -> None:
+        self._engine.publish(topic, value, key, headers)
+
+    def command(self, topic: str, key: bytes, value: bytes) -> None:
+        self._engine.command(topic, key, value)
+
+    def listen(self, topic: str, partition: int) -> None:
+        self._inboxes.append(self._engine.open_inbox(topic))
+
+    def partitions(self, topic: str) -> int:
+        return PARTITIONS
+
+    def poll(self, timeout: float) -> list[Record]:
+        records: list[Record] = []
+        for inbox in self._inboxes:
+            while inbox:
+                records.append(inbox.popleft())
+        return records
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            self._engine.close_inbox(inbox)

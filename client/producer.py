@@ -1,0 +1,290 @@
+"""Producers: send messages and know what became of them (P1–P7).
+
+Every persistent message has a sequence number; the engine answers by sequence. A message without
+an answer after `pub_ack_time` is sent again under the same number, and stored once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol import ConfigError, NotConnected, Rejected, Timeout, topics
+from ..protocol.messages import HEADER, PRIORITY_MAX, PublishHeader, encode_publish_header
+from .values import duration_ms, time_ms
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+MODES = ("persistent", "non_persistent", "persistent_groupack")
+SEND_TIMEOUT_S = 60.0
+
+
+class Receipt:
+    """What is known of a sent message. message_id: text, None where the engine stored nothing
+    (mode `non_persistent`, or discarded by a queue's policy)."""
+
+    __slots__ = ("message_id", "sequence")
+
+    def __init__(self, sequence: int, message_id: str | None) -> None:
+        self.sequence = sequence
+        self.message_id = message_id
+
+    def __repr__(self) -> str:
+        return f"<Receipt {self.sequence}: message {self.message_id}>"
+
+
+class _Sent:
+    """A message without an answer yet."""
+
+    __slots__ = ("at", "future", "record")
+
+    def __init__(self, record: tuple, future: Future[Receipt], at: float) -> None:
+        self.record = record
+        self.future = future
+        self.at = at
+
+
+class Producer:
+    """Sends messages; made by `Connection.producer`. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        delivery_mode: str = "persistent",
+        window: int = 255,
+        group_ack: int = 100,
+        pub_ack_time: str | float = "2s",
+        producer_id: str | None = None,
+        first_sequence: int = 1,
+        ttl: str | float | None = None,
+        priority: int = 4,
+        dmq_eligible: bool = True,
+        durability: str = "checkpoint",
+    ) -> None:
+        if delivery_mode not in MODES:
+            raise ConfigError(f"delivery_mode: {delivery_mode!r} – allowed are {', '.join(MODES)}")
+        if not isinstance(window, int) or window < 1:
+            raise ConfigError(f"window: {window!r} – allowed is a number of messages from 1")
+        if not isinstance(group_ack, int) or group_ack < 1:
+            raise ConfigError(f"group_ack: {group_ack!r} – allowed is a number of messages from 1")
+        if durability != "checkpoint":
+            raise ConfigError(
+                f"durability: {durability!r} – allowed in this version is 'checkpoint'"
+            )
+        if first_sequence < 1:
+            raise ConfigError(f"first_sequence: {first_sequence!r} – sequences start at 1")
+        self._connection = connection
+        self._mode = delivery_mode
+        self._window = max(window, group_ack if delivery_mode == "persistent_groupack" else 1)
+        self._pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
+        self.producer_id = producer_id or connection.new_name("producer")
+        self._next = first_sequence
+        self._ttl_ms = _ttl(ttl)
+        self._priority = _priority(priority)
+        self._dmq = dmq_eligible
+        self._lock = threading.RLock()
+        self._waiting: dict[int, _Sent] = {}
+        self._closed = False
+        self._error: Exception | None = None
+        self._topic = topics.topic(connection.vpn, topics.PUBLISH)
+        connection.attach_producer(self)
+
+    # ------------------------------------------------------------ sending
+
+    def send(
+        self,
+        destination: str,
+        payload: bytes | str,
+        *,
+        ttl: str | float | None = None,
+        priority: int | None = None,
+        headers: dict[str, str | bytes] | None = None,
+        key: bytes | str | None = None,
+        deliver_at: datetime | str | None = None,
+        ack_immediately: bool = False,
+        delivery_mode: str | None = None,
+        dmq_eligible: bool | None = None,
+        timeout: float = SEND_TIMEOUT_S,
+    ) -> Receipt:
+        """Send a message to a queue or topic; in mode `persistent` returns when it is stored.
+
+        Raises Rejected with the reason and the queue when it is refused, Timeout when no answer
+        came in ``timeout`` seconds (it is then unknown, not lost: see `unacknowledged`).
+        """
+        future = self.send_async(
+            destination, payload, ttl=ttl, priority=priority, headers=headers, key=key,
+            deliver_at=deliver_at, ack_immediately=ack_immediately, delivery_mode=delivery_mode,
+            dmq_eligible=dmq_eligible,
+        )  # fmt: skip
+        mode = delivery_mode or self._mode
+        if mode == "persistent":
+            if not self._connection.wait(future.done, timeout):
+                raise Timeout(f"no answer to a message for {destination!r} within {timeout} s")
+            return future.result()
+        if future.done():
+            return future.result()
+        return Receipt(self._next - 1, None)
+
+    def send_async(
+        self,
+        destination: str,
+        payload: bytes | str,
+        *,
+        ttl: str | float | None = None,
+        priority: int | None = None,
+        headers: dict[str, str | bytes] | None = None,
+        key: bytes | str | None = None,
+        deliver_at: datetime | str | None = None,
+        ack_immediately: bool = False,
+        delivery_mode: str | None = None,
+        dmq_eligible: bool | None = None,
+    ) -> Future[Receipt]:
+        """Send without waiting; the future has the receipt, or raises Rejected.
+
+        Blocks while `window` messages are without an answer (P5).
+        """
+        self._check_open()
+        if not isinstance(destination, str) or not destination:
+            raise ConfigError(f"destination: {destination!r} – allowed is a queue or topic name")
+        mode = delivery_mode or self._mode
+        if mode not in MODES:
+            raise ConfigError(f"delivery_mode: {mode!r} – allowed are {', '.join(MODES)}")
+        data = payload.encode() if isinstance(payload, str) else payload
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ConfigError(f"payload: {type(payload).__name__} – allowed are bytes and str")
+        persistent = mode != "non_persistent"
+        if persistent and len(self._waiting) >= self._window:
+            self._wait_for_room()
+        with self._lock:
+            seq = self._next if persistent else 0
+            meta = encode_publish_header(
+                PublishHeader(
+                    to=destination,
+                    producer=self.producer_id if persistent else "",
+                    seq=seq,
+                    ttl_ms=self._ttl_ms if ttl is None else _ttl(ttl),
+                    priority=self._priority if priority is None else _priority(priority),
+                    deliver_at=None if deliver_at is None else time_ms(deliver_at, "deliver_at"),
+                    dmq=self._dmq if dmq_eligible is None else dmq_eligible,
+                    reply=self._connection.receipts_partition if persistent else 0,
+                )
+            )
+            pairs = [(HEADER, meta)]
+            for name, value in (headers or {}).items():
+                pairs.append((name, value.encode() if isinstance(value, str) else value))
+            record = (
+                self._topic, bytes(data), key.encode() if isinstance(key, str) else key, pairs
+            )  # fmt: skip
+            future: Future[Receipt] = Future()
+            if persistent:
+                self._next += 1
+                self._waiting[seq] = _Sent(record, future, time.monotonic())
+            else:
+                future.set_result(Receipt(0, None))
+            self._connection.publish(*record)
+        return future
+
+    def _wait_for_room(self) -> None:
+        def room() -> bool:
+            return len(self._waiting) < self._window or self._error is not None
+
+        if not self._connection.wait(room, SEND_TIMEOUT_S):
+            raise Timeout(
+                f"window of {self._window} messages is full, no answer within {SEND_TIMEOUT_S} s"
+            )
+        self._check_open()
+
+    def flush(self, timeout: float | None = 30.0) -> None:
+        """Wait until every sent message is answered; raises Timeout if some are not."""
+        if not self._connection.wait(lambda: not self._waiting, timeout):
+            raise Timeout(f"{len(self._waiting)} messages without an answer after {timeout} s")
+
+    def unacknowledged(self) -> list[bytes]:
+        """Payloads of messages that are not known to be stored, in order of sending (P6)."""
+        with self._lock:
+            return [sent.record[1] for _, sent in sorted(self._waiting.items())]
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Flush and close; messages still without an answer raise Timeout."""
+        if self._closed:
+            return
+        try:
+            if self._connection.is_open:
+                self.flush(timeout)
+        finally:
+            self._closed = True
+            self._connection.detach_producer(self)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed or not self._connection.is_open:
+            raise NotConnected("the producer is closed")
+
+    # ------------------------------------------------------------ called by the connection
+
+    def on_receipt(self, value: dict[str, Any]) -> None:
+        """An answer of the engine: resolve futures."""
+        settled: list[tuple[_Sent, Receipt | Rejected]] = []
+        with self._lock:
+            for first, count, start in value["runs"]:
+                number = int(start)
+                for i in range(count):
+                    sent = self._waiting.pop(first + i, None)
+                    if sent is not None:
+                        message_id = str(number + i) if number else None
+                        settled.append((sent, Receipt(first + i, message_id)))
+            for nack in value["nacks"]:
+                sent = self._waiting.pop(nack["seq"], None)
+                if sent is not None:
+                    error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
+                    settled.append((sent, error))
+        for sent, outcome in settled:
+            if isinstance(outcome, Receipt):
+                sent.future.set_result(outcome)
+            else:
+                sent.future.set_exception(outcome)
+
+    def retransmit(self, now: float) -> None:
+        """Send again what has waited longer than `pub_ack_time` (P2)."""
+        with self._lock:
+            for sent in self._waiting.values():
+                if now - sent.at > self._pub_ack_s:
+                    sent.at = now
+                    self._connection.publish(*sent.record)
+
+    def on_lost(self, error: Exception) -> None:
+        """The connection was closed with messages in flight."""
+        self._error = error
+
+
+def _ttl(value: str | float | None) -> int | None:
+    if value is None:
+        return None
+    ms = duration_ms(value, "ttl")
+    if ms <= 0:
+        raise ConfigError(f"ttl: {value!r} – allowed is a positive duration, such as '8s'")
+    return ms
+
+
+def _priority(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
+        raise ConfigError(f"priority: {value!r} – allowed are 0 to {PRIORITY_MAX}")
+    return value
+
+
+def decode_receipt(value: bytes) -> dict[str, Any]:
+    """A receipt record as a dict."""
+    return msgspec.json.decode(value)

@@ -1,0 +1,243 @@
+"""Outputs as Kafka records, and delivery records read back. `docs/reference/protocol.md` tells it
+to people.
+
+A delivery has one of two framings. *single*: a record per message, the value is the payload, all
+else stands in ``lq-`` headers. *batch*: one record for many messages of one subscription: a 4-byte
+length, a msgpack map of columns, then the payloads one after the other. The record key is the
+subscription in both, so that several can share an inbox.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import msgspec
+
+from . import journal as journal_codec
+from . import topics
+from .journal import Journal, Segment
+from .outputs import Capture, Deadline, Deliveries, Output, Receipt, RejectedRecord, Reply
+
+BATCH_BYTES = 512_000
+JOURNAL_ROWS = 200_000
+FRAMING = "lq-framing"
+STEP = "lq-step"
+
+_pack = msgspec.msgpack.encode
+_unpack = msgspec.msgpack.decode
+_json = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class WireRecord:
+    """A Kafka record to be written. headers: JSON ``[{"key", "value": base64}, …]`` or None."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: str | None = None
+
+
+def headers_json(headers: list[tuple[str, bytes]]) -> str | None:
+    """Kafka headers as the JSON text that travels through the engine."""
+    if not headers:
+        return None
+    return _json(
+        [{"key": k, "value": base64.b64encode(v).decode("ascii")} for k, v in headers]
+    ).decode()
+
+
+def headers_list(text: str | bytes | None) -> list[tuple[str, bytes]]:
+    """The Kafka headers that `headers_json` wrote."""
+    if not text:
+        return []
+    return [(h["key"], base64.b64decode(h.get("value") or "")) for h in msgspec.json.decode(text)]
+
+
+def encode(outputs: list[Output]) -> Iterator[WireRecord]:
+    """The records of a step's outputs, in their order; deadlines are not written."""
+    for output in outputs:
+        match output:
+            case Deliveries():
+                yield from _batches(output) if output.framing == "batch" else _singles(output)
+            case Receipt():
+                yield _receipt(output)
+            case Reply():
+                yield _reply(output)
+            case RejectedRecord():
+                yield _rejected(output)
+            case Journal():
+                yield from _journal(output)
+            case Deadline() | Capture():
+                pass
+            case _:
+                assert_never(output)
+
+
+# ---------------------------------------------------------------- deliveries
+
+
+def _batches(d: Deliveries) -> Iterator[WireRecord]:
+    key = d.subscription.encode()
+    headers = headers_json([(FRAMING, b"batch")])
+    lengths = list(map(len, d.payloads))
+    start, total = 0, len(d.ids)
+    while start < total:
+        stop, size = start, 0
+        while stop < total and (stop == start or size + lengths[stop] <= BATCH_BYTES):
+            size += lengths[stop]
+            stop += 1
+        part = slice(start, stop)
+        meta: dict[str, Any] = {
+            "queue": d.queue,
+            "subscription": d.subscription,
+            "lease_until": d.lease_until,
+            "barrier": d.barrier,
+            "ids": d.ids[part],
+            "counts": _column(d.counts[part]),
+            "priorities": _column(d.priorities[part]),
+            "expires": _column(d.expires[part]),
+            "times": _column(d.times[part]),
+            "lengths": _column(lengths[part]),
+            "keys": _column(d.keys[part]),
+            "headers": _column(d.headers[part]),
+        }
+        dead = {i - start: d.dead[i] for i in range(start, stop) if i in d.dead} if d.dead else None
+        if dead:
+            meta["dead"] = dead
+        packed = _pack(meta)
+        value = b"".join([len(packed).to_bytes(4, "big"), packed, *d.payloads[part]])
+        yield WireRecord(d.topic, d.partition, key, value, headers)
+        start = stop
+
+
+def _column(values: list[Any]) -> Any:
+    """A column; one value where all are equal, wrapped in a map so that it is told apart."""
+    first = values[0]
+    return {"all": first} if values.count(first) == len(values) else values
+
+
+def _spread(column: Any, n: int) -> list[Any]:
+    return [column["all"]] * n if isinstance(column, dict) else column
+
+
+def decode_batch(value: bytes) -> Deliveries:
+    """Read a delivery record of framing *batch*."""
+    size = int.from_bytes(value[:4], "big")
+    meta = _unpack(value[4 : 4 + size], strict=False)
+    n = len(meta["ids"])
+    payloads = []
+    at = 4 + size
+    for length in _spread(meta["lengths"], n):
+        payloads.append(value[at : at + length])
+        at += length
+    return Deliveries(
+        queue=meta["queue"], subscription=meta["subscription"], topic="", partition=0,
+        framing="batch", lease_until=meta["lease_until"], barrier=meta["barrier"],
+        ids=meta["ids"], counts=_spread(meta["counts"], n),
+        priorities=_spread(meta["priorities"], n), expires=_spread(meta["expires"], n),
+        times=_spread(meta["times"], n), payloads=payloads, keys=_spread(meta["keys"], n),
+        headers=_spread(meta["headers"], n), dead=meta.get("dead") or {},
+    )  # fmt: skip
+
+
+def dead_headers(dead: dict[str, Any] | None) -> list[tuple[str, bytes]]:
+    """What a dead message carries in its headers (X5)."""
+    if not dead:
+        return []
+    return [(f"lq-dead-{k}", str(v).encode()) for k, v in dead.items() if v not in ("", None)]
+
+
+def _singles(d: Deliveries) -> Iterator[WireRecord]:
+    key = d.subscription.encode()
+    for i, number in enumerate(d.ids):
+        text = {
+            "lq-id": number,
+            "lq-queue": d.queue,
+            "lq-subscription": d.subscription,
+            "lq-delivery-count": d.counts[i],
+            "lq-redelivered": "true" if d.counts[i] > 1 else "false",
+            "lq-priority": d.priorities[i],
+            "lq-time": d.times[i],
+        }
+        if d.expires[i]:
+            text["lq-expires-at"] = d.expires[i]
+        if d.lease_until:
+            text["lq-lease-until"] = d.lease_until
+        if d.barrier:
+            text["lq-barrier"] = "true"
+        headers = [(k, str(v).encode()) for k, v in text.items()]
+        own = d.keys[i]
+        if own is not None:
+            headers.append(("lq-key", own))
+        headers += dead_headers(d.dead.get(i))
+        headers += headers_list(d.headers[i])
+        yield WireRecord(d.topic, d.partition, key, d.payloads[i], headers_json(headers))
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _receipt(r: Receipt) -> WireRecord:
+    value = {
+        "producer": r.producer,
+        "up_to": r.up_to,
+        "runs": [[first, count, str(number)] for first, count, number in r.runs],
+        "nacks": [
+            {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
+            for seq, reason, queue, detail in r.nacks
+        ],
+    }
+    return WireRecord(
+        topics.topic(r.vpn, topics.RECEIPTS), r.partition, r.producer.encode(), _json(value)
+    )
+
+
+def _reply(r: Reply) -> WireRecord:
+    value = {
+        "request": r.request, "result": r.result, "error": r.error, "kind": r.kind,
+        "problems": r.problems,
+    }  # fmt: skip
+    return WireRecord(
+        r.topic, r.partition, r.request.encode(), _json(value),
+        headers_json([(FRAMING, b"reply")]),
+    )  # fmt: skip
+
+
+def _rejected(r: RejectedRecord) -> WireRecord:
+    headers = [
+        ("lq-error", r.error.encode()),
+        ("lq-topic", r.topic.encode()),
+        ("lq-partition", str(r.partition).encode()),
+        ("lq-offset", str(r.offset).encode()),
+    ]
+    return WireRecord(
+        topics.topic(r.vpn, topics.REJECTED), None, r.key, r.value, headers_json(headers)
+    )
+
+
+def _journal(journal: Journal) -> Iterator[WireRecord]:
+    """A record per VPN, and per 200,000 rows; ``lq-step`` names step and part."""
+    by_vpn: dict[str, list[list[Segment]]] = {}
+    sizes: dict[str, int] = {}
+    for segment in journal.segments:
+        parts = by_vpn.setdefault(segment.vpn, [[]])
+        if sizes.get(segment.vpn, 0) >= JOURNAL_ROWS:
+            parts.append([])
+            sizes[segment.vpn] = 0
+        parts[-1].append(segment)
+        sizes[segment.vpn] = sizes.get(segment.vpn, 0) + max(len(segment.ids), 1)
+    for vpn, parts in by_vpn.items():
+        for number, segments in enumerate(parts):
+            part = Journal(journal.broker, journal.step, journal.time, segments)
+            yield WireRecord(
+                topics.topic(vpn, topics.JOURNAL),
+                0,
+                journal.broker.encode(),
+                journal_codec.encode(part),
+                headers_json([(STEP, f"{journal.step}.{number}".encode())]),
+            )

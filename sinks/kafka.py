@@ -1,0 +1,36 @@
+"""Output to Kafka: the processor's flat rows as Kafka records, and what the driver observes."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import DataStreamWriter
+
+OUTPUT_SCHEMA = (
+    "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
+)
+OBSERVATION = "engine"
+_HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def write_kafka(rows: DataFrame, bootstrap: str) -> DataStreamWriter:
+    """Records to their topics. Rows without a topic are notes to the driver: they are observed
+    with the batch's progress and not written."""
+    observed = rows.observe(OBSERVATION, f.collect_list(f.col("note")).alias("notes"))
+    records = observed.where("topic IS NOT NULL").select(
+        "topic",
+        f.expr("nullif(partition, -1)").alias("partition"),
+        "key",
+        "value",
+        f.from_json("headers", _HEADERS).alias("headers"),
+    )
+    return (
+        records.writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap)
+        .option("includeHeaders", "true")
+        .option("kafka.acks", "all")
+        .option("kafka.max.request.size", str(12_000_000))
+        .option("kafka.batch.size", str(262_144))
+        .option("kafka.linger.ms", "2")
+        .outputMode("append")
+    )

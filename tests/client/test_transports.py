@@ -1,0 +1,484 @@
+"""Both Kafka transports on a real broker: the same tests, the same results."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lakequeue.client import confluent, kafka_python
+from lakequeue.client.kafka import LIBRARIES, LIBRARY_VARIABLE, open_kafka
+from lakequeue.client.transport import Record, Transport, servers
+from lakequeue.protocol.errors import ConfigError, NotConnected, Rejected
+
+pytestmark = pytest.mark.job
+
+WAIT_SECONDS = 30.0
+_numbers = itertools.count(int(time.time()))
+Open = Callable[[], Transport]
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def open_transport(kafka: Any, library: str) -> Iterator[Open]:
+    opened: list[Transport] = []
+
+    def one() -> Transport:
+        opened.append(open_kafka(kafka.bootstrap_servers, "test", library))
+        return opened[-1]
+
+    yield one
+    for transport in opened:
+        transport.close()
+
+
+@pytest.fixture
+def topic(kafka: Any) -> str:
+    return make_topic(kafka, 4)
+
+
+def make_topic(kafka: Any, partitions: int) -> str:
+    from kafka.admin import KafkaAdminClient, NewTopic
+
+    name = f"transport-{next(_numbers)}"
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    try:
+        admin.create_topics([NewTopic(name, partitions, 1)])
+    finally:
+        admin.close()
+    return name
+
+
+def collect(transport: Transport, count: int, seconds: float = WAIT_SECONDS) -> list[Record]:
+    """Poll until ``count`` records are there or the time is up; then a little longer."""
+    found: list[Record] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        found += transport.poll(0.5)
+    return found + transport.poll(0.2)
+
+
+def test_a_record_arrives_as_it_was_sent(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    assert transport.partitions(topic) == 4
+    for partition in range(4):
+        transport.listen(topic, partition)
+    before = time.time() * 1000 - 1
+    headers = [("a", b"1"), ("a", b"\xff\x00"), ("lq-ü", b"")]
+    transport.publish(topic, b"v", b"k", headers, 3)
+    transport.publish(topic, b"", None, [], 2)
+    transport.command(topic, b"one", b"{}")
+    assert transport.flush(10)
+    found = {record.value: record for record in collect(transport, 3)}
+    assert len(found) == 3
+    full, empty, command = found[b"v"], found[b""], found[b"{}"]
+    assert (full.topic, full.partition, full.offset) == (topic, 3, 0)
+    assert (full.key, full.headers) == (b"k", headers)
+    assert before <= full.timestamp <= time.time() * 1000
+    assert (empty.partition, empty.key, empty.headers) == (2, None, [])
+    assert (command.key, command.headers) == (b"one", [])
+
+
+def test_foreign_records_without_value_or_with_null_headers(
+    kafka: Any, open_transport: Open, topic: str
+) -> None:
+    from confluent_kafka import Producer
+
+    transport = open_transport()
+    transport.listen(topic, 0)
+    other = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    other.produce(topic, None, b"k", 0, headers=[("h", None)])
+    assert other.flush(10) == 0
+    (record,) = collect(transport, 1)
+    assert (record.key, record.value, record.headers) == (b"k", None, [("h", b"")])
+
+
+def test_both_libraries_send_a_key_to_the_same_partition(kafka: Any, topic: str) -> None:
+    placed: list[dict[bytes | None, int]] = []
+    for name in LIBRARIES:
+        transport = open_kafka(kafka.bootstrap_servers, "test", name)
+        for partition in range(4):
+            transport.listen(topic, partition)
+        for number in range(50):
+            transport.command(topic, b"client-%d" % number, b"")
+        placed.append({record.key: record.partition for record in collect(transport, 50)})
+        transport.close()
+    assert placed[0] == placed[1]
+    assert set(placed[0].values()) == {0, 1, 2, 3}
+
+
+def test_order_within_a_partition_and_bounded_polls(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    transport.listen(topic, 1)
+    for number in range(10_000):
+        transport.publish(topic, b"%d" % number, None, [], 1)
+    assert transport.flush(WAIT_SECONDS)
+    found: list[Record] = []
+    while len(found) < 10_000:
+        polled = transport.poll(5)
+        assert polled
+        assert len(polled) <= 4_500
+        found += polled
+    assert [int(record.value or b"") for record in found] == list(range(10_000))
+    assert [record.offset for record in found] == list(range(10_000))
+
+
+def test_commands_of_one_key_keep_their_order(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    for partition in range(4):
+        transport.listen(topic, partition)
+    for number in range(2_000):
+        transport.command(topic, b"client-%d" % (number % 5), b"%d" % number)
+    found = collect(transport, 2_000)
+    assert len(found) == 2_000
+    for client in range(5):
+        mine = [int(r.value or b"") for r in found if r.key == b"client-%d" % client]
+        assert mine == list(range(client, 2_000, 5))
+
+
+def test_listen_starts_at_the_end(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    transport.publish(topic, b"before", None, [], 0)
+    assert transport.flush(10)
+    transport.listen(topic, 0)  # nobody polls yet: the end is fixed all the same
+    transport.publish(topic, b"after", None, [], 0)
+    assert transport.flush(10)
+    transport.listen(topic, 0)  # again: no gap, nothing twice
+    assert [record.value for record in collect(transport, 1)] == [b"after"]
+
+
+def test_listening_to_more_partitions_while_another_thread_polls(
+    kafka: Any, open_transport: Open
+) -> None:
+    topic = make_topic(kafka, 12)
+    transport, sender = open_transport(), open_transport()
+    transport.listen(topic, 0)
+    found: list[Record] = []
+    stop = threading.Event()
+
+    def receive() -> None:
+        while not stop.is_set():
+            found.extend(transport.poll(1))
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    try:
+        for number in range(6_000):
+            if number % 500 == 0 and number:
+                transport.listen(topic, number // 500)
+            for partition in {0, number // 500}:
+                sender.publish(topic, b"%d" % number, None, [], partition)
+        assert sender.flush(WAIT_SECONDS)
+        expected = 6_000 + 11 * 500
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(found) < expected and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+    finally:
+        stop.set()
+        receiver.join()
+    assert len(found) == expected
+    for partition in range(12):
+        first = partition * 500
+        values = [int(r.value or b"") for r in found if r.partition == partition]
+        assert values == list(range(first, first + 500) if partition else range(6_000))
+
+
+def test_poll_waits_no_longer_than_asked_and_returns_at_once(
+    open_transport: Open, topic: str
+) -> None:
+    transport = open_transport()
+    started = time.monotonic()
+    assert transport.poll(0.3) == []  # nothing to listen to yet
+    transport.listen(topic, 0)
+    assert transport.poll(0.3) == []
+    assert transport.poll(0) == []
+    assert 0.6 <= time.monotonic() - started < 2.0
+    delays = []
+    for _ in range(20):
+        started = time.monotonic()
+        transport.publish(topic, b"x", None, [], 0)
+        assert transport.poll(5)
+        delays.append(time.monotonic() - started)
+    assert sorted(delays)[10] < 0.05
+
+
+def test_large_records(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    transport.listen(topic, 0)
+    large = os.urandom(10 * 1024 * 1024)
+    for _ in range(4):
+        transport.publish(topic, large, None, [("h", b"1")], 0)
+    with pytest.raises(Rejected, match="message_too_large"):
+        transport.publish(topic, bytes(13 * 1024 * 1024), None, [], 0)
+    assert transport.flush(WAIT_SECONDS)
+    polls = []
+    while sum(polls) < 4:
+        records = transport.poll(5)
+        assert records
+        assert all(record.value == large for record in records)
+        polls.append(len(records))
+    assert max(polls) <= 2  # 8 MB, and the record that goes over it
+
+
+def test_several_threads_publish(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    for partition in range(4):
+        transport.listen(topic, partition)
+
+    def publish(thread: int) -> None:
+        for number in range(1_000):
+            transport.publish(topic, b"%d" % number, b"t%d" % thread, [], thread % 4)
+
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    found = collect(transport, 6_000)
+    for thread in threads:
+        thread.join()
+    assert transport.flush(10)
+    assert len(found) == 6_000
+    for name in range(6):
+        mine = [int(record.value or b"") for record in found if record.key == b"t%d" % name]
+        assert mine == list(range(1_000))
+
+
+def test_a_broker_that_stops_and_starts_again_loses_nothing(
+    kafka: Any, open_transport: Open, topic: str
+) -> None:
+    transport = open_transport()
+    transport.listen(topic, 0)
+    found: list[Record] = []
+    stop = threading.Event()
+    troubles: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            while not stop.is_set():
+                found.extend(transport.poll(0.5))
+        except BaseException as error:
+            troubles.append(error)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    sent = 0
+    try:
+        for phase in range(3):
+            if phase == 1:
+                kafka.stop()
+                cpu, wall = time.process_time(), time.monotonic()
+            until = time.monotonic() + 2.0
+            while time.monotonic() < until:
+                transport.publish(topic, b"%d" % sent, None, [], 0)
+                sent += 1
+                time.sleep(0.002)
+            if phase == 1:
+                assert not transport.flush(0.5)  # it waits, and says so
+                busy = (time.process_time() - cpu) / (time.monotonic() - wall)
+                assert busy < 0.5
+                kafka.restart()
+        assert transport.flush(60)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(found) < sent and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        if not kafka.running:
+            kafka.restart()
+        stop.set()
+        receiver.join()
+    assert not troubles
+    assert [int(record.value or b"") for record in found] == list(range(sent))
+
+
+def test_a_full_buffer_blocks_and_then_refuses(
+    kafka: Any, library: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = confluent if library == "confluent-kafka" else kafka_python
+    monkeypatch.setattr(module, "BUFFER_RECORDS_MAX", 1_000)
+    monkeypatch.setattr(module, "FULL_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(module, "CLOSE_SECONDS_MAX", 0.5)
+    transport = open_kafka(kafka.bootstrap_servers, "test", library)
+    transport.publish(topic, b"first", None, [], 0)
+    assert transport.flush(10)
+    kafka.stop()
+    try:
+        accepted = 0
+        with pytest.raises(NotConnected, match="are waiting for Kafka"):
+            while accepted <= 2_000:
+                transport.publish(topic, b"x", None, [], 0)
+                accepted += 1
+        assert accepted == 1_000
+        started = time.monotonic()
+        transport.close()  # what cannot be sent does not keep it
+        assert time.monotonic() - started < 5
+    finally:
+        kafka.restart()
+
+
+def test_topics_that_are_not_there(
+    open_transport: Open, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = confluent if library == "confluent-kafka" else kafka_python
+    monkeypatch.setattr(module, "FULL_SECONDS_MAX", 1.0)
+    transport = open_transport()
+    with pytest.raises(NotConnected, match="'nowhere' does not exist in Kafka at 127.0.0.1"):
+        transport.partitions("nowhere")
+    with pytest.raises(NotConnected, match="'nowhere' does not exist"):
+        transport.listen("nowhere", 0)
+    with pytest.raises(NotConnected, match="'nowhere'"):  # noqa: PT012 – now, or with the next call
+        transport.publish("nowhere", b"", None, [])
+        transport.flush(20)
+    assert transport.flush(5)  # told once
+
+
+def test_no_broker_is_told_soon_in_one_sentence(library: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = time.monotonic()
+    with pytest.raises(NotConnected, match=f"no Kafka broker answers at {address} – conn.* refus"):
+        open_kafka(address, "test", library)
+    assert time.monotonic() - started < 6
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(NotConnected, match=f"no Kafka broker answers at {address} – "):
+            open_kafka(address, "test", library)
+        assert time.monotonic() - started < 8
+
+
+def test_a_closed_transport_refuses(open_transport: Open, topic: str) -> None:
+    transport = open_transport()
+    transport.listen(topic, 0)
+    transport.poll(0)
+    transport.close()
+    transport.close()
+    for call in (
+        lambda: transport.publish(topic, b"", None, []),
+        lambda: transport.command(topic, b"", b""),
+        lambda: transport.listen(topic, 1),
+        lambda: transport.partitions(topic),
+        lambda: transport.poll(0),
+        lambda: transport.flush(0),
+    ):
+        with pytest.raises(NotConnected, match="closed"):
+            call()
+
+
+def run_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.CompletedProcess[str]:
+    """In a fresh process: threads, exit and stderr are then as in an application."""
+    head = (
+        "import os, sys, time\n"
+        "from lakequeue.client.kafka import open_kafka\n"
+        "from lakequeue.protocol.errors import NotConnected\n"
+        f"address, topic = {kafka.bootstrap_servers!r}, {topic!r}\n"
+        f"transport = open_kafka(address, 'test', {library!r})\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", head + code], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_forked_child_is_refused_and_ends_normally(kafka: Any, library: str, topic: str) -> None:
+    done = run_python(
+        kafka,
+        library,
+        topic,
+        """
+transport.listen(topic, 0); transport.poll(0); transport.partitions(topic)
+parent = os.getpid()
+transport.publish(topic, b'parent', None, [], 0)
+child = os.fork()
+if child == 0:
+    calls = [lambda: transport.publish(topic, b'child', None, [], 0),
+             lambda: transport.command(topic, b'k', b'child'), lambda: transport.poll(0),
+             lambda: transport.listen(topic, 1), lambda: transport.partitions(topic),
+             lambda: transport.flush(0), transport.close]
+    for call in calls:
+        try:
+            call()
+            sys.exit(3)
+        except NotConnected as error:
+            assert f'opened in process {parent}; open a new one after fork' in str(error)
+    transport = open_kafka(address, 'child', sys.argv[0] and None)
+    transport.publish(topic, b'child', None, [], 0)
+    assert transport.flush(10)
+    transport.close()
+    del transport
+    sys.exit(0)
+started = time.monotonic()
+status = os.waitpid(child, 0)[1]
+assert transport.flush(10)
+got = []
+while len(got) < 2 and time.monotonic() - started < 20:
+    got += [r.value for r in transport.poll(1)]
+transport.close()
+print(status, round(time.monotonic() - started), *sorted(got))
+""",
+    )
+    assert done.stderr == ""
+    status, seconds, *values = done.stdout.split()
+    assert status == "0"
+    assert int(seconds) < 10
+    assert values == ["b'child'", "b'parent'"]
+
+
+def test_nothing_is_printed_while_the_broker_is_away(kafka: Any, library: str, topic: str) -> None:
+    done = run_python(
+        kafka,
+        library,
+        topic,
+        """
+import logging
+from lakequeue.streaming.kafka_broker import EmbeddedKafka
+transport.listen(topic, 0)
+transport.publish(topic, b'x', None, [], 0)
+assert transport.flush(10)
+class Keep(logging.Handler):
+    def emit(self, record): kept.append(record)
+kept = []
+if len(sys.argv) > 1: logging.getLogger('lakequeue.client').addHandler(Keep())
+transport.poll(1)
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_library_is_chosen(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {
+        "kafka-python": kafka_python.KafkaPythonTransport,
+        "confluent-kafka": confluent.ConfluentTransport,
+    }
+    for name, kind in kinds.items():
+        monkeypatch.setenv(LIBRARY_VARIABLE, name)
+        transport = open_kafka(kafka.bootstrap_servers, "test")
+        assert type(transport) is kind
+        transport.close()
+    monkeypatch.setenv(LIBRARY_VARIABLE, "pykafka")
+    with pytest.raises(ConfigError, match="one of confluent-kafka, kafka-python"):
+        open_kafka(kafka.bootstrap_servers, "test")
+    monkeypatch.delenv(LIBRARY_VARIABLE)
+    transport = open_kafka(kafka.bootstrap_servers, "test")
+    assert type(transport) is kinds["confluent-kafka"]
+    transport.close()
+
+
+def test_addresses() -> None:
+    assert servers("a:1, b,[::1]:9093") == [("a", 1), ("b", 9092), ("::1", 9093)]
+    for wrong in ("", "a:b", "a:99999", "a b:1", "a:1:2"):
+        with pytest.raises(NotConnected, match="Kafka address"):
+            servers(wrong)
