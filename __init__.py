@@ -3,7 +3,7 @@
 `connect` is where applications start; the errors are all here.
 """
 
-from .client import Admin, Connection, Consumer, Message, Producer, Receipt, connect
+from .client import Admin, BrowsedMessage, Connection, Consumer, Message, Producer, Receipt, connect
 from .protocol import (
     ConfigError,
     LakequeueError,
@@ -15,6 +15,7 @@ from .protocol import (
 
 __all__ = [
     "Admin",
+    "BrowsedMessage",
     "ConfigError",
     "Connection",
     "Consumer",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,9 @@ from .common import (
     payload_fields,
     say_json,
 )
+
+if TYPE_CHECKING:
+    from ..client.message import BrowsedMessage
 
 PREVIEW_MAX = 100
 
@@ -65,23 +69,17 @@ def browse(
         fields = browsed_fields(message)
         table.add_row(
             fields["id"],
-            fields.get("state") or "",
-            number(fields.get("delivery_count")),
-            number(fields.get("priority")),
+            fields["state"],
+            number(fields["delivery_count"]),
+            number(fields["priority"]),
             Text(_preview(fields), overflow="ellipsis", no_wrap=True),
         )
     console().print(table if found else "Nothing to see.")
 
 
-def browsed_fields(message: Any) -> dict[str, Any]:
-    """A browsed message as a mapping for JSON, whether the client gave a mapping or an object."""
-    names = ("id", "state", "payload", "key", "headers", "priority", "delivery_count", "entered",
-             "expires", "lease_until", "ready_at", "holder", "is_barrier", "dead")  # fmt: skip
-    if not isinstance(message, dict):
-        message = {name: getattr(message, name) for name in names if hasattr(message, name)}
-    payload = message.get("payload") or b""
-    shown = payload_fields(payload) if isinstance(payload, bytes) else {"payload": payload}
-    return {**message, **shown}
+def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
+    """A browsed message as a mapping for JSON."""
+    return {**asdict(message), **payload_fields(message.payload)}
 
 
 def _preview(fields: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "kafka://127.0.0.1:9092"
 DEFAULT_HOME = ".lakequeue"
 ADDRESS_FILE = "address"
+PLAIN_WIDTH = 200
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -94,10 +95,13 @@ def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console of rich; plain where the output is no terminal."""
+    """A console of rich; plain, and wide enough for any table, where it is no terminal."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    out = Console(stderr=stderr, highlight=False)
+    if not out.is_terminal:
+        out.width = PLAIN_WIDTH
+    return out
 
 
 def say_json(value: object) -> None:

@@ -32,6 +32,8 @@ JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto
 QUEUES = ("flights", "delayed", "united")
 FLIGHTS = 20_000
 WINDOW = 4000
+KEY = "flights"  # one key, one Kafka partition: the order of publishing is kept
+PUB_ACK = "10s"  # a batch of a busy machine takes longer than the default of 2 s
 LOOK_EVERY_S = 1.0
 KILL_AT = 0.3  # of the flights acknowledged
 STALL_SECONDS_MAX = 90.0
@@ -118,12 +120,12 @@ class Publishing(threading.Thread):
         """Publish everything and wait until it is stored."""
         started = time.monotonic()
         try:
-            with self._connection.producer(window=WINDOW) as producer:
+            with self._connection.producer(window=WINDOW, pub_ack_time=PUB_ACK) as producer:
                 for day in self._flights.days:
                     for payload in day.payloads:
-                        self.tally.sent(producer.send_async("flights", payload))
+                        self.tally.sent(producer.send_async("flights", payload, key=KEY))
                         self.sent += 1
-                    self.tally.sent(producer.send_async("flights", day.marker))
+                    self.tally.sent(producer.send_async("flights", day.marker, key=KEY))
                 producer.flush(timeout=STALL_SECONDS_MAX)
             self.tally.finish()
         except BaseException as error:

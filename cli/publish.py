@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -144,7 +145,7 @@ class Tally:
 def messages(files: tuple[Path, ...], lines: bool | None) -> Iterator[bytes]:
     """The payloads of the files, or of standard input when there are none."""
     if not files:
-        stream = click.get_binary_stream("stdin")
+        stream = sys.stdin.buffer
         if stream.isatty():
             note("Reading from the terminal: a line is a message, Ctrl-D ends.")
         yield from _lines(stream) if lines is not False else [stream.read()]

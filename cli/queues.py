@@ -100,7 +100,7 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
     table.add_column("queue")
     for column in ("depth", "ready", "leased", "delayed", "spool", "consumers", "oldest"):
         table.add_column(column, justify="right")
-    table.add_column("waits because of")
+    table.add_column("waits: why")
     for queue in described:
         age = queue.get("oldest_age_s")
         table.add_row(

@@ -12,10 +12,10 @@ from ..protocol import ConfigError
 from .admin import Admin
 from .connection import Connection
 from .consumer import Consumer
-from .message import Message
+from .message import BrowsedMessage, Message
 from .producer import Producer, Receipt
 
-__all__ = ["Admin", "Connection", "Consumer", "Message", "Producer", "Receipt", "connect"]
+__all__ = ["Admin", "BrowsedMessage", "Connection", "Consumer", "Message", "Producer", "Receipt", "connect"]
 
 _engines: dict[str, Any] = {}
 _engines_lock = threading.Lock()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import commands
 from ..protocol.ids import format_ranges
-from .message import moment
+from .message import BrowsedMessage, moment
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -47,16 +45,15 @@ class Admin:
         where: str | None = None,
         state: str | None = None,
         limit: int = 100,
-    ) -> list[dict[str, Any]]:
-        """Messages in the queue, in its order of entry, without taking them (R6).
+    ) -> list[BrowsedMessage]:
+        """Messages in the queue's order, without taking them (R6).
 
-        Each has id, state (`ready`, `leased`, `delayed`), payload (bytes), key, headers, priority,
-        delivery_count, entered, expires, holder, is_barrier, dead.
+        where: an expression; state: `ready`, `leased` or `delayed`.
         """
         rows = self._connection.request(
             commands.Browse(queue=queue, where=where, state=state, limit=limit)
         )
-        return [_readable(row) for row in rows]
+        return [BrowsedMessage.of(queue, row) for row in rows]
 
     def purge(
         self, queue: str, where: str | None = None, ids: list[str] | str | None = None
@@ -70,28 +67,3 @@ class Admin:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    import msgspec
-
-    def raw(value: str | None) -> bytes | None:
-        return None if value is None else base64.b64decode(value)
-
-    def when(value: int | None) -> datetime | None:
-        return None if value is None else moment(value)
-
-    headers = raw(row["headers"])
-    pairs = msgspec.json.decode(headers) if headers else []
-    return row | {
-        "payload": raw(row["payload"]),
-        "key": raw(row["key"]),
-        "headers": {
-            h["key"]: base64.b64decode(h.get("value") or "").decode("utf-8", "backslashreplace")
-            for h in pairs
-        },
-        "entered": when(row["entered"]),
-        "expires": when(row["expires"]),
-        "lease_until": when(row["lease_until"]),
-        "ready_at": when(row["ready_at"]),
-    }

@@ -250,7 +250,7 @@ class Consumer:
         with self._lock:
             held = self._held.get(message.number)
         if held is not message:
-            if held is None and message.number in self._acks:
+            if message.settled:
                 return False
             raise LeaseLost(f"message {message.id} is no longer held by this consumer")
         if message._lease and self._connection.now_ms() >= message._lease:
@@ -270,6 +270,7 @@ class Consumer:
         with self._lock:
             for message in messages:
                 if self._held.pop(message.number, None) is not None:
+                    message.settled = True
                     self._acks.append(message.number)
             pending = len(self._acks)
         if self._connection.is_memory or pending >= ACKS_PENDING_MAX:
@@ -325,6 +326,7 @@ class Consumer:
         if self._check_held(message):
             with self._lock:
                 self._held.pop(message.number, None)
+                message.settled = True
                 self._flush_acks()
                 self._connection.command(command)
 

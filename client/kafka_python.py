@@ -183,6 +183,8 @@ class KafkaPythonTransport(KafkaTransport):
                     self._waiting_records,
                 )
             left = self._waiting_records
+        # Its close would flush first, and raise before it ends anything when that fails.
+        self._producer.flush = lambda timeout=None: None
         self._producer.close(timeout=0 if left else 1)
         with self._asking:
             if self._admin is not None:
@@ -333,7 +335,8 @@ def _said(error: BaseException) -> str:
 def _quiet() -> None:
     """Take over kafka-python's log lines, unless the application has set them up itself."""
     log = logging.getLogger("kafka")
-    if not log.handlers and log.level == logging.NOTSET:
+    taken = any(not isinstance(handler, logging.NullHandler) for handler in log.handlers)
+    if not taken and log.level == logging.NOTSET:
         log.addHandler(LibraryLog())
         log.setLevel(logging.WARNING)
         log.propagate = False

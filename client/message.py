@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,56 @@ def moment(ms: int) -> datetime | None:
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
 
 
+@dataclass(frozen=True, slots=True)
+class BrowsedMessage:
+    """A message as it stands in the queue; looking does not take it (R6).
+
+    state: `ready`, `leased` or `delayed`; holder: name of the consumer that leases it.
+    """
+
+    id: str
+    queue: str
+    state: str
+    payload: bytes
+    key: bytes | None
+    headers: dict[str, str]
+    priority: int
+    delivery_count: int
+    entered: datetime | None
+    expires_at: datetime | None
+    lease_expires_at: datetime | None
+    ready_at: datetime | None
+    holder: str | None
+    is_barrier: bool
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether it was delivered more than once."""
+        return self.delivery_count > 1
+
+    @classmethod
+    def of(cls, queue: str, row: dict[str, Any]) -> BrowsedMessage:
+        """From the engine's answer."""
+        raw = {k: None if row[k] is None else base64.b64decode(row[k]) for k in _BINARY}
+        pairs = wire.headers_list(raw["headers"]) + wire.dead_headers(row["dead"])
+        return cls(
+            id=row["id"], queue=queue, state=row["state"], payload=raw["payload"] or b"",
+            key=raw["key"], headers=_text(pairs), priority=row["priority"],
+            delivery_count=row["delivery_count"], entered=moment(row["entered"]),
+            expires_at=moment(row["expires"] or 0),
+            lease_expires_at=moment(row["lease_until"] or 0),
+            ready_at=moment(row["ready_at"] or 0), holder=row["holder"],
+            is_barrier=row["is_barrier"],
+        )  # fmt: skip
+
+
+_BINARY = ("payload", "key", "headers")
+
+
+def _text(pairs: list[tuple[str, bytes]]) -> dict[str, str]:
+    return {k: v.decode("utf-8", "backslashreplace") for k, v in pairs}
+
+
 class Message:
     """A message that this consumer holds.
 
@@ -25,7 +77,7 @@ class Message:
 
     __slots__ = (
         "_consumer", "_dead", "_expires", "_headers", "_lease", "_time", "delivery_count",
-        "is_barrier", "key", "number", "payload", "priority", "queue",
+        "is_barrier", "key", "number", "payload", "priority", "queue", "settled",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +98,7 @@ class Message:
         self._time = time
         self.is_barrier = barrier
         self._dead = dead
+        self.settled = False  # acknowledged, canceled or rejected here
 
     def __repr__(self) -> str:
         again = f", delivery {self.delivery_count}" if self.redelivered else ""
@@ -60,7 +113,7 @@ class Message:
     def headers(self) -> dict[str, str]:
         """Headers as text; bytes that are not UTF-8 are escaped."""
         pairs = wire.headers_list(self._headers) + wire.dead_headers(self._dead)
-        return {k: v.decode("utf-8", "backslashreplace") for k, v in pairs}
+        return _text(pairs)
 
     @property
     def redelivered(self) -> bool:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from ..protocol import topics
 from ..protocol.messages import HEADER
 from ..state.definition import is_regex
+from .records import BLOCK_SCHEMA, pack
 
 RECORDS_PER_BATCH = 20_000
 _NOT_OURS = "|".join(k for k in topics.OWN if k != topics.PUBLISH)
@@ -78,9 +79,9 @@ def headers_column() -> Column:
     )
 
 
-def input_rows(stream: DataFrame, broker: str) -> DataFrame:
-    """A Kafka record as the flat row that the processor takes, with the batch's time."""
-    return stream.select(
+def input_blocks(stream: DataFrame, broker: str) -> DataFrame:
+    """Kafka records as flat rows with the batch's time, packed into blocks."""
+    rows = stream.select(
         f.lit(broker).alias("broker"),
         f.col("topic"),
         f.col("partition"),
@@ -92,3 +93,4 @@ def input_rows(stream: DataFrame, broker: str) -> DataFrame:
         headers_column().alias("headers"),
         f.expr("unix_millis(current_timestamp())").alias("now"),
     )
+    return rows.mapInArrow(pack, BLOCK_SCHEMA)

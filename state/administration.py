@@ -180,35 +180,45 @@ def _consumer(queue: Queue, subscription: Subscription) -> dict[str, Any]:
 
 
 def browse(broker: Broker, queue: Queue, command: Browse) -> list[dict[str, Any]]:
-    """Messages in the queue's places, without taking them."""
+    """Messages in the queue's order, without taking them."""
     wanted = {name: code for code, name in NAMES.items() if code != GONE}
     if command.state is not None and command.state not in wanted:
         raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(wanted))}")
     limit = min(max(command.limit, 0), BROWSE_MAX)
     out: list[dict[str, Any]] = []
-    for page, live in _pages(queue):
-        rows = live
+    for seqs in _in_order(queue):
         if command.state is not None:
-            rows = rows[page.state[rows] == wanted[command.state]]
-        for start in range(0, len(rows), 256):
+            seqs = seqs[queue.gather(seqs, "state") == wanted[command.state]]
+        for start in range(0, len(seqs), 256):
             if len(out) >= limit:
                 return out
-            part = rows[start : start + 256]
+            part = seqs[start : start + 256]
             if command.where is not None:
-                seqs = part.astype(np.int64) + (page.number << PAGE_BITS)
-                part = part[np.array(matching(broker, queue, seqs, command.where), bool)]
-            out += _look(broker, queue, page, part[: limit - len(out)])
+                part = part[np.array(matching(broker, queue, part, command.where), bool)]
+            out += _look(broker, queue, part[: limit - len(out)])
     return out
 
 
-def _look(broker: Broker, queue: Queue, page: QueuePage, rows: Array) -> list[dict[str, Any]]:
-    ids = page.id[rows]
+def _in_order(queue: Queue) -> Iterator[Array]:
+    """Places of live messages in the order of delivery, in parts (O1, O2)."""
+    places = (rows.astype(np.int64) + (page.number << PAGE_BITS) for page, rows in _pages(queue))
+    if not queue.by_priority:
+        yield from places
+        return
+    seqs = np.concatenate([np.zeros(0, np.int64), *places])
+    priorities = queue.gather(seqs, "priority")
+    yield seqs[np.lexsort((seqs, np.iinfo(np.uint64).max - priorities))]
+
+
+def _look(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
+    ids = queue.gather(seqs, "id")
     names = {s.number: s.name for s in queue.header.subscriptions}
     out = []
-    for row, content, priority in zip(
-        rows.tolist(), broker.spool.contents(ids),
+    for seq, content, priority in zip(
+        seqs.tolist(), broker.spool.contents(ids),
         broker.spool.gather(ids, "priority").tolist(), strict=True,
     ):  # fmt: skip
+        page, row = queue.row(seq)
         state = int(page.state[row])
         until, expires = int(page.until[row]), int(page.expires[row])
         out.append(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from ..protocol import topics
 from ..protocol.errors import Reason
@@ -19,12 +18,12 @@ from ..protocol.messages import PLAIN, PublishHeader, Records, decode_publish_he
 from ..protocol.outputs import RejectedRecord
 from .broker import Broker
 from .columns import NEVER
-from .expiry import expires_at
+from .deferred import came_early, remove_arrivals
 from .expressions import Program, as_priority, compile_program, is_true
+from .lifetime import expires_at
 from .producers import Producer
 from .queue import Queue
 from .routing import Routes
-from .settling import came_early
 
 LOW_PRIORITY_BELOW = 4
 
@@ -279,11 +278,7 @@ class Admission:
         for queue in broker.touched():
             queue.take_in(broker.now)
         for queue, seq in self._early:
-            page, row = queue.row(seq)
-            ids = queue.remove(page, np.array([row], np.intp))
-            queue.count("acknowledged")
-            broker.record("acknowledged", queue, ids.tolist(), reason="acknowledged early")
-            broker.spool.release(queue.number, ids)
+            remove_arrivals(broker, queue, [seq])
         for _, producer in sorted(self._producers.items()):
             broker.say(producer.close())
 

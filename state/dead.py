@@ -11,6 +11,8 @@ import numpy as np
 from ..protocol.errors import Reason
 from .broker import Broker
 from .columns import NEVER, Array
+from .deferred import came_early, remove_arrivals
+from .lifetime import expires_at
 from .queue import Queue, QueuePage
 
 
@@ -33,6 +35,7 @@ def bury(
     target, why = _target(broker, queue)
     discarded: list[int] = []
     moved: list[int] = []
+    early: list[int] = []
     for number, count, size, may in zip(
         ids.tolist(), counts, sizes, allowed.tolist(), strict=True
     ):
@@ -43,10 +46,13 @@ def bury(
             discarded.append(number)
             why = refusal or why
             continue
+        if target.header.deferred and came_early(target, number):
+            early.append(target.next_place())
         _move(broker, queue, target, number, size, count, reason, detail)
         moved.append(number)
     if moved and target is not None:
         target.take_in(broker.now)
+        remove_arrivals(broker, target, early)
     _account(broker, queue, moved, discarded, why)
 
 
@@ -97,10 +103,10 @@ def _move(
     reason: Reason,
     detail: str,
 ) -> None:
-    """Put a message into the dead message queue; there only that queue's expiration counts."""
+    """Put a message into the dead message queue. A publisher's TTL that is spent no longer
+    counts there, one that is not still does (X5)."""
     broker.spool.move(number, queue.number, (target.number, target.next_place()))
     arrivals = target.arrivals
-    expiration = target.definition.expiration_ms
     arrivals.dead[len(arrivals.ids)] = {
         "reason": reason.value,
         "queue": queue.definition.name,
@@ -108,6 +114,9 @@ def _move(
         "deliveries": count,
         "detail": detail,
     }
-    expires = broker.now + expiration if expiration else NEVER
+    ttl_ends = int(broker.spool.gather(np.array([number], np.uint64), "ttl_ends")[0])
+    if ttl_ends <= broker.now:
+        ttl_ends = NEVER
+    expires = expires_at(target.definition, broker.now, ttl_ends)
     target.arrive(number, size, 0, expires, NEVER, barrier=False)
     broker.record("spooled", target, [number], reason=reason.value)

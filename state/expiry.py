@@ -11,29 +11,10 @@ import numpy as np
 
 from ..protocol.errors import Reason
 from .broker import Broker
-from .columns import NEVER
 from .dead import bury
-from .definition import QueueDefinition
 from .lifecycle import DELAYED, GONE, LEASED
 from .queue import Queue
 from .settling import give_back
-
-
-def expires_at(definition: QueueDefinition, now: int, ttl_ends: int) -> int:
-    """When a message that enters the queue now expires, by the expiration model (X2, X4).
-
-    ttl_ends: end of the publisher's TTL, epoch ms, NEVER where there is none.
-    """
-    own = definition.expiration_ms
-    queue_ends = NEVER if own is None else now + own
-    model = definition.expiration_model
-    if model == "queue":
-        return queue_ends
-    if model == "latest":
-        return max(queue_ends, ttl_ends)
-    if model == "earliest":
-        return min(queue_ends, ttl_ends)
-    return ttl_ends if ttl_ends != NEVER else queue_ends
 
 
 def act_on_deadlines(broker: Broker, queue: Queue) -> None:

@@ -16,7 +16,7 @@ from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, READY
 from .queue import Queue
 from .ready import SEQ_MASK
-from .spool import MessagePage
+from .spool import PAST, MessagePage
 from .store import DictStore
 
 
@@ -110,6 +110,8 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
             size += int(page.size[row])
             counter = (page.number << PAGE_BITS) + row
             for number, seq in [(page.queue[row], page.seq[row]), *page.extras.get(row, [])]:
+                if seq == PAST:
+                    continue
                 queue = queues.get(int(number))
                 assert queue is not None, f"message {counter}: match of a queue that is gone"
                 matches[queue.number] = matches.get(queue.number, 0) + 1

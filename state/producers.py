@@ -1,9 +1,10 @@
 """What producers have sent: de-duplication and receipts (P1, P3, P4).
 
 A producer numbers its messages from 1. Of each producer the engine remembers the highest sequence,
-the gaps below it, and for the newest messages which ids or refusals they got. A sequence that was
-seen is answered again, not stored again. Remembered are at most `GAPS_MAX` gaps (an older one
-counts as seen), `RUNS_MAX` runs of ids and `NACKS_MAX` refusals.
+the gaps below it, and for the newest messages which ids they got. A sequence that was stored is
+answered again, not stored again. One that was refused was not stored, so it may be tried again.
+Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
+stored) and `RUNS_MAX` runs of ids.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ from typing import Any
 from ..protocol.outputs import Receipt
 from .store import Notes
 
-GAPS_MAX = 64
+GAPS_MAX = 10_000
 RUNS_MAX = 64
-NACKS_MAX = 256
 
 
 class Producer:
     """One producer during a step."""
 
-    __slots__ = ("_key", "_notes", "gaps", "high", "nacks", "receipt", "runs")
+    __slots__ = ("_key", "_notes", "gaps", "high", "receipt", "refusals", "runs")
 
     def __init__(self, notes: Notes, vpn: str, name: str) -> None:
         self._notes = notes
@@ -30,7 +30,7 @@ class Producer:
         self.high: int | None = note[0] if note else None
         self.gaps: list[list[int]] = [list(g) for g in note[1]] if note else []
         self.runs: list[list[int]] = [list(r) for r in note[2]] if note else []
-        self.nacks: dict[int, list[str]] = dict(note[3]) if note else {}
+        self.refusals: list[list[int]] = [list(r) for r in note[3]] if note else []
         self.receipt = Receipt(vpn, name, 0)
 
     def is_new(self, seq: int) -> bool:
@@ -44,13 +44,7 @@ class Producer:
             del self.gaps[:-GAPS_MAX]
             self.high = seq
             return True
-        for gap in self.gaps:
-            if gap[0] <= seq <= gap[1]:
-                self.gaps.remove(gap)
-                rest = [[gap[0], seq - 1], [seq + 1, gap[1]]]
-                self.gaps = sorted(self.gaps + [g for g in rest if g[0] <= g[1]])
-                return True
-        return False
+        return _take(self.gaps, seq) or _take(self.refusals, seq)
 
     def stored(self, seq: int, number: int) -> None:
         """The message got an id (0: acknowledged without being stored)."""
@@ -75,15 +69,15 @@ class Producer:
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
         """The message was refused."""
-        self.nacks[seq] = [reason, queue, detail]
+        refusals = self.refusals
+        if refusals and refusals[-1][1] == seq - 1:
+            refusals[-1][1] = seq
+        else:
+            refusals.append([seq, seq])
         self.receipt.nacks.append((seq, reason, queue, detail))
 
     def repeat(self, seq: int) -> None:
-        """Answer a sequence that was seen as it was answered before."""
-        nack = self.nacks.get(seq)
-        if nack is not None:
-            self.receipt.nacks.append((seq, *nack))
-            return
+        """Answer a sequence that was stored as it was answered before."""
         for first, count, start in reversed(self.runs):
             if first <= seq < first + count:
                 self._answer(seq, start + seq - first if start else 0)
@@ -93,9 +87,18 @@ class Producer:
     def close(self) -> Receipt:
         """Save what is remembered; gives the receipt of this step."""
         del self.runs[:-RUNS_MAX]
-        for seq in list(self.nacks)[:-NACKS_MAX]:
-            del self.nacks[seq]
-        self._notes.write(self._key, [self.high, self.gaps, self.runs, list(self.nacks.items())])
+        del self.refusals[:-GAPS_MAX]
+        self._notes.write(self._key, [self.high, self.gaps, self.runs, self.refusals])
         assert self.high is not None
         self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
         return self.receipt
+
+
+def _take(ranges: list[list[int]], seq: int) -> bool:
+    """Take a sequence out of ranges; whether it was there."""
+    for at, (first, last) in enumerate(ranges):
+        if first <= seq <= last:
+            rest = [[first, seq - 1], [seq + 1, last]]
+            ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
+            return True
+    return False

@@ -12,6 +12,7 @@ import numpy as np
 from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned
 from ..protocol.errors import Reason
 from ..protocol.ids import Ranges, make_id, parse_ranges
+from . import deferred
 from .broker import Broker
 from .columns import NEVER, PAGE_BITS, Array
 from .dead import bury
@@ -19,7 +20,7 @@ from .delivery import matching
 from .lifecycle import GONE, LEASED
 from .queue import Queue, QueuePage, Subscription
 
-DEFERRED_MAX = 10_000
+IGNORED_MAX = 10_000
 
 
 def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
@@ -76,33 +77,18 @@ def _without_effect(
     spool = broker.spool
     next_id = make_id(broker.header.number, spool.header.next_counter)
     here = set(found.tolist())
-    late = [
-        i
-        for low, high in ranges
-        for i in range(low, min(high, next_id - 1, low + DEFERRED_MAX) + 1)
-        if i not in here
-    ]
-    if late:
-        _ignored(broker, queue, np.array(late, np.uint64), name, "not in the queue")
-    period = queue.definition.deferred_ack_expiration_ms
+    late: list[int] = []
     for low, high in ranges:
-        if high >= next_id and len(queue.header.deferred) < DEFERRED_MAX:
-            first = max(low, next_id)
-            queue.header.deferred.append([first, high, broker.now + period])
-            broker.record("deferred_ack", queue, [first], subscription=name, reason=f"to {high}")
-
-
-def came_early(queue: Queue, number: int) -> bool:
-    """Whether an ack for this id is waiting for it (L9); it is used up."""
-    for entry in queue.header.deferred:
-        if entry[0] <= number <= entry[1]:
-            queue.header.deferred.remove(entry)
-            if entry[0] < number:
-                queue.header.deferred.append([entry[0], number - 1, entry[2]])
-            if number < entry[1]:
-                queue.header.deferred.append([number + 1, entry[1], entry[2]])
-            return True
-    return False
+        for number in range(low, min(high, next_id - 1, low + IGNORED_MAX) + 1):
+            if number in here:
+                continue
+            if spool.was_held(number, queue.number):
+                late.append(number)
+            else:
+                deferred.keep(broker, queue, number, number, name)
+        if high >= next_id:
+            deferred.keep(broker, queue, max(low, next_id), high, name)
+    _ignored(broker, queue, np.array(late, np.uint64), name, "not in the queue")
 
 
 def _where(broker: Broker, queue: Queue, text: str) -> Array:

@@ -27,10 +27,14 @@ FILE_BYTES = 8_000_000
 FILES_PER_NOTE = 64
 BLOCKS_CACHED = 16
 NO_KEY = 0xFFFFFFFF
+PAST = -1
 
 
 class MessagePage(ColumnPage):
-    """What is known of a message whichever queue holds it. `extras[row]`: further matches."""
+    """What is known of a message whichever queue holds it.
+
+    `extras[row]`: further matches ``[queue, seq]``; seq `PAST` says that the queue held it once.
+    """
 
     FIELDS = (
         ("queue", "<u4", 0),  # first match: queue number, 0 when the message is gone
@@ -324,7 +328,7 @@ class Spool:
                 found_seqs.append(page.seq[hits].astype(np.int64))
                 for row, matches in page.extras.items():
                     for owner, seq in matches:
-                        if owner == queue and start <= row < stop:
+                        if owner == queue and seq != PAST and start <= row < stop:
                             found_ids.append(np.array([(number << PAGE_BITS) + row + base], np.uint64))
                             found_seqs.append(np.array([seq], np.int64))
         if not found_ids:
@@ -348,23 +352,25 @@ class Spool:
             self._count_gone(page, dead)
 
     def _release_shared(self, page: MessagePage, rows: Array, queue: int) -> Array:
-        """Take a match from messages that have several; returns the rows that had only one."""
+        """Take a match from messages that have several; returns the rows without another."""
         single = []
         for row in rows.tolist():
             matches = page.extras.get(row)
-            if not matches:
-                single.append(row)
+            others = [m for m in matches or () if m[1] != PAST and m[0] != queue]
+            if not others:
+                if page.queue[row] == queue:
+                    single.append(row)
+                    page.extras.pop(row, None)
+                    continue
+                page.extras[row] = [m for m in matches or () if m[0] != queue] + [[queue, PAST]]
+                page.dirty = True
                 continue
             page.dirty = True
+            rest = [m for m in matches if m[0] != queue] + [[queue, PAST]]
             if page.queue[row] == queue:
-                page.queue[row], page.seq[row] = matches[0]
-                matches = matches[1:]
-            else:
-                matches = [m for m in matches if m[0] != queue]
-            if matches:
-                page.extras[row] = matches
-            else:
-                del page.extras[row]
+                page.queue[row], page.seq[row] = others[0]
+                rest.remove(others[0])
+            page.extras[row] = rest
         return np.array(single, np.intp)
 
     def _count_gone(self, page: MessagePage, rows: Array) -> None:
@@ -385,12 +391,23 @@ class Spool:
             assert page is not None
             row = int(rows[0])
             page.dirty = True
+            rest = [m for m in page.extras.get(row, []) if m[0] not in (queue, to[0])]
             if page.queue[row] == queue:
                 page.queue[row], page.seq[row] = to
             else:
-                page.extras[row] = [
-                    list(to) if m[0] == queue else m for m in page.extras.get(row, [])
-                ]
+                rest.append(list(to))
+            page.extras[row] = [*rest, [queue, PAST]]
+
+    def was_held(self, number: int, queue: int) -> bool:
+        """Whether a queue holds or held a message; True for one that is gone altogether."""
+        for page, rows, _ in self.rows(np.array([number], np.uint64)):
+            row = int(rows[0])
+            if page is None or row >= page.used or not page.queue[row]:
+                return True
+            return page.queue[row] == queue or any(
+                m[0] == queue for m in page.extras.get(row, [])
+            )
+        return True
 
     # ------------------------------------------------------------ end of the step
 

@@ -175,10 +175,8 @@ class Engine:
         publishes = source.read_stream(
             spark, self.bootstrap, source.publish_pattern(vpns, self._captured), limit
         )
-        rows = source.input_rows(commands_in, broker).unionByName(
-            source.input_rows(publishes, broker)
-        )
-        outputs = rows.groupBy("broker").transformWithStateInPandas(
+        blocks = source.input_blocks(commands_in.unionByName(publishes), broker)
+        outputs = blocks.groupBy("broker").transformWithStateInPandas(
             BrokerProcessor(self._numbers()), OUTPUT_SCHEMA, "append", "None"
         )
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")

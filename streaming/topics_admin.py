@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, NoBrokersAvailable, TopicAlreadyExistsError
+from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from ..protocol import NotConnected, topics
 
@@ -32,7 +32,7 @@ def ensure_topics(bootstrap: str, vpns: Iterable[str], captured: Iterable[str]) 
     wanted |= {t: 1 for t in captured if _LEGAL.fullmatch(t) and t not in wanted}
     try:
         admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lakequeue-engine")
-    except (NoBrokersAvailable, KafkaError) as error:
+    except KafkaError as error:
         raise NotConnected(
             f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"
         ) from error

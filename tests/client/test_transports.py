@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
 from lakequeue.client import confluent, kafka_python
 from lakequeue.client.kafka import LIBRARIES, LIBRARY_VARIABLE, open_kafka
 from lakequeue.client.transport import Record, Transport, servers
@@ -315,7 +314,7 @@ def test_a_full_buffer_blocks_and_then_refuses(
     kafka.stop()
     try:
         accepted = 0
-        with pytest.raises(NotConnected, match="are waiting for Kafka"):
+        with pytest.raises(NotConnected, match="are waiting for Kafka"):  # noqa: PT012
             while accepted <= 2_000:
                 transport.publish(topic, b"x", None, [], 0)
                 accepted += 1
@@ -333,7 +332,7 @@ def test_topics_that_are_not_there(
     module = confluent if library == "confluent-kafka" else kafka_python
     monkeypatch.setattr(module, "FULL_SECONDS_MAX", 1.0)
     transport = open_transport()
-    with pytest.raises(NotConnected, match="'nowhere' does not exist in Kafka at 127.0.0.1"):
+    with pytest.raises(NotConnected, match="'nowhere' does not exist in Kafka at"):
         transport.partitions("nowhere")
     with pytest.raises(NotConnected, match="'nowhere' does not exist"):
         transport.listen("nowhere", 0)

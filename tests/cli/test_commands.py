@@ -1,0 +1,353 @@
+"""The commands, on `memory://`: two connections to one name in a process share an engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import pytest
+from click.testing import CliRunner, Result
+from lakequeue.cli import COMMANDS, main
+
+QUEUES: dict[str, Any] = {
+    "queues": [
+        {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100},
+        {"name": "small", "message_type": "binary", "max_message_size": 5},
+    ]
+}
+_names = count()
+
+
+class Engine:
+    """An engine in memory, and the command line on it."""
+
+    def __init__(self) -> None:
+        self.url = f"memory://cli-{next(_names)}"
+        self.connection = lakequeue.connect(self.url, config=QUEUES)
+
+    def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
+        return run(*arguments, "--url", self.url, stdin=stdin)
+
+    def send(self, *payloads: bytes) -> None:
+        producer = self.connection.producer()
+        for payload in payloads:
+            producer.send("orders", payload)
+
+    def depth(self, queue: str = "orders") -> int:
+        return self.connection.admin().describe(queue)["depth"]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    one = Engine()
+    yield one
+    one.connection.close()
+
+
+def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
+    return CliRunner().invoke(main, list(arguments), input=stdin, catch_exceptions=False)
+
+
+# ---------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "bench"])
+def test_help_teaches_with_an_example_and_variables(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"  lakequeue {command}" in result.stdout
+    assert "[env var: LAKEQUEUE_" in " ".join(result.stdout.split())
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert all(f"  {command} " in result.stdout for command in COMMANDS)
+
+
+def test_help_loads_no_heavy_package() -> None:
+    code = (
+        "import sys\n"
+        "from lakequeue.cli import main\n"
+        "main(['publish', '--help'], standalone_mode=False)\n"
+        "heavy = {'pyspark', 'pandas', 'kafka', 'lark', 'rich'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_command() -> None:
+    result = run("publihs")
+    assert result.exit_code == 2
+    assert "No such command 'publihs'" in result.stderr
+
+
+# ---------------------------------------------------------------- configuration (Q7)
+
+BROKEN = """
+queues:
+  - name: orders
+    message_type: xml
+    lease_period: 5 parsecs
+  - name: more
+    message_type: json
+    colour: red
+"""
+
+
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_q7_every_problem_of_a_file_is_listed_and_nothing_starts(
+    command: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "queues.yaml"
+    config.write_text(BROKEN)
+    home = tmp_path / "home"
+    result = run(command, "--config", str(config), "--home", str(home))
+    assert result.exit_code == 2
+    head, *problems = result.stderr.splitlines()
+    assert head == "The configuration has 3 problems; nothing started:"
+    assert len(problems) == 3
+    for key, value in (("message_type", "xml"), ("lease_period", "parsecs"), ("colour", "red")):
+        assert any(key in line and value in line for line in problems)
+    assert not home.exists()
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    result = run("up", "--config", str(tmp_path / "none.yaml"), "--home", str(tmp_path / "home"))
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "cannot be read" in result.stderr
+
+
+def test_no_kafka_is_one_sentence_and_status_3(tmp_path: Path) -> None:
+    result = run("run", "--bootstrap", "127.0.0.1:1", "--home", str(tmp_path / "home"))
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+    assert "No Kafka broker answers" in result.stderr
+
+
+def test_a_bad_bootstrap_address(tmp_path: Path) -> None:
+    result = run("run", "--bootstrap", "nowhere", "--home", str(tmp_path / "home"))
+    assert result.exit_code == 2
+    assert "not host:port" in result.stderr
+
+
+def test_a_home_where_nothing_runs(tmp_path: Path) -> None:
+    result = run("queues", "--home", str(tmp_path))
+    assert result.exit_code == 3
+    assert "lakequeue up --home" in result.stderr
+
+
+def test_a_home_tells_the_address(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "address").write_text(engine.url + "\n")
+    result = run("queues", "--home", str(tmp_path), "--json")
+    assert [queue["name"] for queue in json.loads(result.stdout)] == ["orders", "small"]
+
+
+def test_the_url_from_the_environment(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEQUEUE_URL", engine.url)
+    assert run("queues").exit_code == 0
+
+
+def test_a_bad_url() -> None:
+    result = run("queues", "--url", "http://there")
+    assert result.exit_code == 2
+    assert "kafka://HOST:PORT" in result.stderr
+
+
+def test_a_traceback_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEQUEUE_DEBUG", "1")
+    with pytest.raises(lakequeue.ConfigError):
+        run("queues", "--url", "http://there")
+
+
+# ---------------------------------------------------------------- publish
+
+
+def test_publish_lines_of_standard_input(engine: Engine) -> None:
+    result = engine.run("publish", "orders", stdin='{"n": 1}\n\n{"n": 2}\r\n')
+    assert (result.exit_code, result.stdout) == (0, "2 stored, 0 refused\n")
+    assert [m.payload for m in engine.connection.admin().browse("orders")] == [
+        b'{"n": 1}',
+        b'{"n": 2}',
+    ]
+
+
+def test_publish_files_whole_and_by_line(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("1\n2\n")
+    (tmp_path / "b.txt").write_text("3\n4\n")
+    files = [str(tmp_path / name) for name in ("a.jsonl", "b.txt")]
+    result = engine.run("publish", "orders", *files, "--json")
+    assert json.loads(result.stdout)["stored"] == 3
+    assert engine.connection.admin().browse("orders")[2].payload == b"3\n4\n"
+    result = engine.run("publish", "orders", *files, "--whole", "--json")
+    assert json.loads(result.stdout)["stored"] == 2
+    result = engine.run("publish", "orders", *files, "--lines", "--json")
+    assert json.loads(result.stdout)["stored"] == 4
+
+
+def test_publish_with_headers_key_and_priority(engine: Engine) -> None:
+    options = ("--header", "a=b=c", "--key", "k", "--priority", "7")
+    assert engine.run("publish", "orders", *options, stdin="1\n").exit_code == 0
+    (message,) = engine.connection.admin().browse("orders")
+    assert (message.headers, message.key, message.priority) == ({"a": "b=c"}, b"k", 7)
+
+
+def test_publish_counts_what_was_refused_with_reasons(engine: Engine) -> None:
+    result = engine.run("publish", "small", stdin="123\n123456\n1234567\n")
+    assert result.exit_code == 1
+    assert "1 stored, 2 refused" in result.stdout
+    assert "2 × message_too_large by small" in result.stdout
+    result = engine.run("publish", "nowhere", "--json", stdin="1\n")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["reasons"] == {"no_matching_destination": 1}
+
+
+def test_publish_bad_header_and_ttl(engine: Engine) -> None:
+    assert engine.run("publish", "orders", "--header", "a", stdin="1").exit_code == 2
+    result = engine.run("publish", "orders", "--ttl", "soon", stdin="1")
+    assert result.exit_code == 2
+    assert "ttl: 'soon'" in result.stderr
+
+
+# ---------------------------------------------------------------- consume
+
+
+def test_consume_prints_and_acks(engine: Engine) -> None:
+    engine.send(b"1", b"2", b"3")
+    result = engine.run("consume", "orders", "--count", "2")
+    assert result.stdout == "1\n2\n"
+    assert engine.depth() == 1
+    assert engine.run("consume", "orders", "--timeout", "0").stdout == "3\n"
+    assert engine.depth() == 0
+
+
+def test_consume_json(engine: Engine) -> None:
+    engine.connection.producer().send("orders", b"\xff\x00", headers={"a": "b"}, priority=9)
+    engine.send(b'"text"')
+    result = engine.run("consume", "orders", "--json", "--timeout", "0")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first == {
+        "id": first["id"],
+        "queue": "orders",
+        "payload": "/wA=",
+        "encoding": "base64",
+        "headers": {"a": "b"},
+        "delivery_count": 1,
+        "redelivered": False,
+        "priority": 9,
+    }
+    assert (second["payload"], "encoding" in second) == ('"text"', False)
+
+
+def test_consume_filter(engine: Engine) -> None:
+    engine.send(b'{"n": 1}', b'{"n": 2}')
+    result = engine.run("consume", "orders", "--filter", "/n > 1", "--timeout", "0")
+    assert result.stdout == '{"n": 2}\n'
+    assert engine.depth() == 1
+
+
+def test_consume_exec_acks_by_exit_status(engine: Engine, tmp_path: Path) -> None:
+    engine.send(b"good", b"bad")
+    log = tmp_path / "log"
+    command = f'payload=$(cat); echo "$LAKEQUEUE_QUEUE $payload" >> {log}; [ "$payload" = good ]'
+    result = engine.run("consume", "orders", "--exec", command, "--count", "2")
+    assert result.exit_code == 0
+    assert log.read_text() == "orders good\norders bad\n"
+    (left,) = engine.connection.admin().browse("orders")
+    assert (left.payload, left.state) == (b"bad", "ready")
+
+
+def test_consume_exec_with_a_delay(engine: Engine) -> None:
+    engine.send(b"1")
+    options = ("--exec", "false", "--retry-delay", "5s", "--count", "1")
+    assert engine.run("consume", "orders", *options).exit_code == 0
+    (left,) = engine.connection.admin().browse("orders")
+    assert left.state == "delayed"
+
+
+def test_consume_exec_needs_a_mode_that_acks_after_work(engine: Engine) -> None:
+    result = engine.run("consume", "orders", "--exec", "true", "--ack-mode", "auto")
+    assert result.exit_code == 2
+    assert "--ack-mode" in result.stderr
+
+
+def test_consume_a_queue_that_is_not_there(engine: Engine) -> None:
+    result = engine.run("consume", "nowhere", "--timeout", "0")
+    assert result.exit_code in (1, 2)
+    assert "nowhere" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ---------------------------------------------------------------- queues, browse, purge
+
+
+def test_queues_as_a_table(engine: Engine) -> None:
+    engine.send(b"1", b"2")
+    result = engine.run("queues")
+    assert result.exit_code == 0
+    assert any(line.split()[:2] == ["orders", "2"] for line in result.stdout.splitlines())
+
+
+def test_one_queue_with_consumers_and_counters(engine: Engine) -> None:
+    engine.send(b"1")
+    with engine.connection.consumer("orders", max_backlog=5):
+        result = engine.run("queues", "orders")
+    assert "spooled" in result.stdout
+    assert "client" in result.stdout
+
+
+def test_queues_json_is_describe(engine: Engine) -> None:
+    engine.send(b"1")
+    described = json.loads(engine.run("queues", "orders", "--json").stdout)
+    assert (described["depth"], described["counters"]["spooled"]) == (1, 1)
+
+
+def test_browse_takes_nothing(engine: Engine) -> None:
+    engine.send(b'{"n": 1}', b'{"n": 2}')
+    assert '{"n": 2}' in engine.run("browse", "orders").stdout
+    result = engine.run("browse", "orders", "--where", "/n = 2", "--json")
+    (message,) = map(json.loads, result.stdout.splitlines())
+    assert (message["payload"], message["state"]) == ('{"n": 2}', "ready")
+    assert engine.depth() == 2
+
+
+def test_purge_asks(engine: Engine) -> None:
+    engine.send(b'{"n": 1}', b'{"n": 2}')
+    assert engine.run("purge", "orders", "--all", stdin="n\n").exit_code == 1
+    assert engine.depth() == 2
+    result = engine.run("purge", "orders", "--where", "/n = 1", stdin="y\n")
+    assert "1 removed" in result.stdout
+    result = engine.run("purge", "orders", "--all", "--yes", "--json")
+    assert json.loads(result.stdout) == {"queue": "orders", "removed": 1}
+    assert engine.depth() == 0
+
+
+def test_purge_needs_to_be_told_what(engine: Engine) -> None:
+    assert engine.run("purge", "orders", "--yes").exit_code == 2
+    assert engine.run("purge", "orders", "--yes", "--all", "--where", "/n = 1").exit_code == 2
+
+
+def test_a_bad_expression_is_a_sentence(engine: Engine) -> None:
+    engine.send(b"1")
+    result = engine.run("browse", "orders", "--where", "/n >")
+    assert result.exit_code in (1, 2)
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) <= 2
+
+
+def test_start_up_is_quick() -> None:
+    """The smallest of five: a busy machine does not make the command slow."""
+    times: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "lakequeue.cli", "--help"], capture_output=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 1.0  # 0.1 s to 0.3 s when nothing else runs
