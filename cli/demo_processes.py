@@ -171,6 +171,11 @@ class WorkerProcess:
                 f"{self.name} ended with status {self.process.returncode}: {why}"
             )
 
+    def freeze(self) -> None:
+        """Make it hang: it holds what it has, and is still sent more."""
+        self.fate = "hangs"
+        self.process.send_signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """End it as a crash would."""
         self.fate = "killed"
@@ -179,6 +184,8 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """End it in order."""
+        if self.fate == "hangs":
+            self.kill()
         if self.fate == "works":
             self.fate = "done"
             self.process.terminate()

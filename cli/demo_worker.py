@@ -97,7 +97,7 @@ class Job:
             return
         try:
             if fails:
-                message.cancel(delay="200ms")
+                message.cancel()
                 self.counts.canceled += 1
             else:
                 message.ack()

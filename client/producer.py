@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
 SEND_TIMEOUT_S = 60.0
+RETRANSMIT_MAX_S = 60.0
 
 
 class Receipt:
@@ -90,6 +91,8 @@ class Producer:
         self._dmq = dmq_eligible
         self._lock = threading.RLock()
         self._waiting: dict[int, _Sent] = {}
+        self._heard = time.monotonic()  # the last receipt, or the last retransmission
+        self._patience_s = self._pub_ack_s
         self._closed = False
         self._error: Exception | None = None
         self._topic = topics.topic(connection.vpn, topics.PUBLISH)
@@ -239,6 +242,7 @@ class Producer:
         """An answer of the engine: resolve futures."""
         settled: list[tuple[_Sent, Receipt | Rejected]] = []
         with self._lock:
+            self._heard, self._patience_s = time.monotonic(), self._pub_ack_s
             for first, count, start in value["runs"]:
                 number = int(start)
                 for i in range(count):
@@ -258,12 +262,20 @@ class Producer:
                 sent.future.set_exception(outcome)
 
     def retransmit(self, now: float) -> None:
-        """Send again what has waited longer than `pub_ack_time` (P2)."""
+        """Send again what has waited longer than `pub_ack_time` (P2).
+
+        Only when no receipt at all came for that long: an engine that answers is working its way
+        through what it has, and more of the same would only hold it up. Waits double.
+        """
+        if not self._waiting or now - self._heard < self._patience_s:
+            return
         with self._lock:
-            for sent in self._waiting.values():
-                if now - sent.at > self._pub_ack_s:
-                    sent.at = now
-                    self._connection.publish(*sent.record)
+            late = [s for s in self._waiting.values() if now - s.at > self._pub_ack_s]
+            for sent in late:
+                self._connection.publish(*sent.record)
+            if late:
+                self._heard = now
+                self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
 
     def on_lost(self, error: Exception) -> None:
         """The connection was closed with messages in flight."""

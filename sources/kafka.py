@@ -19,40 +19,49 @@ from ..state.definition import is_regex
 from .records import BLOCK_SCHEMA, pack
 
 RECORDS_PER_BATCH = 20_000
-_NOT_OURS = "|".join(k for k in topics.OWN if k != topics.PUBLISH)
+LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def publish_pattern(vpns: Iterable[str], captured: Iterable[str]) -> str:
-    """The topics that messages come from, as one Java regular expression.
+def publish_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
+    """The Kafka source's option that names where messages come from.
 
-    The VPNs' publish topics and what queues capture (Q2), never the engine's own output.
+    The VPNs' publish topics and what queues capture (Q2), never the engine's own output. A plain
+    list where no queue has a regular expression: a pattern makes Spark list all topics at each look.
     """
-    own = [re.escape(topics.topic(vpn, topics.PUBLISH)) for vpn in sorted(vpns)]
-    other = [t if is_regex(t) else re.escape(t) for t in sorted(set(captured))]
-    any_of = "|".join(f"(?:{p})" for p in own + other)
-    return rf"^(?!__)(?!.*\.(?:{_NOT_OURS})$)(?:{any_of})$"
+    own = [topics.topic(vpn, topics.PUBLISH) for vpn in sorted(vpns)]
+    return _option(own, captured)
 
 
-def commands_pattern(vpns: Iterable[str]) -> str:
+def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
+    """What the Delta tables are written from: messages and journals."""
+    kinds = (topics.PUBLISH, topics.JOURNAL)
+    return _option([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
+
+
+def commands_topics(vpns: Iterable[str]) -> dict[str, str]:
     """The commands topics of the VPNs."""
-    own = "|".join(re.escape(topics.topic(vpn, topics.COMMANDS)) for vpn in sorted(vpns))
-    return rf"^(?:{own})$"
+    return _option([topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)], ())
 
 
-def journal_pattern(vpns: Iterable[str]) -> str:
-    """The journal topics of the VPNs."""
-    own = "|".join(re.escape(topics.topic(vpn, topics.JOURNAL)) for vpn in sorted(vpns))
-    return rf"^(?:{own})$"
+def _option(own: list[str], captured: Iterable[str]) -> dict[str, str]:
+    others = sorted({t for t in captured if topics.split(t) is None})
+    if not any(is_regex(t) for t in others):
+        return {"subscribe": ",".join(own + [t for t in others if LEGAL_TOPIC.fullmatch(t)])}
+    parts = [re.escape(t) for t in own]
+    foreign = "|".join(f"(?:{t if is_regex(t) else re.escape(t)})" for t in others)
+    kinds = "|".join(topics.OWN)
+    parts.append(rf"(?!__)(?!.*\.(?:{kinds})$)(?:{foreign})")
+    return {"subscribePattern": "^(?:" + "|".join(parts) + ")$"}
 
 
 def read_stream(
-    spark: SparkSession, bootstrap: str, pattern: str, records_per_batch: int | None = None
+    spark: SparkSession, bootstrap: str, where: dict[str, str], records_per_batch: int | None = None
 ) -> DataFrame:
     """A stream of Kafka records with headers, from the beginning of each topic."""
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
-        .option("subscribePattern", pattern)
+        .options(**where)
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "false")

@@ -171,9 +171,9 @@ class Engine:
         assert spark is not None
         vpns, broker = self._vpns(), self.configuration.brokers[0]
         limit = self._setting("records_per_batch", source.RECORDS_PER_BATCH)
-        commands_in = source.read_stream(spark, self.bootstrap, source.commands_pattern(vpns))
+        commands_in = source.read_stream(spark, self.bootstrap, source.commands_topics(vpns))
         publishes = source.read_stream(
-            spark, self.bootstrap, source.publish_pattern(vpns, self._captured), limit
+            spark, self.bootstrap, source.publish_topics(vpns, self._captured), limit
         )
         blocks = source.input_blocks(commands_in.unionByName(publishes), broker)
         outputs = blocks.groupBy("broker").transformWithStateInPandas(
@@ -196,9 +196,8 @@ class Engine:
         assert spark is not None
         vpns = self._vpns()
         create_tables(spark, self.tables)
-        published = source.publish_pattern(vpns, self._captured)
-        pattern = f"(?:{published})|(?:{source.journal_pattern(vpns)})"
-        stream = source.read_stream(spark, self.bootstrap, pattern, 200_000)
+        where = source.tables_topics(vpns, self._captured)
+        stream = source.read_stream(spark, self.bootstrap, where, 200_000)
         interval = self._setting("tables_interval_s", TABLES_INTERVAL_S)
         self._tables_query = (
             stream.writeStream.foreachBatch(TableWriter(spark, self.tables))

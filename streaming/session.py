@@ -7,11 +7,15 @@ others are lines of the file, each with its reason.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -121,6 +125,8 @@ def spark_session(
     )
     if not submitted:
         _prepare_environment(settings.get("spark.master"))
+    # The versions that are pinned here were tested together; users cannot act on it.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -187,11 +193,24 @@ def _prepare_environment(master: str | None) -> None:
 
 
 def _spark_home(master: str | None) -> Path:
-    """PySpark's own Spark, even where SPARK_HOME names another version."""
+    """PySpark's own Spark, even where SPARK_HOME names another version.
+
+    The workers of ``local-cluster[…]`` unpack 20 MB per executor and run into ``$SPARK_HOME/work``
+    and never clean up. PySpark lives in site-packages, so they get a home of links instead, which
+    goes away with this process.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise LakequeueError("pyspark is not installed: run `pip install lakequeue` again.")
-    return Path(spec.submodule_search_locations[0])
+    pyspark = Path(spec.submodule_search_locations[0])
+    if master is None or not master.startswith("local-cluster"):
+        return pyspark
+    home = Path(tempfile.mkdtemp(prefix="lakequeue-spark-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for entry in pyspark.iterdir():
+        if entry.name not in ("work", "__pycache__"):
+            (home / entry.name).symlink_to(entry)
+    return home
 
 
 @contextlib.contextmanager

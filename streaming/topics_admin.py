@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from kafka import KafkaAdminClient
@@ -10,6 +9,7 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from ..protocol import NotConnected, topics
+from ..sources.kafka import LEGAL_TOPIC
 
 PARTITIONS = {
     topics.PUBLISH: 2,
@@ -20,7 +20,6 @@ PARTITIONS = {
     topics.REJECTED: 1,
 }
 MESSAGE_BYTES_MAX = 12_000_000
-_LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def ensure_topics(bootstrap: str, vpns: Iterable[str], captured: Iterable[str]) -> list[str]:
@@ -29,7 +28,7 @@ def ensure_topics(bootstrap: str, vpns: Iterable[str], captured: Iterable[str]) 
     Raises NotConnected in one sentence when Kafka does not answer.
     """
     wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()}
-    wanted |= {t: 1 for t in captured if _LEGAL.fullmatch(t) and t not in wanted}
+    wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
     try:
         admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lakequeue-engine")
     except KafkaError as error:
