@@ -1,0 +1,119 @@
+"""The commands of `lakequeue bench`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+
+@click.group(name="bench")
+def command() -> None:
+    """Measure this installation; each benchmark prints a table.
+
+    Example: lakequeue bench latency --json
+    """
+
+
+def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows[0] if len(rows) == 1 else rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for key in rows[0]:
+        table.add_column(key, justify="right")
+    for row in rows:
+        table.add_row(*(_text(v) for v in row.values()))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(
+        value, int
+    ) else str(value)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+
+
+def _add(name: str, title: str, help: str, *options: Callable) -> Callable:
+    def wrap(run: Callable[..., list[dict[str, Any]]]) -> Callable:
+        def invoke(as_json: bool, **given: Any) -> None:
+            _show(title, run(**given), as_json)
+
+        body: Callable = invoke
+        for option in (*reversed(options), _json):
+            body = option(body)
+        return command.command(name=name, help=help)(body)
+
+    return wrap
+
+
+def _messages(default: int) -> Callable:
+    return click.option("--messages", default=default, show_default=True, help="How many.")
+
+
+@_add(
+    "core", "The pure step alone, µs per message",
+    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
+    _messages(200_000), click.option("--batch", default=10_000, show_default=True),
+)  # fmt: skip
+def _core(messages: int, batch: int) -> list[dict[str, Any]]:
+    from .core import run
+
+    return run(messages, batch)
+
+
+@_add(
+    "floor", "The engine over Spark's plain Kafka to Kafka copy",
+    "Against Spark's plain Kafka to Kafka copy of the same records, in one run.",
+    _messages(100_000),
+)  # fmt: skip
+def _floor(messages: int) -> list[dict[str, Any]]:
+    from .floor import run
+
+    return run(messages, _say)
+
+
+@_add(
+    "depth", "The same traffic at growing depth",
+    "Median batch time for 1,000 in and 1,000 acked, with more and more in the queue.",
+    click.option("--depths", default="1000,100000,1000000", show_default=True),
+    click.option("--rounds", default=25, show_default=True),
+)  # fmt: skip
+def _depth(depths: str, rounds: int) -> list[dict[str, Any]]:
+    from .depth import run
+
+    return run([int(d) for d in depths.split(",")], rounds, _say)
+
+
+@_add(
+    "latency", "Publish to received, ms",
+    "Publish to received at a steady rate, 1 KB, two consumers.",
+    click.option("--rate", default=1000, show_default=True, help="Messages a second."),
+    click.option("--seconds", default=20, show_default=True),
+)  # fmt: skip
+def _latency(rate: int, seconds: int) -> list[dict[str, Any]]:
+    from .latency import run
+
+    return run(rate, seconds, _say)
+
+
+@_add(
+    "throughput", "Producers and two consumers at once, 1 KB, persistent",
+    "Producers and two consumers at once; then a backlog first, consumers after.",
+    _messages(100_000),
+)  # fmt: skip
+def _throughput(messages: int) -> list[dict[str, Any]]:
+    from .throughput import run
+
+    return run(messages, _say)

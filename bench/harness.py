@@ -1,0 +1,106 @@
+"""What the benchmarks share: an engine in a temporary folder, producers and consumers as processes
+of their own, and how to wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..client import connect
+from ..state import parse_configuration
+from ..streaming import EmbeddedKafka, Engine
+
+QUEUE = "bench"
+PAYLOAD = b"x" * 1000
+BACKLOG = 20_000
+Say = Callable[[str], None]
+
+
+@contextmanager
+def running(say: Say, settings: dict[str, str] | None = None) -> Iterator[Engine]:
+    """A Kafka broker and an engine with one queue, gone afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="lakequeue-bench-"))
+    definition = {
+        "name": QUEUE, "message_type": "binary", "max_per_subscription_backlog": BACKLOG,
+        "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
+    }  # fmt: skip
+    configuration = parse_configuration({"queues": [definition]})
+    quiet = {"lakequeue.ui_port": "0", **(settings or {})}
+    try:
+        with EmbeddedKafka(home / "kafka") as kafka:
+            engine = Engine(
+                kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say
+            )
+            try:
+                engine.start()
+                yield engine
+            finally:
+                engine.stop()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def url(engine: Engine) -> str:
+    """The address for `lakequeue.connect`."""
+    return f"kafka://{engine.bootstrap}"
+
+
+def publish(address: str, count: int, window: int = 10_000) -> None:
+    """Publish ``count`` messages of 1 KB and wait until all are stored."""
+    with connect(address, client_name="bench-producer") as connection:
+        with connection.producer(window=window) as producer:
+            for _ in range(count):
+                producer.send_async(QUEUE, PAYLOAD)
+            producer.flush(600)
+
+
+def consume(address: str, count: int, idle_s: float = 30.0) -> int:
+    """Receive and acknowledge until ``count`` came or nothing came for a while."""
+    with connect(address, client_name="bench-consumer") as connection:
+        consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=BACKLOG)
+        received = 0
+        while received < count:
+            message = consumer.receive(idle_s)
+            if message is None:
+                break
+            message.ack()
+            received += 1
+        consumer.close()
+    return received
+
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+def process(target: Callable[..., Any], *args: Any) -> Any:
+    """Run a function in a process of its own."""
+    child = _spawn.Process(target=target, args=args, daemon=True)
+    child.start()
+    return child
+
+
+def counters(address: str) -> dict[str, Any]:
+    """What `describe` says of the queue."""
+    with connect(address, client_name="bench-look") as connection:
+        return connection.admin().describe(QUEUE)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll until a condition holds."""
+    until = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what} took longer than {timeout_s:.0f} s")
+        time.sleep(0.05)
+
+
+def median(values: list[float]) -> float:
+    """The median, 0 for nothing."""
+    return statistics.median(values) if values else 0.0
