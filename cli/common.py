@@ -56,11 +56,15 @@ def connection_options(command: Function) -> Function:
 def find_url(url: str | None, home: Path | None) -> str:
     """The address to connect to.
 
-    --url on the command line comes first, then --home, then LAKEQUEUE_URL, then a home that
+    The command line wins over the environment, and an address over a home; then comes a home that
     stands in this directory, then the default.
     """
-    context = click.get_current_context()
-    if url and context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+    source = click.get_current_context().get_parameter_source
+    home_is_nearer = (
+        source("home") is ParameterSource.COMMANDLINE
+        and source("url") is not ParameterSource.COMMANDLINE
+    )
+    if url and not home_is_nearer:
         return url
     if home is not None:
         address = home / ADDRESS_FILE
@@ -69,8 +73,6 @@ def find_url(url: str | None, home: Path | None) -> str:
                 f"Nothing runs at the home {home}: start it with `lakequeue up --home {home}`."
             )
         return address.read_text().strip()
-    if url:
-        return url
     here = Path(DEFAULT_HOME) / ADDRESS_FILE
     return here.read_text().strip() if here.is_file() else DEFAULT_URL
 

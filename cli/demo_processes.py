@@ -176,6 +176,11 @@ class WorkerProcess:
         self.fate = "hangs"
         self.process.send_signal(signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.fate = "works"
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """End it as a crash would."""
         self.fate = "killed"

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .group import EnvironmentFault
 @contextlib.contextmanager
 def environment_faults() -> Iterator[None]:
     """What fails while starting is the surroundings' fault, unless it is the configuration's."""
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         yield
     except (ConfigError, EnvironmentFault):
@@ -85,7 +87,7 @@ def serve(engine: Any, home: Path, as_json: bool) -> None:
 
     def asked(number: int, frame: object) -> None:
         if stop.is_set():
-            note("Still finishing the batch; once more loses no message, but starts slower.")
+            note("Still finishing the batch.")
         stop.set()
 
     for which in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
 """The fast transport: confluent-kafka (librdkafka, C).
 
 A daemon thread serves the producer's delivery reports; librdkafka only frees the place in its
-queue when somebody collects them.
+queue when somebody collects them. The consumer is only touched inside `poll`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..protocol.errors import NotConnected, Reason, Rejected
 from .transport import (
@@ -28,6 +29,7 @@ from .transport import (
     LINGER_MS,
     LOGGER,
     MESSAGE_BYTES_MAX,
+    MISSING_SECONDS_MAX,
     OPEN_SECONDS_MAX,
     POLL_BYTES_MAX,
     POLL_RECORDS_MAX,
@@ -40,8 +42,23 @@ from .transport import (
     require_listener,
 )
 
-_SLICE_SECONDS = 0.1  # how long one call into librdkafka may keep Ctrl-C and close() waiting
+_T = TypeVar("_T")
+_SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
 _CHUNK_RECORDS = 500
+_MISSING = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+_AWAY = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
+# Anything else may be over in a moment: a topic that was just made, a broker that just started.
+_FINAL = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError._AUTHENTICATION,
+    KafkaError._INVALID_ARG,
+)
 
 _log = logging.Logger("librdkafka", logging.WARNING)  # on its own, not in the tree of loggers
 _log.addHandler(LibraryLog())
@@ -86,9 +103,10 @@ class ConfluentTransport(KafkaTransport):
         )
         self._consumer: Consumer | None = None
         self._consuming = threading.Lock()
-        self._listening = threading.Event()
+        self._listening = threading.Condition()
+        self._wanted: list[TopicPartition] = []
         self._listened: set[tuple[str, int]] = set()
-        self._assigning = threading.Lock()
+        self._admin: AdminClient | None = None
         stop = threading.Event()
         self._stop = stop
         super().__init__(bootstrap, client_name)
@@ -142,42 +160,46 @@ class ConfluentTransport(KafkaTransport):
 
     def listen(self, topic: str, partition: int) -> None:
         self._check()
-        with self._assigning:
-            if (topic, partition) in self._listened:
+        place = (topic, partition)
+        with self._listening:
+            if place in self._listened:
                 return
-            if self._consumer is None:
-                self._consumer = self._open_consumer()
-            consumer = self._consumer
-            place = TopicPartition(topic, partition)
-            try:
-                end = consumer.get_watermark_offsets(place, timeout=ASK_SECONDS_MAX)
-            except KafkaException as error:
-                raise self._cannot(f"partition {partition} of topic {topic!r}", error) from error
-            if end is None:
-                raise no_answer(self.bootstrap, f"the end of topic {topic!r} is not known in time")
-            self._check()
-            consumer.incremental_assign([TopicPartition(topic, partition, end[1])])
-            self._listened.add((topic, partition))
-            self._listening.set()
+        if partition >= self.partitions(topic):
+            raise NotConnected(
+                f"partition {partition} of topic {topic!r} does not exist in Kafka at "
+                f"{self.bootstrap}"
+            )
+        offset = self._ask(
+            f"partition {partition} of topic {topic!r}",
+            lambda seconds: self._end(topic, partition, seconds),
+        )
+        with self._listening:
+            if place not in self._listened:
+                self._listened.add(place)
+                self._wanted.append(TopicPartition(topic, partition, offset))
+                self._listening.notify_all()
 
     def partitions(self, topic: str) -> int:
         self._check()
-        try:
-            found = self._producer.list_topics(topic, timeout=ASK_SECONDS_MAX).topics[topic]
-        except KafkaException as error:
-            raise self._cannot(f"topic {topic!r}", error) from error
-        if not found.partitions:
-            raise self._cannot(f"topic {topic!r}", found.error)
-        return len(found.partitions)
+
+        def count(seconds: float) -> int:
+            found = self._producer.list_topics(topic, timeout=seconds).topics[topic]
+            if not found.partitions:
+                raise KafkaException(found.error or KafkaError(KafkaError._UNKNOWN_TOPIC))
+            return len(found.partitions)
+
+        return self._ask(f"topic {topic!r}", count)
 
     def poll(self, timeout: float) -> list[Record]:
         self._check()
         deadline = time.monotonic() + timeout
         while True:
             left = max(0.0, deadline - time.monotonic())
-            if not self._listening.is_set():
-                self._listening.wait(min(left, _SLICE_SECONDS))
-            else:
+            with self._listening:
+                if not self._listened:
+                    self._listening.wait(min(left, _SLICE_SECONDS))
+                some = bool(self._listened)
+            if some:
                 with self._consuming:
                     self._check()
                     records = self._take(min(left, _SLICE_SECONDS))
@@ -203,10 +225,20 @@ class ConfluentTransport(KafkaTransport):
             self._producer.flush(0.5)
         self._stop.set()
         self._server.join(2.0)
-        with self._assigning, self._consuming:
+        with self._consuming:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
+
+    def _end(self, topic: str, partition: int, seconds: float) -> int:
+        # Not get_watermark_offsets of the consumer: with 2.16.1 that call never returns, whatever
+        # its timeout, while another thread polls the same consumer.
+        with self._listening:
+            if self._admin is None:
+                self._admin = AdminClient(self._shared, logger=_log)
+        place = TopicPartition(topic, partition)
+        asked = self._admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=seconds)
+        return int(asked[place].result(seconds + 1).offset)
 
     def _open_consumer(self) -> Consumer:
         return Consumer(
@@ -231,7 +263,12 @@ class ConfluentTransport(KafkaTransport):
         )
 
     def _take(self, timeout: float) -> list[Record]:
-        assert self._consumer is not None
+        if self._consumer is None:
+            self._consumer = self._open_consumer()
+        with self._listening:
+            wanted, self._wanted = self._wanted, []
+        if wanted:
+            self._consumer.incremental_assign(wanted)
         first = self._consumer.poll(timeout)  # consume(n) would wait for n records
         if first is None:
             return []
@@ -251,22 +288,30 @@ class ConfluentTransport(KafkaTransport):
             self._failure = f"a record for topic {message.topic()!r} is lost: {error.str()}"
             LOGGER.warning(self._failure)
 
-    def _cannot(self, what: str, error: KafkaException | KafkaError | None) -> NotConnected:
-        cause = error.args[0] if isinstance(error, KafkaException) else error
-        code = cause.code() if cause is not None else None
-        missing = (
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_TOPIC,
-            KafkaError._UNKNOWN_PARTITION,
-        )
-        if code is None or code in missing:
-            return NotConnected(f"{what} does not exist in Kafka at {self.bootstrap}")
-        if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
-            return no_answer(self.bootstrap, f"{what} cannot be looked up")
-        return NotConnected(f"{what} cannot be used: {_said(error)}")
+    def _ask(self, what: str, question: Callable[[float], _T]) -> _T:
+        started = time.monotonic()
+        while True:
+            passed = time.monotonic() - started
+            try:
+                return question(max(0.1, ASK_SECONDS_MAX - passed))
+            except KafkaException as error:
+                code = error.args[0].code()
+                passed = time.monotonic() - started
+                if code in _MISSING:
+                    if passed > MISSING_SECONDS_MAX:
+                        raise NotConnected(
+                            f"{what} does not exist in Kafka at {self.bootstrap}"
+                        ) from error
+                elif code in _AWAY:
+                    if passed > ASK_SECONDS_MAX:
+                        raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
+                elif passed > ASK_SECONDS_MAX or code in _FINAL:
+                    raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
+            self._check()
+            time.sleep(0.05)
 
     def _handles(self) -> Iterable[object]:
-        return [handle for handle in (self._producer, self._consumer) if handle is not None]
+        return [h for h in (self._producer, self._consumer, self._admin) if h is not None]
 
 
 def _collect(messages: list[Any], records: list[Record]) -> int:

@@ -59,6 +59,7 @@ class Connection:
         spread = crc32(self.session.encode())
         partition = spread % transport.partitions(deliveries)
         self.inbox = commands.Inbox(deliveries, partition)
+        self.publish_partitions = transport.partitions(topics.topic(vpn, topics.PUBLISH))
         self.receipts_partition = spread % transport.partitions(receipts)
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
@@ -157,10 +158,15 @@ class Connection:
         return f"{base}-{self._tag}-{self._names}"
 
     def publish(
-        self, topic: str, value: bytes, key: bytes | None, headers: list[tuple[str, bytes]]
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        partition: int,
     ) -> None:
         """Send a message record."""
-        self._transport.publish(topic, value, key, headers)
+        self._transport.publish(topic, value, key, headers, partition)
         if self.is_memory:
             self._pump(0)
 

@@ -6,6 +6,7 @@ at a time, so `listen` looks up the end with the admin client and leaves the res
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -30,6 +31,7 @@ from .transport import (
     LINGER_MS,
     LOGGER,
     MESSAGE_BYTES_MAX,
+    MISSING_SECONDS_MAX,
     OPEN_SECONDS_MAX,
     POLL_BYTES_MAX,
     POLL_RECORDS_MAX,
@@ -142,10 +144,19 @@ class KafkaPythonTransport(KafkaTransport):
 
     def partitions(self, topic: str) -> int:
         self._check()
-        found = self._ask(f"topic {topic!r}", lambda admin: admin.describe_topics([topic]))[0]
-        if found["error_code"] == _UNKNOWN_TOPIC_CODE or not found["partitions"]:
-            raise NotConnected(f"topic {topic!r} does not exist in Kafka at {self.bootstrap}")
-        return len(found["partitions"])
+
+        def count(admin: Any) -> int:
+            found = admin.describe_topics([topic])[0]
+            if not found["partitions"]:
+                raise kafka_errors.for_code(found["error_code"] or _UNKNOWN_TOPIC_CODE)()
+            return len(found["partitions"])
+
+        found = self._ask(f"topic {topic!r}", count)
+        # The producer keeps records only for topics that it knows. Whoever asked is about to send:
+        # so it can go on sending when Kafka goes away before the first record.
+        with contextlib.suppress(kafka_errors.KafkaError):
+            self._producer.partitions_for(topic)
+        return found
 
     def poll(self, timeout: float) -> list[Record]:
         self._check()
@@ -243,7 +254,7 @@ class KafkaPythonTransport(KafkaTransport):
         return error
 
     def _ask(self, what: str, question: Callable[[Any], _T]) -> _T:
-        deadline = time.monotonic() + ASK_SECONDS_MAX
+        started = time.monotonic()
         while True:
             try:
                 with self._asking:
@@ -256,13 +267,16 @@ class KafkaPythonTransport(KafkaTransport):
                         )
                     return question(self._admin)
             except kafka_errors.UnknownTopicOrPartitionError as error:
-                raise NotConnected(f"{what} does not exist in Kafka at {self.bootstrap}") from error
+                if time.monotonic() - started > MISSING_SECONDS_MAX:
+                    raise NotConnected(
+                        f"{what} does not exist in Kafka at {self.bootstrap}"
+                    ) from error
             except kafka_errors.KafkaError as error:
                 if not error.retriable:
                     raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
-                if time.monotonic() > deadline:
+                if time.monotonic() - started > ASK_SECONDS_MAX:
                     raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
-                time.sleep(0.1)
+            time.sleep(0.05)
 
     def _take(self, timeout: float) -> list[Record]:
         """One round of the consumer; what `listen` asked for meanwhile comes first."""

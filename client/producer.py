@@ -11,6 +11,7 @@ import time
 from concurrent.futures import Future
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 
@@ -96,6 +97,9 @@ class Producer:
         self._closed = False
         self._error: Exception | None = None
         self._topic = topics.topic(connection.vpn, topics.PUBLISH)
+        # One partition per producer: its messages keep their order, whatever their keys.
+        partitions = connection.publish_partitions
+        self._partition = crc32(self.producer_id.encode()) % partitions
         connection.attach_producer(self)
 
     # ------------------------------------------------------------ sending
@@ -182,7 +186,8 @@ class Producer:
             for name, value in (headers or {}).items():
                 pairs.append((name, value.encode() if isinstance(value, str) else value))
             record = (
-                self._topic, bytes(data), key.encode() if isinstance(key, str) else key, pairs
+                self._topic, bytes(data), key.encode() if isinstance(key, str) else key, pairs,
+                self._partition,
             )  # fmt: skip
             future: Future[Receipt] = Future()
             if persistent:

@@ -27,6 +27,7 @@ logging.getLogger("lakequeue").addHandler(logging.NullHandler())
 
 OPEN_SECONDS_MAX = 5.0  # until a connection is refused
 ASK_SECONDS_MAX = 5.0  # for a question to Kafka (partitions, end of a partition)
+MISSING_SECONDS_MAX = 1.0  # a topic that was just made is not known to every broker at once
 FULL_SECONDS_MAX = 10.0  # how long publish waits for room
 CLOSE_SECONDS_MAX = 5.0  # how long close waits for what is not sent yet
 MESSAGE_BYTES_MAX = 12 * 1024 * 1024  # as in streaming/kafka_broker.py

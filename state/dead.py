@@ -46,10 +46,14 @@ def bury(
             discarded.append(number)
             why = refusal or why
             continue
+        moved.append(number)
+        if broker.spool.holds(number, target.number):
+            # Another queue's copy is there already; a queue holds a message once.
+            broker.spool.release(queue.number, np.array([number], np.uint64))
+            continue
         if target.header.deferred and came_early(target, number):
             early.append(target.next_place())
         _move(broker, queue, target, number, size, count, reason, detail)
-        moved.append(number)
     if moved and target is not None:
         target.take_in(broker.now)
         remove_arrivals(broker, target, early)

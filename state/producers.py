@@ -27,7 +27,7 @@ class Producer:
         self._notes = notes
         self._key = f"P/{vpn}/{name}"
         note: list[Any] | None = notes.read(self._key)
-        self.high: int | None = note[0] if note else None
+        self.high: int = note[0] if note else 0
         self.gaps: list[list[int]] = [list(g) for g in note[1]] if note else []
         self.runs: list[list[int]] = [list(r) for r in note[2]] if note else []
         self.refusals: list[list[int]] = [list(r) for r in note[3]] if note else []
@@ -36,7 +36,7 @@ class Producer:
     def is_new(self, seq: int) -> bool:
         """Whether this sequence was not seen before; it counts as seen from now on."""
         high = self.high
-        if high is None or seq == high + 1:
+        if seq == high + 1:
             self.high = seq
             return True
         if seq > high:
@@ -89,7 +89,6 @@ class Producer:
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
         self._notes.write(self._key, [self.high, self.gaps, self.runs, self.refusals])
-        assert self.high is not None
         self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
         return self.receipt
 

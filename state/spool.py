@@ -398,6 +398,17 @@ class Spool:
                 rest.append(list(to))
             page.extras[row] = [*rest, [queue, PAST]]
 
+    def holds(self, number: int, queue: int) -> bool:
+        """Whether a queue holds a message now."""
+        for page, rows, _ in self.rows(np.array([number], np.uint64)):
+            if page is None:
+                return False
+            row = int(rows[0])
+            return page.queue[row] == queue or any(
+                m[0] == queue and m[1] != PAST for m in page.extras.get(row, [])
+            )
+        return False
+
     def was_held(self, number: int, queue: int) -> bool:
         """Whether a queue holds or held a message; True for one that is gone altogether."""
         for page, rows, _ in self.rows(np.array([number], np.uint64)):

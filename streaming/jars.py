@@ -29,12 +29,10 @@ JARS_XML = CONF / "jars.xml"
 JAVA_MAJOR_MIN = 17
 FETCH_SECONDS_MAX = 900
 _STAMP = "complete"
-_OFFLINE = (
-    "UnknownHostException",
-    "ConnectException",
-    "NoRouteToHost",
-    "SocketTimeout",
-    "SSLHandshake",
+# What Ivy prints when it cannot reach a repository. It then calls every jar "not found".
+_OFFLINE = re.compile(
+    r"HttpClientHandler: .*(refused|timed out|unreachable|unknown|not known|resol|handshake|SSL)",
+    re.IGNORECASE,
 )
 
 
@@ -185,13 +183,13 @@ def _fetch(java: Path, progress: Callable[[str], None]) -> Jars:
 
 def _why(output: str, missing: list[str]) -> str:
     """One sentence from Ivy's pages of output."""
-    if any(word in output for word in _OFFLINE) and "not found" not in _unresolved(output):
+    if _OFFLINE.search(output):
         return (
             "The jars could not be fetched because no Maven repository answered: connect to the "
             "network (behind a proxy set JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…), or set "
             "LAKEQUEUE_CACHE to a cache that was filled elsewhere."
         )
-    what = _unresolved(output) or ", ".join(missing[:3]) or output.strip().splitlines()[-1:]
+    what = _unresolved(output) or ", ".join(missing[:3]) or "Ivy gave no reason"
     return (
         f"The jars could not be fetched ({what}): check the revisions in conf/jars.xml, or name "
         "a repository that holds them with LAKEQUEUE_IVY_SETTINGS=<ivysettings.xml>."
@@ -200,7 +198,7 @@ def _why(output: str, missing: list[str]) -> str:
 
 def _unresolved(output: str) -> str:
     found = re.findall(r"::\s+([\w.\-]+#[\w.\-]+;[\w.\-]+): ([\w ]+)", output)
-    return "; ".join(dict.fromkeys(f"{name} {why}".strip() for name, why in found[:3]))
+    return "; ".join(dict.fromkeys(f"{name}: {why.strip()}" for name, why in found[:3]))
 
 
 def main() -> int:

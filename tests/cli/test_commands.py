@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -42,6 +43,13 @@ class Engine:
 
     def depth(self, queue: str = "orders") -> int:
         return self.connection.admin().describe(queue)["depth"]
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own settings do not reach the tests."""
+    for name in [name for name in os.environ if name.startswith("LAKEQUEUE_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -153,7 +161,9 @@ def test_a_home_tells_the_address(engine: Engine, tmp_path: Path) -> None:
 
 def test_the_url_from_the_environment(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEQUEUE_URL", engine.url)
+    monkeypatch.setenv("LAKEQUEUE_HOME", "nowhere")
     assert run("queues").exit_code == 0
+    assert run("queues", "--home", "elsewhere").exit_code == 3
 
 
 def test_a_bad_url() -> None:

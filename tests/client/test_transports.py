@@ -327,7 +327,7 @@ def test_a_full_buffer_blocks_and_then_refuses(
 
 
 def test_topics_that_are_not_there(
-    open_transport: Open, library: str, monkeypatch: pytest.MonkeyPatch
+    open_transport: Open, topic: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = confluent if library == "confluent-kafka" else kafka_python
     monkeypatch.setattr(module, "FULL_SECONDS_MAX", 1.0)
@@ -336,6 +336,8 @@ def test_topics_that_are_not_there(
         transport.partitions("nowhere")
     with pytest.raises(NotConnected, match="'nowhere' does not exist"):
         transport.listen("nowhere", 0)
+    with pytest.raises(NotConnected, match=r"partition 4 of topic .* does not exist"):
+        transport.listen(topic, 4)
     with pytest.raises(NotConnected, match="'nowhere'"):  # noqa: PT012 – now, or with the next call
         transport.publish("nowhere", b"", None, [])
         transport.flush(20)
@@ -378,22 +380,26 @@ def test_a_closed_transport_refuses(open_transport: Open, topic: str) -> None:
             call()
 
 
-def run_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.CompletedProcess[str]:
-    """In a fresh process: threads, exit and stderr are then as in an application."""
+def start_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.Popen[str]:
+    """A fresh process: threads, exit and stderr are then as in an application."""
     head = (
-        "import os, sys, time\n"
+        "import logging, os, sys, time\n"
         "from lakequeue.client.kafka import open_kafka\n"
         "from lakequeue.protocol.errors import NotConnected\n"
-        f"address, topic = {kafka.bootstrap_servers!r}, {topic!r}\n"
-        f"transport = open_kafka(address, 'test', {library!r})\n"
+        f"address, topic, library = {kafka.bootstrap_servers!r}, {topic!r}, {library!r}\n"
+        "transport = open_kafka(address, 'test', library)\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", head + code], capture_output=True, text=True, timeout=60
+    return subprocess.Popen(
+        [sys.executable, "-c", head + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def test_a_forked_child_is_refused_and_ends_normally(kafka: Any, library: str, topic: str) -> None:
-    done = run_python(
+    process = start_python(
         kafka,
         library,
         topic,
@@ -413,7 +419,7 @@ if child == 0:
             sys.exit(3)
         except NotConnected as error:
             assert f'opened in process {parent}; open a new one after fork' in str(error)
-    transport = open_kafka(address, 'child', sys.argv[0] and None)
+    transport = open_kafka(address, 'child', library)
     transport.publish(topic, b'child', None, [], 0)
     assert transport.flush(10)
     transport.close()
@@ -429,32 +435,61 @@ transport.close()
 print(status, round(time.monotonic() - started), *sorted(got))
 """,
     )
-    assert done.stderr == ""
-    status, seconds, *values = done.stdout.split()
+    output, errors = process.communicate(timeout=60)
+    assert errors == ""
+    status, seconds, *values = output.split()
     assert status == "0"
     assert int(seconds) < 10
     assert values == ["b'child'", "b'parent'"]
 
 
 def test_nothing_is_printed_while_the_broker_is_away(kafka: Any, library: str, topic: str) -> None:
-    done = run_python(
+    process = start_python(
         kafka,
         library,
         topic,
         """
-import logging
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
-transport.listen(topic, 0)
-transport.publish(topic, b'x', None, [], 0)
-assert transport.flush(10)
-class Keep(logging.Handler):
-    def emit(self, record): kept.append(record)
+quiet = time.monotonic() + 1
 kept = []
-if len(sys.argv) > 1: logging.getLogger('lakequeue.client').addHandler(Keep())
-transport.poll(1)
+transport.partitions(topic)
+transport.listen(topic, 0)
+while time.monotonic() < quiet:
+    transport.poll(0.1)
+print('ready', flush=True)
+sys.stdin.readline()
+class Keep(logging.Handler):
+    def emit(self, record): kept.append(record.levelno)
+away = time.monotonic() + 1.5
+while time.monotonic() < away:
+    transport.publish(topic, b'x', None, [], 0)
+    transport.poll(0.1)
+logging.getLogger('lakequeue.client').addHandler(Keep())
+try:
+    transport.partitions(topic)
+except NotConnected as error:
+    print(error)
+print(len(kept), max(kept, default=0), flush=True)
+sys.stdin.readline()
+print(transport.flush(30), flush=True)
+transport.close()
 """,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    kafka.stop()
+    try:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        told = process.stdout.readline()
+        lines, level = map(int, process.stdout.readline().split())
+    finally:
+        kafka.restart()
+    output, errors = process.communicate("\n", timeout=60)
+    assert told.startswith(f"no Kafka broker answers at {kafka.bootstrap_servers} – ")
+    assert lines < 30
+    assert level <= 30  # logging.WARNING
+    assert (output, errors, process.returncode) == ("True\n", "", 0)
 
 
 def test_the_library_is_chosen(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> None:

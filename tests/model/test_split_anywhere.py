@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from .walk import ON_REFERENCE, Operation, Walk, definitions, steps
 
 QUIET = {
+    "phases": (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     "deadline": None,
     "suppress_health_check": [
         HealthCheck.too_slow,

@@ -53,7 +53,9 @@ def optional(key: str, values: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 def with_companions(orders: dict[str, Any]) -> list[dict[str, Any]]:
     """The queue of a walk with a dead message queue and one that captures the same topic."""
+    # Each its own: what becomes of two matches of one message in one DMQ is not ruled yet.
     return [
+        {"name": "dead copies", "message_type": "json"},
         {"name": "dead", "message_type": "json", "expiration": "30s"},
         {
             "name": "copies",
@@ -62,7 +64,7 @@ def with_companions(orders: dict[str, Any]) -> list[dict[str, Any]]:
             "default_publish_target": "orders",
             "filter": "/kind = 1",
             "max_per_subscription_backlog": 3,
-            "dead_message_queue": "dead",
+            "dead_message_queue": "dead copies",
             "expiration": "6s",
         },
         orders,
@@ -181,22 +183,20 @@ class Walk:
             self.model.define(definition)
 
     def go(self, operations: list[Operation]) -> list[Any]:
-        """Does all of them; what was observed after each."""
+        """Does all of them; what was observed after each.
+
+        Looking is a step of the engine too: a walk that is compared with another, byte for byte,
+        does not look after a restart.
+        """
         for number, (name, *arguments) in enumerate(operations):
             try:
                 getattr(self, "do_" + name)(*arguments)
-                self.look()
-                if name == "restart":
-                    self.forget_the_restart()
+                if name != "restart" or self.compare:
+                    self.look()
             except Exception as error:
                 error.add_note(f"operation {number}: {name} {arguments} of {self.orders}")
                 raise
         return self.observed
-
-    def forget_the_restart(self) -> None:
-        """So that walks with and without restarts observe the same; nothing arrives by one."""
-        seen = self.observed.pop()
-        assert not any(seen[pair.name] for pair in self.pairs), "a restart delivered something"
 
     # Operations
 

@@ -224,7 +224,7 @@ class Model:
         if subscription in self.subscriptions:
             self.subscriptions.remove(subscription)
             queue = self.queues[subscription.queue]
-            for entry in queue.in_order():
+            for entry in list(queue.entries):
                 if entry.holder is subscription:
                     self.give_back(queue, entry, "returned")
             self.dispatch()
@@ -445,7 +445,9 @@ class Model:
             return
         queue.counters["dead_lettered"] += 1
         self.note("dead_lettered", queue, entry, reason=reason)
-        self.take_in(target, dead)
+        # Silent: a queue holds a message once, so the second match to die into it joins the first.
+        if target.find(entry.id) is None:
+            self.take_in(target, dead)
 
     # Time
 
@@ -480,9 +482,9 @@ class Model:
         self.now = target
 
     def tick(self) -> None:
-        """Silent: of what is due in the same millisecond, expiry comes first."""
+        """Silent: of what is due in the same millisecond, expiry comes first, then as taken in."""
         for queue in list(self.queues.values()):
-            for entry in queue.in_order():
+            for entry in list(queue.entries):
                 if due(self.expires_at(queue, entry), self.now):
                     self.expire(queue, entry, "expired")
         for subscription in list(self.subscriptions):
@@ -490,7 +492,7 @@ class Model:
                 subscription.dead_at = None
                 self.unsubscribe(subscription)
         for queue in list(self.queues.values()):
-            for entry in queue.in_order():
+            for entry in list(queue.entries):
                 if due(entry.lease_until, self.now):
                     self.give_back(queue, entry, "lease_ended")
                 if due(entry.delayed_until, self.now):

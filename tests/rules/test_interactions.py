@@ -253,6 +253,26 @@ def test_X5_S3_a_dead_message_queue_fills_and_empties(empty: Bench) -> None:
     assert empty.seen()["dead_lettered"] == 3
 
 
+def test_X5_S2_two_matches_of_one_message_die_into_one_queue(empty: Bench) -> None:
+    """Found by a walk. Whether it is there once or twice, the numbers agree and it can be taken."""
+    empty.define("dead", max_per_subscription_backlog=9)
+    empty.define("one", underlying_topic="topic", dead_message_queue="dead", expiration="1s")
+    empty.define("two", underlying_topic="topic", dead_message_queue="dead", expiration="2s")
+    sent = empty.send(queue="topic")
+    empty.advance("2s")
+    empty.engine.check()
+    there = ids(empty.admin.browse("dead"))
+    assert set(there) == {sent}
+    assert empty.seen("dead")["depth"] == len(there)
+    balance(empty, "dead")
+    for message in drain(empty.consumer("dead")):
+        with contextlib.suppress(LeaseLost):
+            message.ack()
+    empty.engine.check()
+    assert empty.seen("dead")["depth"] == 0
+    balance(empty, "dead")
+
+
 def test_P1_X1_a_retransmission_does_not_renew_the_ttl(bench: Bench) -> None:
     bench.connection.producer(producer_id="p", first_sequence=1).send("orders", b"{}", ttl="2s")
     bench.advance("1s")

@@ -1,0 +1,56 @@
+# What a developer types. `make help` lists it; the commands are those of the README.
+#
+# Stamps inside .venv say what has been done: the second `make setup` does nothing, a change of
+# pyproject.toml installs again, a change of conf/jars.xml fetches the new jars.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+FETCHED := .venv/.jars
+ROOMS := bench cli client conf protocol sinks sources state streaming
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
+
+setup: $(INSTALLED) $(FETCHED) ## the environment in .venv, with everything, and the jars
+
+# Asked before the long part: a sentence now is better than a stack trace in five minutes.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed: install it, or run make PYTHON=/path/to/python3." >&2; \
+		exit 1; }
+	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
+	command -v "$$java" >/dev/null || command -v java >/dev/null || { \
+		echo "Java 17 or newer is needed: install a JRE (Debian and Ubuntu:" \
+			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
+		exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -e '.[fast,demo,test]'
+	@touch $@
+
+$(FETCHED): conf/jars.xml $(INSTALLED)
+	@$(BIN)/python -m lakequeue.streaming.jars
+	@touch $@
+
+demo: setup ## real flights through real queues, then the accounts
+	@$(BIN)/lakequeue demo
+
+test: setup lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
+	@$(BIN)/pytest
+
+lint: setup ## ruff, mypy, and which room may import which
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy $(ROOMS)
+	@$(BIN)/lint-imports
+
+bench: setup ## measure this machine: core, floor, depth, latency, throughput
+	@for name in core floor depth latency throughput; do $(BIN)/lakequeue bench $$name || exit 1; done
+
+clean: ## remove .venv and everything that tools leave behind (the jar cache stays)
+	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		.import_linter_cache spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,178 @@
+"""Writes the parts of the documentation that are made from the code.
+
+`python docs/generate.py` rewrites them; `tests/docs/` compares them. A generated part stands
+between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import msgspec
+from lakequeue.cli import main as command_line
+from lakequeue.protocol import commands, messages
+from lakequeue.sinks.metrics import Metrics
+from lakequeue.state.lifecycle import TRANSITIONS
+
+DOCS = Path(__file__).resolve().parent
+
+
+def lifecycle() -> str:
+    """The life of a message as a mermaid diagram and as a table."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for before, what, after, _, rule in TRANSITIONS:
+        arrows.setdefault((before, after), []).append(f"{what} ({rule})")
+    ends = {"new": "[*]", "gone": "[*]"}
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for (before, after), labels in arrows.items():
+        label = "<br/>".join(labels)
+        lines.append(f"    {ends.get(before, before)} --> {ends.get(after, after)}: {label}")
+    lines += ["```", "", "| before | what happens | after | event in the journal | rule |"]
+    lines.append("|---|---|---|---|---|")
+    for before, what, after, event, rule in TRANSITIONS:
+        lines.append(f"| {before} | {what} | {after} | `{event}` | {rule} |")
+    return "\n".join(lines)
+
+
+def all_commands() -> str:
+    """Every command with its JSON fields."""
+    parts: list[str] = []
+    for kind in get_args(commands.AnyCommand):
+        tag = kind.__struct_config__.tag
+        doc = _one_paragraph(kind.__doc__)
+        parts.append(f"#### `{tag}`\n\n{doc}\n\n{_fields(kind, ('reply',))}")
+    return "\n\n".join(parts)
+
+
+def inbox() -> str:
+    """The fields of `inbox` and `reply`."""
+    return (
+        f"`inbox`: {_one_paragraph(commands.Inbox.__doc__)}\n\n{_fields(commands.Inbox)}\n\n"
+        f"`reply`: {_one_paragraph(commands.ReplyTo.__doc__)}\n\n{_fields(commands.ReplyTo)}"
+    )
+
+
+def publish_header() -> str:
+    """The fields of the header `lq`."""
+    return _fields(messages.PublishHeader)
+
+
+def _one_paragraph(text: str | None) -> str:
+    return " ".join((text or "").replace("``", "`").split())
+
+
+def _fields(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> str:
+    rows = ["| field | type | default |", "|---|---|---|"]
+    for field in msgspec.structs.fields(kind):
+        if field.name in without:
+            continue
+        if field.required:
+            default = "required"
+        else:
+            value = field.default
+            if value is msgspec.NODEFAULT:
+                value = field.default_factory()  # type: ignore[operator]
+            default = f"`{msgspec.json.encode(value).decode()}`"
+        rows.append(f"| `{field.name}` | {_type_name(field.type)} | {default} |")
+    return "\n".join(rows) if len(rows) > 2 else "No fields of its own."
+
+
+_TYPES = {int: "number", str: "text", bool: "true or false", type(None): "null"}
+
+
+def _type_name(kind: Any) -> str:
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if kind is commands.Inbox:
+        return "inbox"
+    if getattr(kind, "__origin__", None) is dict:
+        return "object"
+    return " or ".join(_type_name(k) for k in get_args(kind))
+
+
+def command_line_help() -> str:
+    """The help of every command, as the terminal shows it."""
+    parts = [_help(command_line, "lakequeue")]
+    for name in command_line.list_commands(click.Context(command_line)):
+        try:
+            command = command_line.get_command(click.Context(command_line), name)
+        except (ImportError, AttributeError):
+            continue
+        if command is not None:
+            parts.append(_help(command, f"lakequeue {name}"))
+    return "\n\n".join(parts)
+
+
+def _help(command: click.Command, name: str) -> str:
+    command = copy.copy(command)
+    command._help_option = None  # click keeps the one of whoever asked first
+    context = click.Context(
+        command,
+        info_name=name,
+        terminal_width=88,
+        max_content_width=88,
+        auto_envvar_prefix=name.upper().replace(" ", "_"),
+        help_option_names=["-h", "--help"],
+    )
+    text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    return f"## `{name}`\n\n```text\n{text}\n```"
+
+
+def metrics() -> str:
+    """The metrics with their types."""
+    rows = ["| metric | type | meaning |", "|---|---|---|"]
+    for family in Metrics().registry.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return "\n".join(rows)
+
+
+PARTS = {
+    "lifecycle": ("concepts/message-life.md", lifecycle),
+    "publish-header": ("reference/protocol.md", publish_header),
+    "commands": ("reference/protocol.md", all_commands),
+    "inbox": ("reference/protocol.md", inbox),
+    "command-line": ("reference/command-line.md", command_line_help),
+    "metrics": ("reference/metrics.md", metrics),
+}
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    start, end = f"<!-- generated: {name} -->", f"<!-- end of {name} -->"
+    return re.compile(f"({re.escape(start)}\n)(.*?)(\n?{re.escape(end)})", re.DOTALL)
+
+
+def between(text: str, name: str) -> str:
+    """What stands between the markers of a part; raises ValueError if they are missing."""
+    found = _pattern(name).search(text)
+    if found is None:
+        raise ValueError(f"the markers of {name!r} are missing")
+    return found[2]
+
+
+def replace(text: str, name: str, body: str) -> str:
+    """The page with a part exchanged."""
+    end = f"<!-- end of {name} -->"
+    return _pattern(name).sub(lambda found: f"{found[1]}{body}\n{end}", text, count=1)
+
+
+def main() -> int:
+    """Rewrite every part; says which changed."""
+    for name, (page, make) in PARTS.items():
+        path = DOCS / page
+        before = path.read_text()
+        between(before, name)
+        after = replace(before, name, make())
+        if after != before:
+            path.write_text(after)
+            print(f"{page}: {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Generated parts are up to date; hand-written tables say what the code says."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import lakequeue
+import msgspec
+import pytest
+from lakequeue.protocol import Reason, commands, wire
+from lakequeue.protocol.journal import SCHEMA
+from lakequeue.protocol.outputs import Deliveries
+from lakequeue.protocol.topics import OWN
+from lakequeue.sinks import delta
+from lakequeue.sinks.metrics import Metrics
+from lakequeue.state import configuration, definition, units
+from lakequeue.streaming.topics_admin import PARTITIONS
+
+Table = Callable[[str, str], dict[str, list[str]]]
+PARTS = ("publish-header", "commands", "inbox", "command-line", "metrics")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_generated_parts_are_up_to_date(name: str, generate: ModuleType, root: Path) -> None:
+    page, make = generate.PARTS[name]
+    shown = generate.between((root / "docs" / page).read_text(), name)
+    assert shown == make(), "run: python docs/generate.py"
+
+
+def test_every_generated_part_is_tested(generate: ModuleType) -> None:
+    assert set(generate.PARTS) == {*PARTS, "lifecycle"}
+
+
+def test_every_command_is_described(root: Path) -> None:
+    text = (root / "docs/reference/protocol.md").read_text()
+    for kind in get_args(commands.AnyCommand):
+        assert f"#### `{kind.__struct_config__.tag}`" in text
+
+
+def test_every_topic_is_described(root: Path) -> None:
+    text = (root / "docs/reference/protocol.md").read_text()
+    for kind in OWN:
+        assert re.search(rf"\| `default\.{kind}` \| {PARTITIONS[kind]} \|", text), kind
+
+
+def test_reasons(table: Table) -> None:
+    assert set(table("reference/reasons-and-events.md", "reasons")) == set(Reason)
+
+
+def test_keys_of_a_definition(table: Table) -> None:
+    shown = table("reference/configuration.md", "queue")
+    assert set(shown) == set(definition.KEYS)
+    fields = {field.name: field for field in msgspec.structs.fields(definition.QueueDefinition)}
+    depends = {"topic", "underlying_topic", "default_publish_target", "fairness_model"}
+    for key, attribute in definition._ATTRIBUTE_OF.items():
+        if key not in depends:
+            assert shown[key][0].strip("`") == written(fields[attribute]), key
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "kind"),
+    [
+        ("system", configuration._SYSTEM_KEYS, configuration.SystemLimits),
+        ("vpns", configuration._VPN_KEYS, configuration.VpnLimits),
+    ],
+)
+def test_keys_of_limits(name: str, keys: dict[str, Any], kind: Any, table: Table) -> None:
+    shown = table("reference/configuration.md", name)
+    assert set(shown) == set(keys)
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for key, (attribute, _) in keys.items():
+        assert shown[key][0].strip("`") == written(fields[attribute]), key
+
+
+def written(field: msgspec.structs.FieldInfo) -> str:
+    """A default as the documentation writes it."""
+    if field.required:
+        return "required"
+    value = field.default
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if field.name.endswith("_ms"):
+        return units.format_duration(value)
+    if field.name in ("max_spool_usage", "max_message_size"):
+        return units.format_size(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [("messages", delta._MESSAGES_SCHEMA), ("journal", delta._JOURNAL_SCHEMA)],
+)
+def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
+    columns = [column.replace("`", "").split() for column in schema.split(",")]
+    shown = table("reference/delta-tables.md", name)
+    assert [[key, row[0]] for key, row in shown.items()] == columns
+
+
+def test_columns_of_the_journal_record(root: Path) -> None:
+    text = (root / "docs/reference/protocol.md").read_text()
+    section = text.partition("## Journal")[2].partition("\n## ")[0]
+    assert [name for name in SCHEMA.names if f"`{name}`" not in section] == []
+
+
+def test_headers_of_a_delivery(root: Path) -> None:
+    dead = {"reason": "expired", "queue": "q", "time": 1, "deliveries": 1, "detail": "d"}
+    delivery = Deliveries(
+        "q", "s", "t", 0, "single", 7, barrier=True, ids=[1], counts=[1], priorities=[4],
+        expires=[9], times=[5], payloads=[b"a"], keys=[b"k"], headers=[None], dead={0: dead},
+    )  # fmt: skip
+    (record,) = wire.encode([delivery])
+    text = (root / "docs/reference/protocol.md").read_text()
+    for name, _ in wire.headers_list(record.headers):
+        assert f"`{name}`" in text, name
+
+
+def test_the_example_of_the_batch_framing(root: Path) -> None:
+    delivery = Deliveries(
+        "q", "s", "t", 0, "batch", 0, ids=[1, 2], counts=[1, 1], priorities=[4, 4],
+        expires=[0, 0], times=[5, 5], payloads=[b"a", b"bc"], keys=[None, None],
+        headers=[None, None],
+    )  # fmt: skip
+    (record,) = wire.encode([delivery])
+    assert record.value is not None
+    text = (root / "docs/reference/protocol.md").read_text()
+    example = text.partition("published at 5 ms:")[2].partition("## Replies")[0]
+    line = re.compile(r"^    ((?:[0-9a-f]{2} {1,2})*[0-9a-f]{2})(?: {2,}|$)", re.MULTILINE)
+    parts = line.findall(example)
+    assert len(parts) == 6
+    assert all(bytes.fromhex(part) in record.value for part in parts), parts
+    named = msgspec.msgpack.decode(record.value[4:149])
+    assert [key for key in named if f"`{key}`" not in text] == []
+
+
+def test_pages_of_the_state(table: Table) -> None:
+    """An engine in which everything happens has pages of exactly these kinds."""
+    connection = lakequeue.connect("memory://")
+    admin = connection.admin()
+    admin.define({"name": "orders", "message_type": "json"})
+    admin.define(
+        {
+            "name": "all",
+            "message_type": "json",
+            "underlying_topic": "ord.*",
+            "default_publish_target": "orders",
+        }
+    )
+    connection.producer().send("orders", b"{}", ttl="1h")
+    connection.consumer("orders")
+    connection.engine.command("default.commands", b"", b"not a command")
+    found = {key.partition("/")[0] for key in connection.engine.store.pages}
+    shown = table("internals/state.md", "pages")
+    assert found == {key.partition("/")[0] for key in shown}
+
+
+def test_code_of_the_state_exists(table: Table, root: Path) -> None:
+    for row in table("internals/state.md", "pages").values():
+        assert (root / row[-1].strip("`")).is_file(), row
+
+
+def test_metrics_of_the_dashboard(root: Path) -> None:
+    known = set()
+    for family in Metrics().registry.collect():
+        known |= {sample.name for sample in family.samples}
+        known |= {f"{family.name}_bucket"} if family.type == "histogram" else set()
+    text = (root / "conf/grafana/dashboards/lakequeue.json").read_text()
+    used = set(re.findall(r"lakequeue_\w+", text))
+    assert used
+    assert used <= known
+
+
+@pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok", "pre_ack", "no_ack"])
+def test_acknowledgement_modes(mode: str, root: Path) -> None:
+    from lakequeue.client.consumer import ACK_MODES
+
+    assert mode in ACK_MODES
+    assert len(ACK_MODES) == 6
+    assert f"| `{mode}`" in (root / "docs/concepts/acknowledgements.md").read_text()

@@ -1,0 +1,92 @@
+"""The real job for the tests: one Kafka broker and one engine for the whole session.
+
+Only what must see the engine die, or needs other settings, starts an engine of its own, as a
+process (`processes.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import lakequeue
+from job.scenarios import chosen, queue_name, queues_of
+from lakequeue.state import Configuration, parse_configuration
+from lakequeue.streaming import EmbeddedKafka, Engine
+
+QUEUES: list[dict[str, Any]] = [
+    {"name": "plain", "message_type": "json", "max_per_subscription_backlog": 50},
+    {"name": "bad", "message_type": "json", "max_per_subscription_backlog": 50},
+    {"name": "tables", "message_type": "text", "max_per_subscription_backlog": 200},
+    {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50},
+    {"name": "producers", "message_type": "json", "max_message_size": 100},
+]
+
+
+@dataclass
+class Job:
+    """A running engine in this process."""
+
+    kafka: EmbeddedKafka
+    engine: Engine
+    failures: list[BaseException] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.kafka.bootstrap_servers}"
+
+    def connect(self, name: str = "test") -> lakequeue.Connection:
+        return lakequeue.connect(self.url, client_name=name)
+
+    def watch(self) -> None:
+        """The engine's supervisor; what it raises fails the session at its end."""
+        try:
+            self.engine.wait()
+        except BaseException as error:
+            self.failures.append(error)
+
+
+def configuration() -> Configuration:
+    """Every queue of every test, so that none of them makes the engine restart its query."""
+    scenarios = [
+        {"name": queue_name(i, queue), "message_type": "json"}
+        for i, scenario in enumerate(chosen())
+        for queue in queues_of(scenario)
+    ]
+    return parse_configuration({"queues": QUEUES + scenarios})
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The engine, started once."""
+    home = tmp_path_factory.mktemp("job")
+    with EmbeddedKafka(home / "kafka") as kafka:
+        settings = {"lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2"}
+        engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
+        job = Job(kafka, engine)
+        supervisor = threading.Thread(target=job.watch, daemon=True)
+        try:
+            engine.start()
+            supervisor.start()
+            yield job
+        finally:
+            engine.stop()
+            with contextlib.suppress(RuntimeError):  # it was never started
+                supervisor.join(30)
+    assert not job.failures, f"the engine failed: {job.failures[0]}"
+
+
+@pytest.fixture
+def connection(job: Job) -> Iterator[lakequeue.Connection]:
+    """A connection of this test's own."""
+    with job.connect() as connection:
+        yield connection

@@ -1,0 +1,97 @@
+"""Processes that tests start and kill: `lakequeue run` in a session of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+START_S_MAX = 150.0
+STOP_S_MAX = 90.0
+
+
+class EngineProcess:
+    """`lakequeue run` as a child. Its session holds everything that it starts: driver, JVM,
+    executors, Python workers; Kafka is somebody else's."""
+
+    def __init__(self, bootstrap: str, home: Path, config: Path, *arguments: str) -> None:
+        self.home = home
+        self.said: list[dict[str, Any]] = []
+        self.log = home.parent / f"{home.name}.stderr"
+        command = [sys.executable, "-m", "lakequeue.cli", "run", "--bootstrap", bootstrap]
+        command += ["--home", str(home), "--config", str(config), "--json"]
+        command += ["--set", "lakequeue.ui_port=0", "--set", "lakequeue.tables_interval_s=2"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *arguments], stdout=subprocess.PIPE, stderr=log, text=True,
+                start_new_session=True, cwd=home.parent,
+            )  # fmt: skip
+        self._ready = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(json.loads(line))
+            if self.said[-1]["event"] == "ready":
+                self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self) -> EngineProcess:
+        """Until it serves."""
+        assert self._ready.wait(START_S_MAX), f"not ready in {START_S_MAX} s: {self.errors()}"
+        assert self.said, f"ended with {self.process.wait(10)}: {self.errors()}"
+        return self
+
+    def errors(self) -> str:
+        """The end of what it wrote to standard error."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process of its session, itself included."""
+        out = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) == self.process.pid:
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        out.append(process)
+        return out
+
+    def kill(self) -> None:
+        """`kill -9` of all of it, as when the machine loses power."""
+        for process in [*self.family(), *self.family()]:  # twice: what was born meanwhile
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait(30)
+        until(lambda: not self.family(), 30, "processes survive SIGKILL")
+
+    def terminate(self) -> int:
+        """SIGTERM to the process that the user started; its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_S_MAX)
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait until something holds, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    from lakequeue.streaming.kafka_broker import free_port as find
+
+    return find()

@@ -1,0 +1,39 @@
+"""Which scenarios run on the real job, and the names that their queues have there."""
+
+from __future__ import annotations
+
+from rules.scenario import Scenario, load
+
+WAIT_S_MAX = 2.0  # as the scenario's clock counts; the real clock is stretched
+PER_RULE = 2
+GROUPS = "LBFOXSQC"
+
+
+def chosen() -> list[Scenario]:
+    """Up to two scenarios of each rule: short, and at home beside others.
+
+    `next` names the id that the broker gives next, which nobody knows while others send.
+    """
+    taken: dict[str, int] = {}
+    out = []
+    for scenario in load():
+        rule = scenario.name.partition("_")[0]
+        words = {word for line in scenario.lines for word in line.words}
+        if not scenario.fit_for_job or scenario.waits_s > WAIT_S_MAX or {"next", "restart"} & words:
+            continue
+        if taken.get(rule, 0) < PER_RULE:
+            taken[rule] = taken.get(rule, 0) + 1
+            out.append(scenario)
+    return out
+
+
+def queues_of(scenario: Scenario) -> list[str]:
+    """The queues that a scenario defines, each once."""
+    names = [line.words[1] for line in scenario.lines if line.words[0] == "queue"]
+    return list(dict.fromkeys(names))
+
+
+def queue_name(index: int, queue: str) -> str:
+    """A name for one scenario only. The slash makes it no name of a Kafka topic, so the engine
+    reads none for it: clients' messages come through ``<vpn>.publish`` anyway."""
+    return f"scenario {index}/{queue}"

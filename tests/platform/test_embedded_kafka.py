@@ -1,0 +1,213 @@
+"""The embedded broker on the real thing: what survives, what is refused, and with which words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
+from lakequeue.protocol import LakequeueError
+from lakequeue.streaming import kafka_broker
+from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port, port_is_free
+
+job = pytest.mark.job
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedKafka]:
+    """A broker of the test's own, which it may stop and kill."""
+    with EmbeddedKafka(tmp_path / "home") as broker:
+        yield broker
+
+
+def make_topic(broker: EmbeddedKafka, topic: str) -> None:
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
+    admin.close()
+
+
+def send(broker: EmbeddedKafka, topic: str, *values: bytes) -> None:
+    producer = KafkaProducer(
+        bootstrap_servers=broker.bootstrap_servers,
+        acks="all",
+        max_request_size=kafka_broker.MESSAGE_BYTES_MAX,
+    )
+    for value in values:
+        producer.send(topic, value).get(timeout=20)
+    producer.close()
+
+
+def read(broker: EmbeddedKafka, topic: str, count: int) -> list[bytes]:
+    consumer = KafkaConsumer(
+        bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest"
+    )
+    consumer.assign([TopicPartition(topic, 0)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + 20
+    while len(values) < count and time.monotonic() < deadline:
+        values += [r.value for rs in consumer.poll(500).values() for r in rs]
+    consumer.close()
+    return values
+
+
+def gone(pid: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@job
+def test_restart_and_crash_keep_data_and_port(broker: EmbeddedKafka) -> None:
+    make_topic(broker, "kept")
+    send(broker, "kept", b"1")
+    servers = broker.bootstrap_servers
+    broker.restart()
+    send(broker, "kept", b"2")
+    broker.kill()
+    assert not broker.running
+    broker.start()
+    assert broker.bootstrap_servers == servers
+    assert read(broker, "kept", 2) == [b"1", b"2"]
+
+
+@job
+def test_another_object_finds_the_home_again(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "home") as first:
+        make_topic(first, "kept")
+        send(first, "kept", b"1")
+    assert port_is_free(first.port)
+    with EmbeddedKafka(tmp_path / "home") as second:
+        assert second.port == first.port
+        assert read(second, "kept", 1) == [b"1"]
+
+
+@job
+def test_two_homes_at_once(kafka: EmbeddedKafka, broker: EmbeddedKafka) -> None:
+    assert kafka.port != broker.port
+    make_topic(broker, "only-here")
+    send(broker, "only-here", b"1")
+    with pytest.raises(KafkaError):  # and topics are not made by sending to them
+        KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, max_block_ms=1_500).send(
+            "only-here", b"1"
+        ).get(timeout=5)
+
+
+@job
+def test_ten_mebibytes(kafka: EmbeddedKafka) -> None:
+    make_topic(kafka, "large")
+    value = os.urandom(10 * 1024 * 1024)
+    send(kafka, "large", value)
+    consumer = KafkaConsumer(
+        bootstrap_servers=kafka.bootstrap_servers, auto_offset_reset="earliest"
+    )
+    consumer.assign([TopicPartition("large", 0)])
+    records = [r for rs in consumer.poll(20_000).values() for r in rs]
+    consumer.close()
+    assert [r.value for r in records] == [value]
+
+
+@job
+def test_it_listens_on_this_machine_only(kafka: EmbeddedKafka) -> None:
+    properties = (kafka.home / "server.properties").read_text()
+    listeners = [line for line in properties.splitlines() if "listeners=" in line]
+    assert listeners
+    assert all(part.count("//") == part.count("//127.0.0.1:") for part in listeners)
+
+
+@job
+def test_a_home_has_one_user(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_broker, "LOCK_SECONDS_MAX", 0.2)
+    with pytest.raises(LakequeueError, match=f"{kafka.home} is in use by another engine"):
+        EmbeddedKafka(kafka.home).start()
+    assert kafka.running
+
+
+@job
+def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+    broker = EmbeddedKafka(tmp_path / "home")
+    thread = threading.Thread(target=broker.start)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+    assert broker.running
+    broker.stop()
+    assert not broker.running
+
+
+@job
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from lakequeue.streaming.kafka_broker import EmbeddedKafka\n"
+        "print(EmbeddedKafka(sys.argv[1]).start().pid, flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "home")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    assert gone(pid, 5)
+    with EmbeddedKafka(tmp_path / "home") as next_one:  # and the home is free again
+        assert next_one.running
+
+
+@job
+def test_what_java_says_is_in_the_sentence(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "home"):
+        pass
+    with pytest.raises(LakequeueError, match=r"Kafka died while starting: .*heap") as caught:
+        EmbeddedKafka(tmp_path / "home", heap="1k").start()
+    assert "\n" not in str(caught.value)
+
+
+@job
+def test_a_broken_home_says_why(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "home"):
+        pass
+    (tmp_path / "home/data/meta.properties").write_text("version=1\nnode.id=7\ncluster.id=x\n")
+    with pytest.raises(LakequeueError, match=r"Kafka died while starting: .*node") as caught:
+        EmbeddedKafka(tmp_path / "home").start()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LakequeueError, match=f"Port {port} on 127.0.0.1, .* is taken"):
+            EmbeddedKafka(tmp_path / "home", port=port).start()
+    assert port_is_free(port)
+
+
+def test_a_home_that_cannot_be_written() -> None:
+    with pytest.raises(LakequeueError, match="The home /proc/nowhere cannot be written"):
+        EmbeddedKafka("/proc/nowhere").start()
+
+
+def test_stop_without_start(tmp_path: Path) -> None:
+    broker = EmbeddedKafka(tmp_path / "home")
+    broker.stop()
+    assert (broker.running, broker.pid) == (False, None)
+
+
+def test_free_ports_are_not_those_of_outgoing_connections() -> None:
+    ports = {free_port() for _ in range(20)}
+    assert all(20_000 <= port < 32_000 for port in ports)
+    assert len(ports) > 1
