@@ -58,7 +58,7 @@ class Consumer:
         self.name = name or connection.client_name
         self._buffer: deque[Message] = deque()
         self._held: dict[int, Message] = {}
-        self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, int, int], None] = OrderedDict()
         self._acks: list[int] = []
         self._lock = threading.RLock()
         self._closed = False
@@ -401,9 +401,10 @@ class Consumer:
         seen = self._seen
         for i, number in enumerate(d.ids):
             count = d.counts[i]
-            if (number, count) in seen:
+            delivery = (number, d.places[i], count)
+            if delivery in seen:
                 continue
-            seen[number, count] = None
+            seen[delivery] = None
             message = Message(
                 self, d.queue, number, d.payloads[i], d.keys[i], d.headers[i], count,
                 d.priorities[i], d.lease_until, d.expires[i], d.times[i], d.barrier,

@@ -76,7 +76,7 @@ def _fields(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> str:
         else:
             value = field.default
             if value is msgspec.NODEFAULT:
-                value = field.default_factory()  # type: ignore[operator]
+                value = field.default_factory()
             default = f"`{msgspec.json.encode(value).decode()}`"
         rows.append(f"| `{field.name}` | {_type_name(field.type)} | {default} |")
     return "\n".join(rows) if len(rows) > 2 else "No fields of its own."

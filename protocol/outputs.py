@@ -13,7 +13,8 @@ class Deliveries:
     """Messages for one subscription, in order, in columns of one length.
 
     lease_until: epoch ms, 0 when the lease has no end; expires: epoch ms, 0 for never;
-    dead: what a dead message carries (X5), by position.
+    places: the message's place in the queue: with id and count it names a delivery, for a message
+    may leave a queue and come again. dead: what a dead message carries (X5), by position.
     """
 
     queue: str
@@ -24,6 +25,7 @@ class Deliveries:
     lease_until: int
     barrier: bool = False
     ids: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     expires: list[int] = field(default_factory=list)

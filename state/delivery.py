@@ -65,12 +65,16 @@ def _assign(
     """Choose messages and their seats: (places, seats), taken out of the ready index."""
     definition, header = queue.definition, queue.header
     seats = seats_of(definition, header.subscriptions)
-    limit = min(_room(queue), budget)
+    room = _room(queue)
+    if room <= 0:
+        seats = [s for s in seats if s.free]  # what leaves on send takes no lease (B1)
     nothing: tuple[Array, list[Seat]] = np.zeros(0, np.int64), []
-    if not seats or limit <= 0 or not queue.ready:
+    if not seats or not queue.ready:
         return nothing
-    if any(s.subscription.filter for s in seats):
-        return _assign_filtered(broker, queue, seats, limit, below)
+    free = sum(s.free for s in seats)
+    if any(s.subscription.filter for s in seats) or 0 < free < len(seats):
+        return _assign_one_by_one(broker, queue, seats, budget, room, below)
+    limit = budget if free else min(room, budget)
     most = min(limit, sum(s.room for s in seats))
     keys = queue.ready.take(most, below)
     if not keys:
@@ -174,8 +178,8 @@ def matching(broker: Broker, queue: Queue, seqs: Array, text: str) -> list[bool]
     ]
 
 
-def _assign_filtered(
-    broker: Broker, queue: Queue, seats: list[Seat], limit: int, below: int | None
+def _assign_one_by_one(
+    broker: Broker, queue: Queue, seats: list[Seat], limit: int, room: int, below: int | None
 ) -> tuple[Array, list[Seat]]:
     """Message by message: the earliest that some seat can take, to the seat that is its turn."""
     header, model = queue.header, queue.definition.fairness_model
@@ -196,21 +200,25 @@ def _assign_filtered(
             seen[text, key] = matching(broker, queue, seq, text)[0]
         return seen[text, key]
 
+    def may_take(seat: Seat) -> bool:
+        return seat.room > 0 and (seat.free or room > 0)
+
     while len(keys) < limit:
         heads = [
             scans[text].head for text, group in classes.items()
-            if scans[text].head is not None and any(s.room for s in group)
+            if scans[text].head is not None and any(map(may_take, group))
         ]  # fmt: skip
         if not heads:
             break
         key = min(h for h in heads if h is not None)
         able = [
             seat for text, group in classes.items() if lets_through(text, key)
-            for seat in group if seat.room
+            for seat in group if may_take(seat)
         ]  # fmt: skip
         able.sort(key=lambda s: s.subscription.number)
         seat = choose(model, able, header.served)
         take(seat)
+        room -= not seat.free
         header.served = seat.subscription.number
         keys.append(key)
         given.append(seat)
@@ -274,6 +282,7 @@ def _say_deliveries(
             lease_until=0 if until == NEVER or barrier else until,
             barrier=barrier,
             ids=id_list,
+            places=seqs.tolist(),
             counts=count_list,
             priorities=spool.gather(ids, "priority").tolist(),
             expires=expires.tolist(),

@@ -24,6 +24,11 @@ class Seat:
     held: int
     room: int
 
+    @property
+    def free(self) -> bool:
+        """Whether its messages leave the queue as they are sent, and take no lease (L2)."""
+        return self.room == UNLIMITED
+
 
 def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
     """The lower of the queue's and the subscription's own limit (B2), and the flow's (B4)."""

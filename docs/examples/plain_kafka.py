@@ -15,6 +15,7 @@ import json
 import sys
 import time
 import uuid
+from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
@@ -55,7 +56,7 @@ class Client:
             timeout=self._left()
         )
 
-    def ask(self, **fields: object) -> object:
+    def ask(self, **fields: object) -> Any:
         """A command with `reply`, and its answer."""
         request = f"{self.session}-{uuid.uuid4().hex[:8]}"
         self.command(**fields, reply={**self.inbox, "request": request})

@@ -58,9 +58,7 @@ def option(compose: dict[str, Any], name: str) -> str:
 def test_the_engines_command_line_is_understood(compose: dict[str, Any]) -> None:
     words = compose["services"]["engine"]["command"]
     assert words[:2] == ["lakequeue", "run"]
-    context = run.make_context(
-        "run", list(words[2:]), help_option_names=["-h", "--help"]
-    )
+    context = run.make_context("run", list(words[2:]), help_option_names=["-h", "--help"])
     assert context.params["bootstrap"] == "kafka:9092"
     assert "lakequeue.metrics_port=9400" in context.params["settings"]
 
@@ -74,15 +72,15 @@ def test_prometheus_reads_the_engines_port(compose: dict[str, Any]) -> None:
 
 def test_grafana_finds_its_dashboard(compose: dict[str, Any]) -> None:
     folder = ROOT / "conf" / "grafana"
-    providers = yaml.safe_load(
-        (folder / "provisioning/dashboards/lakequeue.yaml").read_text()
-    )["providers"]
+    providers = yaml.safe_load((folder / "provisioning/dashboards/lakequeue.yaml").read_text())[
+        "providers"
+    ]
     volumes = compose["services"]["grafana"]["volumes"]
     path = providers[0]["options"]["path"]
     assert f"./conf/grafana/dashboards:{path}:ro" in volumes
-    sources = yaml.safe_load(
-        (folder / "provisioning/datasources/prometheus.yaml").read_text()
-    )["datasources"]
+    sources = yaml.safe_load((folder / "provisioning/datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
     dashboard = json.loads((folder / "dashboards/lakequeue.json").read_text())
     for panel in dashboard["panels"]:
         assert panel["datasource"]["uid"] == sources[0]["uid"]

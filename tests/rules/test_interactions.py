@@ -273,6 +273,19 @@ def test_X5_S2_two_matches_of_one_message_die_into_one_queue(empty: Bench) -> No
     balance(empty, "dead")
 
 
+def test_C2_X6_the_same_id_may_come_again(empty: Bench) -> None:
+    """Found by a walk: the broker leased it, the client took it for a duplicate and dropped it."""
+    empty.define("dead", max_per_subscription_backlog=9)
+    empty.define("one", underlying_topic="topic", dead_message_queue="dead", expiration="1s")
+    empty.define("two", underlying_topic="topic", dead_message_queue="dead", expiration="2s")
+    consumer = empty.consumer("dead")
+    empty.send(queue="topic")
+    empty.advance("1s")
+    consumer.receive(timeout=0).ack()
+    empty.advance("1s")
+    assert len(drain(consumer)) == empty.seen("dead")["leased"]
+
+
 def test_P1_X1_a_retransmission_does_not_renew_the_ttl(bench: Bench) -> None:
     bench.connection.producer(producer_id="p", first_sequence=1).send("orders", b"{}", ttl="2s")
     bench.advance("1s")

@@ -1,0 +1,43 @@
+"""The scenarios of `tests/rules`, unchanged, on real Kafka, Spark and Delta.
+
+Each line is a round trip through a batch, so they run side by side: each on its own connection,
+with queues of its own, on one engine. One test per scenario looks at what came out.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+from job.conftest import Job
+from job.scenarios import GROUPS, chosen, queue_name
+from rules.scenario import Clock, Runner, Scenario
+
+pytestmark = pytest.mark.job
+
+SCENARIOS = chosen()
+AT_ONCE = 12
+PATIENCE_S, QUIET_S, STRETCH = 20.0, 1.2, 3.0
+
+
+def run(job: Job, index: int, scenario: Scenario) -> None:
+    clock = Clock(moves=False, patience_s=PATIENCE_S, quiet_s=QUIET_S, stretch=STRETCH)
+    with job.connect(f"scenario-{index}") as connection:
+        Runner(connection, clock, rename=lambda queue: queue_name(index, queue)).run(scenario)
+
+
+@pytest.fixture(scope="module")
+def outcomes(job: Job) -> dict[str, Future[None]]:
+    """Every scenario, run to its end."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return {s.name: pool.submit(run, job, i, s) for i, s in enumerate(SCENARIOS)}
+
+
+@pytest.mark.parametrize("name", [s.name for s in SCENARIOS])
+def test_scenario(outcomes: dict[str, Future[None]], name: str) -> None:
+    outcomes[name].result()
+
+
+def test_enough_scenarios_of_every_group() -> None:
+    assert len(SCENARIOS) >= 25
+    assert set(GROUPS) <= {s.name[0] for s in SCENARIOS}
