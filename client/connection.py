@@ -29,6 +29,7 @@ from .transport import Record, Transport
 log = logging.getLogger("lakequeue.client")
 
 HEARTBEAT_S = 4.0
+HEARTBEAT = "heartbeat"
 POLL_S = 0.05
 REQUEST_TIMEOUT_S = 30.0
 
@@ -48,6 +49,7 @@ class Connection:
         self.session = f"{client_name}-{self._tag}"
         self._consumers: dict[str, Consumer] = {}
         self._producers: dict[str, Producer] = {}
+        self._session_lost = False
         self._hooks: dict[Consumer, Callable[[], None]] = {}
         self._replies: dict[str, Any] = {}
         self._changed = threading.Condition()
@@ -271,7 +273,10 @@ class Connection:
         if record.topic == self.inbox.topic:
             framing = next((v for k, v in record.headers if k == FRAMING), b"")
             if framing == b"reply":
-                if name in self._replies:
+                if name == HEARTBEAT:
+                    answer = msgspec.json.decode(record.value or b"")
+                    self._session_lost = answer["result"] is False and bool(self._consumers)
+                elif name in self._replies:
                     self._replies[name] = msgspec.json.decode(record.value or b"")
             elif framing == b"batch":
                 consumer = self._consumers.get(name)
@@ -291,7 +296,20 @@ class Connection:
             producer.retransmit(now)
         if self._consumers and now - self._last_heartbeat >= HEARTBEAT_S:
             self._last_heartbeat = now
-            self.command(commands.Heartbeat(session=self.session))
+            reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, HEARTBEAT)
+            self.command(commands.Heartbeat(session=self.session, reply=reply))
+        if self._session_lost:
+            self._session_lost = False
+            self.report("the engine missed this session's heartbeats; subscribing again")
+            threading.Thread(target=self._subscribe_again, daemon=True).start()
+
+    def _subscribe_again(self) -> None:
+        """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
+        for consumer in list(self._consumers.values()):
+            try:
+                consumer.subscribe()
+            except LakequeueError as error:
+                self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
 
     def turn(self) -> bool:
         """One turn of the background thread; False when it has to end."""

@@ -98,23 +98,28 @@ class TableWriter:
             "offset", "value",
         )  # fmt: skip
         index = named.drop("value").where("step IS NOT NULL").orderBy("topic", "partition", "offset")
-        old: list[int] = []
+        old: dict[str, list[int]] = {}
         found = 0
         for row in index.collect():
             vpn = topics.split(row.topic)
-            number, _, part = row.step.partition(".")
-            at, who = (int(number), int(part)), (row.broker, vpn[0] if vpn else "")
-            if at <= last.get(who, (-1, 0)):
-                old.append(row.offset)
+            at, who = _step(row.step), (row.broker, vpn[0] if vpn else "")
+            if at is None or at <= last.get(who, (-1, 0)):
+                old.setdefault(row.topic, []).append(row.offset)
             else:
                 last[who] = at
                 found += 1
         if not found:
             return None
         fresh = named.where("step IS NOT NULL")
-        if old:
-            fresh = fresh.where(~f.col("offset").isin(old))
+        for topic, offsets in old.items():
+            fresh = fresh.where((f.col("topic") != topic) | ~f.col("offset").isin(offsets))
         return fresh.select("broker", "step", "value").mapInArrow(_decode, _JOURNAL_SCHEMA)
+
+
+def _step(text: str) -> tuple[int, int] | None:
+    """Step and part of a journal record; None for a record that is not the engine's."""
+    number, _, part = text.partition(".")
+    return (int(number), int(part)) if number.isdecimal() and part.isdecimal() else None
 
 
 def _decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -128,7 +133,9 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
         table = journal_codec.decode(value)
     except (pa.ArrowInvalid, OSError):
         return  # somebody else wrote to the journal topic
-    number, _, part = step.partition(".")
+    if table.schema != journal_codec.SCHEMA:
+        return
+    number, part = _step(step) or (0, 0)
     n = len(table)
     text = {
         name: table[name].cast(pa.string())
@@ -137,8 +144,8 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
     ids = table["message_id"].cast(pa.string())
     columns = {
         "broker": pa.repeat(pa.scalar(broker), n),
-        "step": pa.repeat(pa.scalar(int(number), pa.int64()), n),
-        "part": pa.repeat(pa.scalar(int(part), pa.int32()), n),
+        "step": pa.repeat(pa.scalar(number, pa.int64()), n),
+        "part": pa.repeat(pa.scalar(part, pa.int32()), n),
         "vpn": text["vpn"],
         "queue": text["queue"],
         "event": text["event"],

@@ -66,15 +66,13 @@ def _assign(
     definition, header = queue.definition, queue.header
     seats = seats_of(definition, header.subscriptions)
     room = _room(queue)
-    if room <= 0:
-        seats = [s for s in seats if s.free]  # what leaves on send takes no lease (B1)
     nothing: tuple[Array, list[Seat]] = np.zeros(0, np.int64), []
-    if not seats or not queue.ready:
+    if not seats or room <= 0 or not queue.ready:
         return nothing
     free = sum(s.free for s in seats)
     if any(s.subscription.filter for s in seats) or 0 < free < len(seats):
         return _assign_one_by_one(broker, queue, seats, budget, room, below)
-    limit = budget if free else min(room, budget)
+    limit = budget if free else min(room, budget)  # what leaves on send takes no lease
     most = min(limit, sum(s.room for s in seats))
     keys = queue.ready.take(most, below)
     if not keys:
@@ -201,7 +199,7 @@ def _assign_one_by_one(
         return seen[text, key]
 
     def may_take(seat: Seat) -> bool:
-        return seat.room > 0 and (seat.free or room > 0)
+        return seat.room > 0 and room > 0
 
     while len(keys) < limit:
         heads = [

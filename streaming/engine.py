@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -137,7 +138,9 @@ class Engine:
         from .session import is_local, package_zip, spark_session
 
         jars = ensure_jars(self._progress)
-        master = self._master or "local[4]"
+        master = self._master
+        if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+            master = "local[4]"  # more tasks than cores: most of them wait for each other
         port = self._setting("ui_port", 4040)
         spark = spark_session(
             "lakequeue",
@@ -147,7 +150,7 @@ class Engine:
             ui_port=port or None,
             log_file=self.home / "spark.log",
         )
-        if not is_local(master) or master.startswith("local-cluster"):
+        if not is_local(master) or (master or "").startswith("local-cluster"):
             spark.sparkContext.addPyFile(str(package_zip(self.home)))
         return spark
 

@@ -1,0 +1,144 @@
+"""Records of any bytes on any topic: the job goes on, and each stands in `default.rejected`.
+
+What would stop the job for good is in `test_poison.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+
+import lakequeue
+import pytest
+from job.conftest import Job
+from job.processes import until
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+pytestmark = pytest.mark.job
+
+COMMANDS, PUBLISH, REJECTED = "default.commands", "default.publish", "default.rejected"
+NOISE = random.Random(7).randbytes
+GOOD = b'{"good": true}'
+Headers = list[tuple[str, bytes]]
+
+
+def command(**fields: object) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def lq(**fields: object) -> Headers:
+    return [("lq", json.dumps(fields).encode())]
+
+
+BAD: dict[str, tuple[str, bytes | None, Headers]] = {
+    "command_of_random_bytes": (COMMANDS, NOISE(300), []),
+    "command_empty": (COMMANDS, b"", []),
+    "command_null": (COMMANDS, None, []),
+    "command_of_5_MB": (COMMANDS, NOISE(5_000_000), []),
+    "command_broken_json": (COMMANDS, b'{"command": "ack", ', []),
+    "command_deep_json": (COMMANDS, b"[" * 100_000, []),
+    "command_a_list": (COMMANDS, b"[1, 2]", []),
+    "command_unknown": (COMMANDS, command(command="explode"), []),
+    "command_unknown_field": (COMMANDS, command(command="tick", when="now"), []),
+    "command_wrong_type": (COMMANDS, command(command="ack", queue=7), []),
+    "command_missing_field": (COMMANDS, command(command="subscribe", queue="bad"), []),
+    "command_not_utf8": (COMMANDS, b'{"command": "delete", "queue": "\xff\xfe"}', []),
+    "publish_without_header": (PUBLISH, GOOD, []),
+    "publish_random_without_header": (PUBLISH, NOISE(1000), []),
+    "publish_5_MB_without_header": (PUBLISH, NOISE(5_000_000), []),
+    "publish_null_without_header": (PUBLISH, None, []),
+    "publish_header_random": (PUBLISH, GOOD, [("lq", NOISE(50))]),
+    "publish_header_empty": (PUBLISH, GOOD, [("lq", b"")]),
+    "publish_header_broken_json": (PUBLISH, GOOD, [("lq", b'{"to": "bad"')]),
+    "publish_header_a_number": (PUBLISH, GOOD, [("lq", b"12")]),
+    "publish_header_no_destination": (PUBLISH, GOOD, lq(priority=3)),
+    "publish_header_wrong_type": (PUBLISH, GOOD, lq(to="bad", ttl_ms="soon")),
+    "publish_header_priority_range": (PUBLISH, GOOD, lq(to="bad", priority=256)),
+    "publish_header_negative_ttl": (PUBLISH, GOOD, lq(to="bad", ttl_ms=-1)),
+    "publish_header_huge_number": (PUBLISH, GOOD, lq(to="bad", deliver_at=10**30)),
+    "publish_header_sequence_zero": (PUBLISH, GOOD, lq(to="bad", producer="p", seq=0)),
+    "underlying_header_random": ("bad", NOISE(100), [("lq", NOISE(50))]),
+    "underlying_header_wrong_type": ("bad", GOOD, lq(priority="high")),
+}
+
+
+@pytest.fixture(scope="module")
+def sent(job: Job) -> Iterator[dict[str, tuple[int, int]]]:
+    """Every bad record, written; its partition and offset."""
+    producer = KafkaProducer(
+        bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_000_000
+    )
+    futures = {
+        name: producer.send(topic, value, headers=headers)
+        for name, (topic, value, headers) in BAD.items()
+    }
+    places = {name: f.get(30) for name, f in futures.items()}
+    yield {name: (p.partition, p.offset) for name, p in places.items()}
+    producer.close()
+
+
+@pytest.fixture(scope="module")
+def rejected(job: Job, sent: dict[str, tuple[int, int]]) -> list[tuple[dict, bytes | None]]:
+    """What stands in `default.rejected` once a good message went through."""
+    with job.connect() as connection:
+        send_and_receive(connection)
+    consumer = KafkaConsumer(
+        bootstrap_servers=job.kafka.bootstrap_servers, max_partition_fetch_bytes=16_000_000
+    )
+    place = TopicPartition(REJECTED, 0)
+    consumer.assign([place])
+    consumer.seek_to_beginning(place)
+    end = until(lambda: consumer.end_offsets([place])[place], 30, "something is rejected")
+    found = []
+    deadline = time.monotonic() + 30
+    while consumer.position(place) < end and time.monotonic() < deadline:
+        for records in consumer.poll(500).values():
+            found += [(dict(r.headers), r.value) for r in records]
+    consumer.close()
+    return found
+
+
+def send_and_receive(connection: lakequeue.Connection) -> None:
+    receipt = connection.producer().send("bad", GOOD)
+    with connection.consumer("bad", ack_mode="auto") as consumer:
+        assert until(lambda: consumer.receive(1.0), 30, "a good message").id == receipt.message_id
+
+
+@pytest.mark.parametrize("name", list(BAD))
+def test_it_is_rejected_with_the_reason(
+    sent: dict[str, tuple[int, int]], rejected: list[tuple[dict, bytes | None]], name: str
+) -> None:
+    topic, value, _ = BAD[name]
+    partition, offset = sent[name]
+    place = {"lq-topic": topic.encode(), "lq-partition": str(partition).encode()}
+    place["lq-offset"] = str(offset).encode()
+    found = [(h, v) for h, v in rejected if place.items() <= h.items()]
+    assert len(found) == 1, f"{len(found)} records in {REJECTED}"
+    headers, kept = found[0]
+    assert headers["lq-error"].decode().strip()
+    assert kept == value or (not kept and not value)
+
+
+def test_nothing_else_is_rejected(
+    sent: dict[str, tuple[int, int]], rejected: list[tuple[dict, bytes | None]]
+) -> None:
+    assert len(rejected) == len(sent)
+
+
+def test_bytes_that_are_no_json_are_a_message_like_any_other(
+    job: Job, rejected: object, connection: lakequeue.Connection
+) -> None:
+    """An underlying topic takes whatever comes: only expressions read the payload (Q1, Q6)."""
+    payload = NOISE(1000)
+    producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    producer.send("bad", payload).get(30)
+    producer.close()
+    with connection.consumer("bad", ack_mode="auto") as consumer:
+        assert until(lambda: consumer.receive(1.0), 30, "the message").payload == payload
+
+
+def test_the_job_went_on(job: Job, rejected: object, connection: lakequeue.Connection) -> None:
+    send_and_receive(connection)
+    assert not job.failures

@@ -1,0 +1,55 @@
+"""A queue used with nothing but a Kafka client: docs/reference/protocol.md is enough."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lakequeue
+import pytest
+from job.conftest import Job
+from job.processes import until
+from kafka import KafkaProducer
+
+pytestmark = pytest.mark.job
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plain_kafka.py"
+
+
+def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connection) -> None:
+    """No header, no key of ours; a key and headers of its own come through unchanged."""
+    producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    producer.send("plain", b'{"n": 1}').get(30)
+    headers = [("colour", b"blue"), ("raw", b"\xff\x00")]
+    producer.send("plain", b"\x00\xff", key=b"k", headers=headers).get(30)
+    producer.close()
+    found = []
+    with connection.consumer("plain", ack_mode="auto", max_backlog=10) as consumer:
+        while len(found) < 2:
+            found.append(until(lambda: consumer.receive(1.0), 30, "a plain record's delivery"))
+    assert [m.payload for m in found] == [b'{"n": 1}', b"\x00\xff"]
+    assert [m.key for m in found] == [None, b"k"]
+    assert found[0].headers == {}
+    assert found[1].headers["colour"] == "blue"
+    assert [m.delivery_count for m in found] == [1, 1]
+
+
+def test_the_example_of_the_documentation_runs(job: Job) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), job.kafka.bootstrap_servers, "plain", "--count", "5"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("delivered   ") == 5
+    assert "Traceback" not in done.stderr
+
+
+def test_the_example_says_what_is_wrong(job: Job) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), job.kafka.bootstrap_servers, "no-such-queue"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no-such-queue" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,148 @@
+"""Time without traffic: deadlines are acted on, and an engine without work runs no batch.
+
+What happens is read from the topic `default.journal`, which tells the engine nothing: a client that
+asks would be traffic itself. So do heartbeats; the subscriptions here have no session, except
+where a session's end is the point.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import lakequeue
+import pytest
+from job.conftest import Job
+from job.processes import until
+from kafka import KafkaConsumer, TopicPartition
+from lakequeue.protocol import commands, journal
+
+pytestmark = pytest.mark.job
+
+LATE_MS_MAX = 5_000  # 1 s and a batch; generous, for machines with other work
+JOURNAL = TopicPartition("default.journal", 0)
+HOLDER = """
+import sys, time, lakequeue
+consumer = lakequeue.connect(sys.argv[1], client_name="holder").consumer("clock")
+print(consumer.receive(60).id, flush=True)
+time.sleep(600)
+"""
+
+
+class Watcher:
+    """Reads the journal as it is written, from now on."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.rows: list[tuple[dict, int]] = []  # (row, when Kafka took it, epoch ms)
+        self._consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+        self._consumer.assign([JOURNAL])
+        end = self._consumer.end_offsets([JOURNAL])[JOURNAL]
+        self._consumer.seek(JOURNAL, end)
+
+    def wait(self, event: str, message_id: str, seconds: float) -> tuple[dict, int]:
+        def look() -> tuple[dict, int] | None:
+            for records in self._consumer.poll(200).values():
+                for record in records:
+                    rows = journal.decode(record.value).to_pylist()
+                    self.rows += [(row, record.timestamp) for row in rows]
+            wanted = (event, int(message_id))
+            return next((r for r in self.rows if (r[0]["event"], r[0]["message_id"]) == wanted), None)
+
+        return until(look, seconds, f"{event} of message {message_id}")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@pytest.fixture
+def watcher(job: Job) -> Iterator[Watcher]:
+    watcher = Watcher(job.kafka.bootstrap_servers)
+    yield watcher
+    watcher.close()
+
+
+@pytest.fixture
+def clock(connection: lakequeue.Connection) -> Iterator[lakequeue.Connection]:
+    """A connection, and the queue `clock` empty and as it was."""
+    connection.admin().define(
+        {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50}
+    )
+    yield connection
+    connection.admin().purge("clock")
+
+
+def hold(connection: lakequeue.Connection) -> str:
+    """A subscription that no heartbeat keeps alive; its id."""
+    name = connection.new_name("hold")
+    connection.request(
+        commands.Subscribe(queue="clock", subscription=name, inbox=connection.inbox, max_backlog=1)
+    )
+    return name
+
+
+def batches(job: Job) -> float:
+    return job.engine.metrics.registry.get_sample_value("lakequeue_batches_total") or 0.0
+
+
+def test_a_lease_that_ends(clock: lakequeue.Connection, watcher: Watcher) -> None:
+    clock.admin().define(
+        {
+            "name": "clock", "message_type": "text", "max_per_subscription_backlog": 50,
+            "lease_period": "3s",
+        }
+    )  # fmt: skip
+    name = hold(clock)
+    message = clock.producer().send("clock", "x").message_id
+    sent, _ = watcher.wait("delivered", message, 10)
+    ended, written_ms = watcher.wait("lease_ended", message, 20)
+    clock.command(commands.Unsubscribe(queue="clock", subscription=name))
+    due_ms = sent["time"] + 3_000
+    assert ended["time"] >= due_ms
+    assert written_ms - due_ms <= LATE_MS_MAX
+
+
+def test_a_message_that_expires(clock: lakequeue.Connection, watcher: Watcher) -> None:
+    message = clock.producer().send("clock", "x", ttl="4s").message_id
+    published, _ = watcher.wait("spooled", message, 10)
+    expired, written_ms = watcher.wait("expired", message, 20)
+    assert expired["reason"] == "expired"
+    assert expired["time"] - published["time"] <= 4_000 + LATE_MS_MAX
+    assert written_ms - published["time"] <= 4_000 + LATE_MS_MAX
+
+
+def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher: Watcher) -> None:
+    """Its last heartbeat is at most 4 s old; 6 s after that one its messages return (C3)."""
+    clock.request(commands.Configure(system={"heartbeat_timeout": "6s"}))
+    message = clock.producer().send("clock", "x").message_id
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, job.url], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == message
+        holder.send_signal(signal.SIGKILL)
+        killed_ms = time.time() * 1000
+        returned, written_ms = watcher.wait("returned", message, 30)
+    finally:
+        holder.kill()
+        holder.wait()
+        clock.request(commands.Configure(system={"heartbeat_timeout": "15s"}))
+    assert returned["reason"] == "heartbeats missed"
+    assert 1_000 <= written_ms - killed_ms <= 6_000 + LATE_MS_MAX
+    assert clock.admin().describe("clock")["ready"] == 1
+
+
+def test_an_idle_engine_runs_no_batch(job: Job) -> None:
+    """5 s without a batch. What earlier tests left may come due once more before."""
+
+    def idle() -> bool:
+        before = batches(job)
+        time.sleep(5)
+        return batches(job) == before
+
+    time.sleep(2)
+    assert any(idle() for _ in range(4)), "batches without an input"
+    assert batches(job) > 0
