@@ -301,6 +301,26 @@ def test_a_broker_that_stops_and_starts_again_loses_nothing(
     assert [int(record.value or b"") for record in found] == list(range(sent))
 
 
+def test_a_consumer_that_stands_still_is_replaced(kafka: Any, topic: str) -> None:
+    with confluent.ConfluentTransport(kafka.bootstrap_servers, "test") as transport:
+        transport.listen(topic, 0)
+        transport.listen(topic, 1)
+        for phase in range(2):
+            for number in range(100):
+                transport.publish(topic, b"%d" % (100 * phase + number), None, [], number % 2)
+            assert transport.flush(10)
+            found = collect(transport, 100)
+            assert sorted(int(record.value or b"") for record in found) == [
+                *range(100 * phase, 100 * phase + 100)
+            ]
+            consumer = transport._consumer
+            assert consumer is not None
+            # What librdkafka did by itself after a restart of the broker, and once is enough.
+            consumer.pause(consumer.assignment())
+        assert transport.poll(7) == []
+        assert transport._consumer is consumer  # nothing to read: no reason to replace it
+
+
 def test_a_full_buffer_blocks_and_then_refuses(
     kafka: Any, library: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
