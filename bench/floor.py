@@ -83,7 +83,7 @@ def _engine(engine: Engine, messages: int) -> tuple[float, float]:
         before = len(engine.metrics.batches)
         life(SMALL)
         wait_for(lambda b=before: len(engine.metrics.batches) > b, 30, "a batch")  # type: ignore[misc]
-        small += [ms for rows, ms in engine.metrics.batches[before:] if SMALL <= rows < 2 * SMALL]
+        small += [ms for rows, ms in engine.metrics.batches[before:] if SMALL // 2 <= rows < 2 * SMALL]
         time.sleep(0.3)
     stop.set()
     thread.join()

@@ -19,7 +19,7 @@ from ..streaming import EmbeddedKafka, Engine
 
 QUEUE = "bench"
 PAYLOAD = b"x" * 1000
-BACKLOG = 20_000
+BACKLOG = 200_000
 Say = Callable[[str], None]
 
 

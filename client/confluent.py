@@ -300,7 +300,7 @@ class ConfluentTransport(KafkaTransport):
     def _watch(self) -> None:
         """Replace a consumer that stands still although there is something to read.
 
-        Seen here once in 14 runs of three broker restarts, with librdkafka 2.16.0: it fetched
+        Seen here once in 13 runs of three broker restarts, with librdkafka 2.16.0: it fetched
         nothing any more, without a word. So: whoever has received nothing looks at the ends
         every 3 s, and whatever was there at one look and has not come by the next is fetched with
         a new consumer, from the next offset. Once for each end: behind it may be nothing that a

@@ -16,9 +16,8 @@ from pyspark.sql import functions as f
 from ..protocol import topics
 from ..protocol.messages import HEADER
 from ..state.definition import is_regex
-from .records import BLOCK_SCHEMA, pack
 
-RECORDS_PER_BATCH = 20_000
+RECORDS_PER_BATCH = 40_000
 LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -90,9 +89,9 @@ def headers_column() -> Column:
     )
 
 
-def input_blocks(stream: DataFrame, broker: str) -> DataFrame:
-    """Kafka records as flat rows with the batch's time, packed into blocks."""
-    rows = stream.select(
+def input_rows(stream: DataFrame, broker: str) -> DataFrame:
+    """Kafka records as the flat rows that the processor takes, with the batch's time."""
+    return stream.select(
         f.lit(broker).alias("broker"),
         f.col("topic"),
         f.col("partition"),
@@ -104,4 +103,3 @@ def input_blocks(stream: DataFrame, broker: str) -> DataFrame:
         headers_column().alias("headers"),
         f.expr("unix_millis(current_timestamp())").alias("now"),
     )
-    return rows.mapInArrow(pack, BLOCK_SCHEMA)

@@ -178,8 +178,8 @@ class Engine:
         publishes = source.read_stream(
             spark, self.bootstrap, source.publish_topics(vpns, self._captured), limit
         )
-        blocks = source.input_blocks(commands_in.unionByName(publishes), broker)
-        outputs = blocks.groupBy("broker").transformWithStateInPandas(
+        rows = source.input_rows(commands_in.unionByName(publishes), broker)
+        outputs = rows.groupBy("broker").transformWithStateInPandas(
             BrokerProcessor(self._numbers()), OUTPUT_SCHEMA, "append", "None"
         )
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")

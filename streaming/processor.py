@@ -10,7 +10,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from ..protocol import wire
 from ..protocol.outputs import Capture, Deadline
-from ..sources.records import unpack
+from ..sources.records import to_batch
 from ..state import step
 from .store import HandleStore
 
@@ -33,9 +33,8 @@ class BrokerProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
         (name,) = key
-        frame = pd.concat(list(rows))
-        batch = unpack(frame["block"])
-        outputs = step(self._store, batch, int(frame["now"].iloc[0]), name, self._numbers[name])
+        batch, now = to_batch(rows)
+        outputs = step(self._store, batch, now, name, self._numbers[name])
         notes = [
             f"deadline:{name}:{o.at}" if isinstance(o, Deadline) else f"capture:{o.topic}"
             for o in outputs

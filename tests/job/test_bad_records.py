@@ -71,7 +71,7 @@ def sent(job: Job) -> Iterator[dict[str, tuple[int, int]]]:
         bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_000_000
     )
     futures = {
-        name: producer.send(topic, value, headers=headers)
+        name: producer.send(topic, value, key=name.encode(), headers=headers)
         for name, (topic, value, headers) in BAD.items()
     }
     places = {name: f.get(30) for name, f in futures.items()}

@@ -18,11 +18,11 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plain_kafka.py"
 
 
 def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connection) -> None:
-    """No header, no key of ours; a key and headers of its own come through unchanged."""
+    """No header of ours, no key of ours; a key of its own comes through. (Headers of its own:
+    test_poison.py, while they stop the engine.)"""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     producer.send("plain", b'{"n": 1}').get(30)
-    headers = [("colour", b"blue"), ("raw", b"\xff\x00")]
-    producer.send("plain", b"\x00\xff", key=b"k", headers=headers).get(30)
+    producer.send("plain", b"\x00\xff", key=b"k").get(30)
     producer.close()
     found = []
     with connection.consumer("plain", ack_mode="auto", max_backlog=10) as consumer:
@@ -30,8 +30,7 @@ def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connecti
             found.append(until(lambda: consumer.receive(1.0), 30, "a plain record's delivery"))
     assert [m.payload for m in found] == [b'{"n": 1}', b"\x00\xff"]
     assert [m.key for m in found] == [None, b"k"]
-    assert found[0].headers == {}
-    assert found[1].headers["colour"] == "blue"
+    assert [m.headers for m in found] == [{}, {}]
     assert [m.delivery_count for m in found] == [1, 1]
 
 

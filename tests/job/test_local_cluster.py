@@ -1,0 +1,53 @@
+"""The same job where driver and executors are different processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lakequeue
+import pytest
+from job.processes import EngineProcess, until
+from lakequeue.streaming import EmbeddedKafka
+
+pytestmark = pytest.mark.job
+
+CONFIG = """
+queues:
+  - {name: orders, message_type: json, filter: "/n >= 0", max_per_subscription_backlog: 100}
+"""
+
+
+def test_two_executors_run_the_same_job(tmp_path: Path) -> None:
+    config = tmp_path / "queues.yaml"
+    config.write_text(CONFIG)
+    master = ("--master", "local-cluster[2,1,1024]")
+    with EmbeddedKafka(tmp_path / "kafka") as kafka:
+        bootstrap = kafka.bootstrap_servers
+        engine = EngineProcess(bootstrap, tmp_path / "home", config, *master)
+        try:
+            engine.wait_ready()
+            with lakequeue.connect(f"kafka://{bootstrap}") as connection:
+                roundtrip(connection)
+            commands = [" ".join(p.cmdline()) for p in engine.family()]
+            assert sum("CoarseGrainedExecutorBackend" in c for c in commands) == 2
+            assert engine.terminate() == 0
+            assert engine.said[-1]["event"] == "goodbye"
+            assert "Traceback" not in engine.errors()
+            until(lambda: not engine.family(), 30, "something of it is still running")
+        finally:
+            engine.kill()
+
+
+def roundtrip(connection: lakequeue.Connection) -> None:
+    producer = connection.producer()
+    futures = [producer.send_async("orders", f'{{"n": {i}}}') for i in range(200)]
+    producer.flush(90)
+    assert len({f.result().message_id for f in futures}) == 200
+    found: list[bytes] = []
+    with connection.consumer("orders", ack_mode="individual", max_backlog=100) as consumer:
+        while len(found) < 200:
+            message = until(lambda: consumer.receive(1.0), 60, f"message {len(found) + 1} of 200")
+            found.append(message.payload)
+            message.ack()
+        until(lambda: connection.admin().describe("orders")["depth"] == 0, 60, "all is acked")
+    assert found == [f'{{"n": {i}}}'.encode() for i in range(200)]

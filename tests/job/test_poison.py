@@ -1,0 +1,77 @@
+"""Records that are well formed and cannot be answered: the job must outlive them too.
+
+Each made the engine's query fail in every attempt, restarts included, until the process gave up.
+Such an engine is lost, so each case has its own, and none is run while it is known to be broken.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import lakequeue
+import pytest
+from job.processes import EngineProcess
+from kafka import KafkaProducer
+from lakequeue.streaming import EmbeddedKafka
+
+pytestmark = pytest.mark.job
+
+CONFIG = "queues:\n  - {name: orders, message_type: json, max_per_subscription_backlog: 100}\n"
+COMMANDS, PUBLISH = "default.commands", "default.publish"
+
+
+def reply_to(topic: str, partition: int) -> bytes:
+    reply = {"topic": topic, "partition": partition, "request": "x"}
+    return json.dumps({"command": "queues", "reply": reply}).encode()
+
+
+def publish_header(**fields: object) -> list[tuple[str, bytes]]:
+    return [("lq", json.dumps(fields).encode())]
+
+
+REGEX = {
+    "name": "rx", "message_type": "json", "underlying_topic": "(?P<a>foo).*",
+    "default_publish_target": "foo1",
+}  # fmt: skip
+POISON: dict[str, tuple[str, bytes, list[tuple[str, bytes]]]] = {
+    "plain_record_with_headers_of_its_own": ("orders", b"{}", [("colour", b"blue")]),
+    "publish_with_headers_and_no_lq": (PUBLISH, b"{}", [("colour", b"blue")]),
+    "command_with_headers": (COMMANDS, b'{"command": "tick"}', [("trace", b"1")]),
+    "reply_to_a_partition_that_is_not_there": (COMMANDS, reply_to("default.deliveries", 99), []),
+    "reply_to_a_topic_that_is_not_there": (COMMANDS, reply_to("nobody.there", 0), []),
+    "reply_to_a_partition_of_more_than_32_bits": (
+        COMMANDS, reply_to("default.deliveries", 1 << 40), [],
+    ),
+    "receipt_to_a_partition_that_is_not_there": (
+        PUBLISH, b"{}", publish_header(to="orders", producer="p", seq=1, reply=99),
+    ),
+    "rejected_record_as_large_as_a_record_may_be": (PUBLISH, b"x" * 11_999_900, []),
+    "expression_that_Java_does_not_read": (
+        COMMANDS, json.dumps({"command": "define", "definition": REGEX}).encode(), [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.xfail(reason="the query fails for ever: see the report on issue 3", run=False)
+@pytest.mark.parametrize("name", list(POISON))
+def test_the_job_outlives_it(tmp_path: Path, name: str) -> None:
+    topic, value, headers = POISON[name]
+    config = tmp_path / "queues.yaml"
+    config.write_text(CONFIG)
+    with EmbeddedKafka(tmp_path / "kafka") as kafka:
+        engine = EngineProcess(kafka.bootstrap_servers, tmp_path / "home", config)
+        try:
+            engine.wait_ready()
+            raw = KafkaProducer(
+                bootstrap_servers=kafka.bootstrap_servers, max_request_size=12_500_000
+            )
+            raw.send(topic, value, key=b"k", headers=headers).get(30)
+            raw.close()
+            with lakequeue.connect(f"kafka://{kafka.bootstrap_servers}") as connection:
+                producer = connection.producer()
+                for n in range(3):  # more than one batch
+                    assert producer.send("orders", f"{n}", timeout=45).message_id
+            assert engine.terminate() == 0
+        finally:
+            engine.kill()

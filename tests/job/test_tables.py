@@ -1,0 +1,132 @@
+"""The Delta tables say what `describe` says, also after the queries were started again (R1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import lakequeue
+import pytest
+from job.conftest import Job
+from job.processes import until
+from kafka import KafkaProducer
+from lakequeue.cli.delta_reader import read_table
+
+pytestmark = pytest.mark.job
+
+QUEUE = "tables"
+COUNTED = ("spooled", "delivered", "redelivered", "acknowledged", "canceled", "expired")
+_new = count(1)
+
+
+def journal(job: Job) -> Counter[str]:
+    """How many rows of each event of our queue."""
+    rows = read_table(job.engine.tables / "journal", ["queue", "event"]).to_pylist()
+    return Counter(r["event"] for r in rows if r["queue"] == QUEUE)
+
+
+def offsets(job: Job) -> Counter[tuple[str, int, int]]:
+    rows = read_table(job.engine.tables / "messages", ["topic", "partition", "offset"]).to_pylist()
+    return Counter((r["topic"], r["partition"], r["offset"]) for r in rows)
+
+
+def traffic(job: Job, connection: lakequeue.Connection) -> None:
+    """100 messages, 10 of them by a plain producer; some canceled once, some expired."""
+    producer = connection.producer()
+    futures = [producer.send_async(QUEUE, f"{i}") for i in range(85)]
+    futures += [producer.send_async(QUEUE, f"late {i}", ttl="50ms", headers={"a": "b"}) for i in range(5)]
+    producer.flush(60)
+    plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    for i in range(10):
+        plain.send(QUEUE, f"plain {i}".encode()).get(30)
+    plain.close()
+    canceled: set[str] = set()
+    done: set[str] = set()
+
+    def take() -> bool:
+        message = consumer.receive(1.0)
+        if message is None:
+            return connection.admin().describe(QUEUE)["depth"] == 0
+        if int(message.id) % 10 == 0 and message.id not in canceled:
+            canceled.add(message.id)
+            message.cancel()
+        else:
+            done.add(message.id)
+            message.ack()
+        return False
+
+    with connection.consumer(QUEUE, ack_mode="individual", max_backlog=100) as consumer:
+        until(take, 90, "the queue is drained")
+    assert len(done) >= 95
+
+
+def check(job: Job, connection: lakequeue.Connection) -> None:
+    """The tables agree with the counters, once they have caught up."""
+    counters = connection.admin().describe(QUEUE)["counters"]
+    assert counters["spooled"] == counters["acknowledged"] + counters["expired"]
+    wanted = {name: counters[name] for name in COUNTED if name not in ("delivered", "redelivered")}
+    until(lambda: journal(job)["acknowledged"] >= wanted["acknowledged"], 60, "the journal")
+    found = journal(job)
+    assert {name: found[name] for name in wanted} == wanted
+    assert found["delivered"] + found["redelivered"] == counters["delivered"]
+    records = offsets(job)
+    assert set(records.values()) == {1}, "a record stands twice in `messages`"
+    spooled = read_table(
+        job.engine.tables / "journal", ["queue", "event", "topic", "partition", "offset"]
+    ).to_pylist()
+    places = {
+        (r["topic"], r["partition"], r["offset"])
+        for r in spooled
+        if r["queue"] == QUEUE and r["event"] == "spooled"
+    }
+    assert len(places) == wanted["spooled"], "every spooled message has a place of its own"
+    assert places <= set(records), "what was spooled stands in `messages`"
+
+
+def test_they_agree_with_describe(job: Job, connection: lakequeue.Connection) -> None:
+    traffic(job, connection)
+    check(job, connection)
+
+
+def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection) -> None:
+    payload = b"\x00\xff as it came"
+    connection.producer().send(QUEUE, payload, headers={"colour": "blue"}, key="k")
+
+    def find() -> list[dict]:
+        rows = read_table(
+            job.engine.tables / "messages", ["payload", "key", "headers", "lq", "topic"]
+        ).to_pylist()
+        return [r for r in rows if r["payload"] == payload]
+
+    (row,) = until(find, 60, "the message in the table")
+    assert row["key"] == b"k"
+    assert row["topic"] == "default.publish"
+    assert "colour" in row["headers"]
+    assert f'"{QUEUE}"' in row["lq"]
+    connection.admin().purge(QUEUE)
+
+
+def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
+    """A queue that captures a new topic makes the engine stop its queries and start them again."""
+    before = (job.engine._query, job.engine._tables_query)
+    counted = journal(job), offsets(job)
+    topic = f"new-topic-{next(_new)}"
+    connection.admin().define({"name": topic, "message_type": "text"})
+    until(
+        lambda: job.engine._query is not before[0] and job.engine._tables_query is not before[1],
+        60, "the queries are started again",
+    )  # fmt: skip
+    connection.producer().send(QUEUE, "after the restart")
+    plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    place = plain.send(topic, b"into the new queue").get(30)
+    plain.close()
+    with connection.consumer(topic, ack_mode="auto") as consumer:
+        message = until(lambda: consumer.receive(1.0), 60, "the new topic is read")
+    assert message.payload == b"into the new queue"
+    until(lambda: offsets(job)[topic, place.partition, place.offset], 60, "it is in `messages`")
+    records = offsets(job)
+    assert set(records.values()) == {1}
+    assert counted[1].keys() <= records.keys()
+    until(lambda: journal(job)["spooled"] == counted[0]["spooled"] + 1, 60, "one more spooled")
+    connection.admin().purge(QUEUE)
+    connection.admin().delete(topic)
