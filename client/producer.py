@@ -92,7 +92,8 @@ class Producer:
         self._dmq = dmq_eligible
         self._lock = threading.RLock()
         self._waiting: dict[int, _Sent] = {}
-        self._heard = time.monotonic()  # the last receipt, or the last retransmission
+        self._asked = time.monotonic()  # the last receipt, or the last retransmission
+        self._answered = 0  # the highest sequence that was answered
         self._patience_s = self._pub_ack_s
         self._closed = False
         self._error: Exception | None = None
@@ -247,7 +248,9 @@ class Producer:
         """An answer of the engine: resolve futures."""
         settled: list[tuple[_Sent, Receipt | Rejected]] = []
         with self._lock:
-            self._heard, self._patience_s = time.monotonic(), self._pub_ack_s
+            self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
+            for first, count, _ in value["runs"]:
+                self._answered = max(self._answered, first + count - 1)
             for first, count, start in value["runs"]:
                 number = int(start)
                 for i in range(count):
@@ -269,18 +272,25 @@ class Producer:
     def retransmit(self, now: float) -> None:
         """Send again what has waited longer than `pub_ack_time` (P2).
 
-        Only when no receipt at all came for that long: an engine that answers is working its way
-        through what it has, and more of the same would only hold it up. Waits double.
+        The engine takes a producer's messages in order, so one that is unanswered while a later one
+        is answered was lost, or its receipt was: all such are sent again. In silence only the oldest
+        is, as a question, and each time after a longer wait: an engine that works its way through
+        much is not held up by more of the same. Its answer tells of all that followed.
         """
-        if not self._waiting or now - self._heard < self._patience_s:
+        if not self._waiting or now - self._asked < self._patience_s:
             return
         with self._lock:
-            late = [s for s in self._waiting.values() if now - s.at > self._pub_ack_s]
-            for sent in late:
-                self._connection.publish(*sent.record)
-            if late:
-                self._heard = now
+            late = [
+                sent for seq, sent in self._waiting.items()
+                if seq < self._answered and now - sent.at > self._pub_ack_s
+            ]  # fmt: skip
+            oldest = next(iter(self._waiting.values()), None)
+            if not late and oldest is not None and now - oldest.at > self._pub_ack_s:
+                late = [oldest]
                 self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
+            for sent in late:
+                sent.at = self._asked = now
+                self._connection.publish(*sent.record)
 
     def on_lost(self, error: Exception) -> None:
         """The connection was closed with messages in flight."""

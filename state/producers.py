@@ -21,7 +21,7 @@ RUNS_MAX = 64
 class Producer:
     """One producer during a step."""
 
-    __slots__ = ("_key", "_notes", "gaps", "high", "receipt", "refusals", "runs")
+    __slots__ = ("_key", "_notes", "_repeated", "gaps", "high", "receipt", "refusals", "runs")
 
     def __init__(self, notes: Notes, vpn: str, name: str) -> None:
         self._notes = notes
@@ -32,6 +32,7 @@ class Producer:
         self.runs: list[list[int]] = [list(r) for r in note[2]] if note else []
         self.refusals: list[list[int]] = [list(r) for r in note[3]] if note else []
         self.receipt = Receipt(vpn, name, 0)
+        self._repeated: int | None = None
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence was not seen before; it counts as seen from now on."""
@@ -78,14 +79,26 @@ class Producer:
 
     def repeat(self, seq: int) -> None:
         """Answer a sequence that was stored as it was answered before."""
-        for first, count, start in reversed(self.runs):
-            if first <= seq < first + count:
-                self._answer(seq, start + seq - first if start else 0)
-                return
-        self._answer(seq, 0)
+        if self._repeated is None or seq < self._repeated:
+            self._repeated = seq
+
+    def _answer_repeats(self) -> None:
+        """Who asks again has missed receipts: tell of that sequence and all that followed."""
+        seq = self._repeated
+        if seq is None:
+            return
+        known: list[tuple[int, int, int]] = []
+        for first, count, start in self.runs:
+            skip = max(seq - first, 0)
+            if skip < count:
+                known.append((first + skip, count - skip, start + skip if start else 0))
+        if not known or seq < known[0][0]:
+            known.insert(0, (seq, 1, 0))
+        self.receipt.runs = known
 
     def close(self) -> Receipt:
         """Save what is remembered; gives the receipt of this step."""
+        self._answer_repeats()
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
         self._notes.write(self._key, [self.high, self.gaps, self.runs, self.refusals])

@@ -223,7 +223,7 @@ def test_large_records(open_transport: Open, topic: str) -> None:
     with pytest.raises(Rejected, match="message_too_large"):
         transport.publish(topic, bytes(13 * 1024 * 1024), None, [], 0)
     assert transport.flush(WAIT_SECONDS)
-    polls = []
+    polls: list[int] = []
     while sum(polls) < 4:
         records = transport.poll(5)
         assert records
