@@ -15,7 +15,16 @@ from .consumer import Consumer
 from .message import BrowsedMessage, Message
 from .producer import Producer, Receipt
 
-__all__ = ["Admin", "BrowsedMessage", "Connection", "Consumer", "Message", "Producer", "Receipt", "connect"]
+__all__ = [
+    "Admin",
+    "BrowsedMessage",
+    "Connection",
+    "Consumer",
+    "Message",
+    "Producer",
+    "Receipt",
+    "connect",
+]
 
 _engines: dict[str, Any] = {}
 _engines_lock = threading.Lock()
@@ -66,7 +75,7 @@ def _memory(
     unknown = set(query) - {"config"}
     if unknown:
         raise ConfigError(f"url: {sorted(unknown)[0]!r} – allowed in a memory:// url is 'config'")
-    source: Any = config if config is not None else (query.get("config") or [None])[0]
+    source: Any = config if config is not None else next(iter(query.get("config", [])), None)
     configuration = None
     if isinstance(source, str):
         configuration = load(source)

@@ -37,7 +37,9 @@ REQUEST_TIMEOUT_S = 30.0
 class Connection:
     """Made by `lakequeue.connect`. Gives producers, consumers and the administrator's face."""
 
-    def __init__(self, transport: Transport, vpn: str, client_name: str, memory: Any = None) -> None:
+    def __init__(
+        self, transport: Transport, vpn: str, client_name: str, memory: Any = None
+    ) -> None:
         self._transport = transport
         self.vpn = vpn
         self.client_name = client_name
@@ -111,7 +113,8 @@ class Connection:
         timestamp: int | None = None,
     ) -> None:
         """On ``memory://``: a plain record on a topic, as any Kafka producer would write it."""
-        self._memory("publish_raw").publish(topic, value, key, list((headers or {}).items()), timestamp)
+        pairs = list((headers or {}).items())
+        self._memory("publish_raw").publish(topic, value, key, pairs, timestamp)
         self._pump(0)
 
     def _memory(self, what: str) -> Any:

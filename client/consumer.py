@@ -256,7 +256,8 @@ class Consumer:
         if message._lease and self._connection.now_ms() >= message._lease:
             with self._lock:
                 self._held.pop(message.number, None)
-            raise LeaseLost(f"the lease of message {message.id} ended at {message.lease_expires_at}")
+            ended = message.lease_expires_at
+            raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
         return True
 
     def _ack_message(self, message: Message) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from ..protocol import commands, topics, wire
+from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline
 from ..state import Batch, Configuration, DictStore, check, step, to_wire
@@ -96,7 +97,7 @@ class MemoryEngine:
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at
-            elif hasattr(output, "segments"):
+            elif isinstance(output, Journal):
                 self._journal += output.rows()
         for i, record in enumerate(wire.encode(outputs)):
             for topic, inbox in self._inboxes:

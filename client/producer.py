@@ -273,9 +273,9 @@ class Producer:
         """Send again what has waited longer than `pub_ack_time` (P2).
 
         The engine takes a producer's messages in order, so one that is unanswered while a later one
-        is answered was lost, or its receipt was: all such are sent again. In silence only the oldest
-        is, as a question, and each time after a longer wait: an engine that works its way through
-        much is not held up by more of the same. Its answer tells of all that followed.
+        is answered was lost, or its receipt was: all such are sent again. In silence only the
+        oldest is, as a question, and each time after a longer wait: an engine that works its way
+        through much is not held up by more of the same. Its answer tells of all that followed.
         """
         if not self._waiting or now - self._asked < self._patience_s:
             return

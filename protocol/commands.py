@@ -37,20 +37,20 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
 # ---------------------------------------------------------------- definitions
 
 
-class Configure(Command, tag="configure"):
+class Configure(Command, frozen=True, tag="configure"):
     """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``)."""
 
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
 
 
-class Define(Command, tag="define"):
+class Define(Command, frozen=True, tag="define"):
     """Define a queue, or define it again (Q9)."""
 
     definition: dict[str, Any]
 
 
-class Delete(Command, tag="delete"):
+class Delete(Command, frozen=True, tag="delete"):
     """Delete a queue; what it holds is gone, not delivered (S7)."""
 
     queue: str
@@ -59,7 +59,7 @@ class Delete(Command, tag="delete"):
 # ---------------------------------------------------------------- sessions
 
 
-class Subscribe(Command, tag="subscribe"):
+class Subscribe(Command, frozen=True, tag="subscribe"):
     """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN.
 
     session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
@@ -77,7 +77,7 @@ class Subscribe(Command, tag="subscribe"):
     framing: str = "single"
 
 
-class SetBacklog(Command, tag="set_backlog"):
+class SetBacklog(Command, frozen=True, tag="set_backlog"):
     """Change a subscription's own backlog (B3)."""
 
     queue: str
@@ -85,20 +85,20 @@ class SetBacklog(Command, tag="set_backlog"):
     max_backlog: int
 
 
-class Unsubscribe(Command, tag="unsubscribe"):
+class Unsubscribe(Command, frozen=True, tag="unsubscribe"):
     """End a subscription; what it holds returns to the queue (L1)."""
 
     queue: str
     subscription: str
 
 
-class Heartbeat(Command, tag="heartbeat"):
+class Heartbeat(Command, frozen=True, tag="heartbeat"):
     """The session is alive."""
 
     session: str
 
 
-class Bye(Command, tag="bye"):
+class Bye(Command, frozen=True, tag="bye"):
     """The session ends: all its subscriptions do."""
 
     session: str
@@ -107,7 +107,7 @@ class Bye(Command, tag="bye"):
 # ---------------------------------------------------------------- settling
 
 
-class Ack(Command, tag="ack"):
+class Ack(Command, frozen=True, tag="ack"):
     """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``."""
 
     queue: str
@@ -117,7 +117,7 @@ class Ack(Command, tag="ack"):
     where: str | None = None
 
 
-class Cancel(Command, tag="cancel"):
+class Cancel(Command, frozen=True, tag="cancel"):
     """Messages come back to the queue (L6), after ``delay_ms`` or the queue's back-off (L11)."""
 
     queue: str
@@ -126,7 +126,7 @@ class Cancel(Command, tag="cancel"):
     delay_ms: int | None = None
 
 
-class Reject(Command, tag="reject"):
+class Reject(Command, frozen=True, tag="reject"):
     """Messages go straight to the dead message queue (C7)."""
 
     queue: str
@@ -135,7 +135,7 @@ class Reject(Command, tag="reject"):
     reason: str = ""
 
 
-class Renew(Command, tag="renew"):
+class Renew(Command, frozen=True, tag="renew"):
     """Extend leases (L10); ``period_ms`` counts from now, default the queue's lease period."""
 
     queue: str
@@ -144,7 +144,7 @@ class Renew(Command, tag="renew"):
     period_ms: int | None = None
 
 
-class Returned(Command, tag="return"):
+class Returned(Command, frozen=True, tag="return"):
     """Messages come back untouched, as at a close: no cancel is counted."""
 
     queue: str
@@ -155,17 +155,17 @@ class Returned(Command, tag="return"):
 # ---------------------------------------------------------------- administration and time
 
 
-class Queues(Command, tag="queues"):
+class Queues(Command, frozen=True, tag="queues"):
     """The queues of the VPN, each as `Describe` gives it."""
 
 
-class Describe(Command, tag="describe"):
+class Describe(Command, frozen=True, tag="describe"):
     """Everything about one queue."""
 
     queue: str
 
 
-class Browse(Command, tag="browse"):
+class Browse(Command, frozen=True, tag="browse"):
     """Look at messages without taking them (R6)."""
 
     queue: str
@@ -174,7 +174,7 @@ class Browse(Command, tag="browse"):
     limit: int = 100
 
 
-class Purge(Command, tag="purge"):
+class Purge(Command, frozen=True, tag="purge"):
     """Remove messages, by predicate or by ids (R6)."""
 
     queue: str
@@ -182,13 +182,13 @@ class Purge(Command, tag="purge"):
     ids: str | None = None
 
 
-class Events(Command, tag="events"):
+class Events(Command, frozen=True, tag="events"):
     """The newest notable events, oldest first."""
 
     limit: int = 1000
 
 
-class Tick(Command, tag="tick"):
+class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
 

@@ -1,7 +1,7 @@
 """The header ``lq`` of a published record, and the records that come in.
 
-A publish is a Kafka record: the value is the payload, unchanged; the key is the record key. All that
-lakequeue needs to know stands in one header, ``lq``, as JSON; every other header is the
+A publish is a Kafka record: the value is the payload, unchanged; the key is the record key. All
+that lakequeue needs to know stands in one header, ``lq``, as JSON; every other header is the
 application's and travels with the message. A record on a queue's underlying topic needs no header.
 
     lq: {"to": "orders", "producer": "app-1", "seq": 17, "ttl_ms": 8000, "priority": 5}

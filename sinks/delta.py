@@ -97,7 +97,8 @@ class TableWriter:
             f.col("key").cast("string").alias("broker"), step.alias("step"), "topic", "partition",
             "offset", "value",
         )  # fmt: skip
-        index = named.drop("value").where("step IS NOT NULL").orderBy("topic", "partition", "offset")
+        known = named.drop("value").where("step IS NOT NULL")
+        index = known.orderBy("topic", "partition", "offset")
         old: dict[str, list[int]] = {}
         found = 0
         for row in index.collect():

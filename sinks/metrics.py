@@ -32,7 +32,7 @@ class Metrics:
         self._batches.inc()
         self._rows.inc(progress.numInputRows)
         self._seconds.observe(ms / 1000)
-        self.batches = [*self.batches[-999:], (progress.numInputRows, ms)]
+        self.batches = [*self.batches[-9_999:], (progress.numInputRows, ms)]
         for operator in progress.stateOperators or ():
             self._state.set(operator.numRowsTotal)
             self._memory.set(operator.memoryUsedBytes)

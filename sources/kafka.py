@@ -25,7 +25,7 @@ def publish_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, st
     """The Kafka source's option that names where messages come from.
 
     The VPNs' publish topics and what queues capture (Q2), never the engine's own output. A plain
-    list where no queue has a regular expression: a pattern makes Spark list all topics at each look.
+    list where no queue has a regular expression: a pattern makes Spark list all topics each time.
     """
     own = [topics.topic(vpn, topics.PUBLISH) for vpn in sorted(vpns)]
     return _option(own, captured)

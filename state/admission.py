@@ -225,7 +225,7 @@ class Admission:
             Segment(
                 event, vpn, queue, reason=reason.value, topic=record[0],
                 partitions=[record[1]], offsets=[record[2]],
-            )  # fmt: skip
+            )
         )
 
     # ------------------------------------------------------------ storing
@@ -300,6 +300,6 @@ def reject_record(
         Segment(
             "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,
             partitions=[partition], offsets=[offset],
-        )  # fmt: skip
+        )
     )
     broker.say(RejectedRecord(vpn, topic, partition, offset, key, value, error))

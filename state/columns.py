@@ -63,7 +63,7 @@ class ColumnPage:
         page.number = number
         used, packed, extras = _decode(data)
         page.used = used
-        page.extras = {row: value for row, value in extras}
+        page.extras = dict(extras)
         page.dirty = False
         for (name, dtype, default), stored in zip(cls.FIELDS, packed, strict=True):
             column = np.full(PAGE_ROWS, default, dtype=dtype)

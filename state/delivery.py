@@ -153,10 +153,7 @@ class _Scan:
         pending = [k for k, _ in self._looked] + ([self.head] if self.head is not None else [])
         ahead = [k for k in pending if k >= self._cursor and k not in taken]
         done = [k for k in self._passed | taken if k >= self._cursor]
-        if ahead:
-            cursor = min(ahead)
-        else:
-            cursor = max(done, default=self._cursor - 1) + 1
+        cursor = min(ahead) if ahead else max(done, default=self._cursor - 1) + 1
         still = self._back - self._passed - taken
         header = self._queue.header
         header.cursors[self._text] = [cursor >> SEQ_BITS, cursor & SEQ_MASK]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .columns import NEVER, PAGE_BITS, ROW_MASK, ColumnPage
+from .columns import NEVER, PAGE_BITS, ROW_MASK, Array, ColumnPage
 from .store import Store
 
 
@@ -21,6 +21,9 @@ class Chunk(ColumnPage):
 
     FIELDS = (("live", "<u2", 0), ("leased", "<u2", 0), ("deadline", "<i8", NEVER))
     __slots__ = tuple(name for name, _, _ in FIELDS)
+    live: Array
+    leased: Array
+    deadline: Array
 
 
 class Directory:

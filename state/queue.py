@@ -39,10 +39,21 @@ class QueuePage(ColumnPage):
         ("cancels", "<u4", 0),
     )
     __slots__ = tuple(name for name, _, _ in FIELDS)
+    id: Array
+    state: Array
+    barrier: Array
+    priority: Array
+    size: Array
+    entered: Array
+    expires: Array
+    until: Array
+    holder: Array
+    deliveries: Array
+    cancels: Array
 
 
 class Subscription(msgspec.Struct):
-    """One consumer's flow bound to the queue. Set at subscribe: all but `max_backlog` and `held`."""
+    """One consumer's flow bound to the queue. Only `max_backlog` and `held` change."""
 
     id: str
     number: int  # within the queue; the order of subscribing

@@ -53,6 +53,20 @@ class MessagePage(ColumnPage):
         ("vpn", "<u2", 0),
     )
     __slots__ = tuple(name for name, _, _ in FIELDS)
+    queue: Array
+    seq: Array
+    block: Array
+    offset: Array
+    length: Array
+    key_length: Array
+    header_length: Array
+    size: Array
+    file: Array
+    time: Array
+    ttl_ends: Array
+    priority: Array
+    dmq: Array
+    vpn: Array
 
 
 class SpoolHeader(msgspec.Struct):
@@ -317,7 +331,9 @@ class Spool:
         for low, high in ranges:
             first = max(low - base, 1)
             last = min(high - base, self.header.next_counter - 1)
-            for number in range(first >> PAGE_BITS, (last >> PAGE_BITS) + 1 if last >= first else 0):
+            if last < first:
+                continue
+            for number in range(first >> PAGE_BITS, (last >> PAGE_BITS) + 1):
                 page = self._page(number)
                 if page is None:
                     continue
@@ -329,7 +345,8 @@ class Spool:
                 for row, matches in page.extras.items():
                     for owner, seq in matches:
                         if owner == queue and seq != PAST and start <= row < stop:
-                            found_ids.append(np.array([(number << PAGE_BITS) + row + base], np.uint64))
+                            one = (number << PAGE_BITS) + row + base
+                            found_ids.append(np.array([one], np.uint64))
                             found_seqs.append(np.array([seq], np.int64))
         if not found_ids:
             return np.zeros(0, np.uint64), np.zeros(0, np.int64)
@@ -355,14 +372,14 @@ class Spool:
         """Take a match from messages that have several; returns the rows without another."""
         single = []
         for row in rows.tolist():
-            matches = page.extras.get(row)
-            others = [m for m in matches or () if m[1] != PAST and m[0] != queue]
+            matches = page.extras.get(row) or []
+            others = [m for m in matches if m[1] != PAST and m[0] != queue]
             if not others:
                 if page.queue[row] == queue:
                     single.append(row)
                     page.extras.pop(row, None)
                     continue
-                page.extras[row] = [m for m in matches or () if m[0] != queue] + [[queue, PAST]]
+                page.extras[row] = [m for m in matches if m[0] != queue] + [[queue, PAST]]
                 page.dirty = True
                 continue
             page.dirty = True

@@ -62,9 +62,9 @@ class EngineProcess:
         out = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if os.getsid(process.pid) == self.process.pid:
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        out.append(process)
+                ours = os.getsid(process.pid) == self.process.pid
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    out.append(process)
         return out
 
     def kill(self) -> None:

@@ -99,9 +99,7 @@ class Traffic:
             for c in self.connections[1:]
         ]
         jobs = [(self._produce, ()), (self._consume, (0,)), (self._consume, (1,))]
-        self.threads = [
-            threading.Thread(target=self._run, args=job, daemon=True) for job in jobs
-        ]
+        self.threads = [threading.Thread(target=self._run, args=job, daemon=True) for job in jobs]
         for thread in self.threads:
             thread.start()
 

@@ -49,7 +49,9 @@ class Watcher:
                     rows = journal.decode(record.value).to_pylist()
                     self.rows += [(row, record.timestamp) for row in rows]
             wanted = (event, int(message_id))
-            return next((r for r in self.rows if (r[0]["event"], r[0]["message_id"]) == wanted), None)
+            return next(
+                (r for r in self.rows if (r[0]["event"], r[0]["message_id"]) == wanted), None
+            )
 
         return until(look, seconds, f"{event} of message {message_id}")
 
@@ -133,6 +135,20 @@ def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher:
     assert returned["reason"] == "heartbeats missed"
     assert 1_000 <= written_ms - killed_ms <= 6_000 + LATE_MS_MAX
     assert clock.admin().describe("clock")["ready"] == 1
+
+
+@pytest.mark.xfail(reason="heartbeats ask for no answer: the consumer waits for ever, unheard")
+def test_a_consumer_that_was_given_up_comes_back(
+    clock: lakequeue.Connection, watcher: Watcher
+) -> None:
+    """As after a pause (SIGSTOP, sleep, a long outage): the session ended, the client lives on."""
+    with clock.consumer("clock", ack_mode="auto") as consumer:
+        clock.request(commands.Configure(system={"heartbeat_timeout": "1s"}))
+        clock.command(commands.Heartbeat(session=clock.session))
+        until(lambda: not clock.admin().describe("clock")["consumers"], 20, "it is given up")
+        clock.request(commands.Configure(system={"heartbeat_timeout": "15s"}))
+        clock.producer().send("clock", "x")
+        assert consumer.receive(10) is not None
 
 
 def test_an_idle_engine_runs_no_batch(job: Job) -> None:
