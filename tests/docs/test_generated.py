@@ -110,7 +110,8 @@ def test_headers_of_a_delivery(root: Path) -> None:
     dead = {"reason": "expired", "queue": "q", "time": 1, "deliveries": 1, "detail": "d"}
     delivery = Deliveries(
         "q", "s", "t", 0, "single", 7, barrier=True, ids=[1], places=[0], counts=[1],
-        priorities=[4], expires=[9], times=[5], payloads=[b"a"], keys=[b"k"], headers=[None], dead={0: dead},
+        priorities=[4], expires=[9], times=[5], payloads=[b"a"], keys=[b"k"], headers=[None],
+        dead={0: dead},
     )  # fmt: skip
     (record,) = wire.encode([delivery])
     text = (root / "docs/reference/protocol.md").read_text()
