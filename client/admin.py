@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import commands
+from ..protocol import LakequeueError, commands
 from ..protocol.ids import format_ranges
 from .message import BrowsedMessage, moment
 
@@ -62,8 +62,40 @@ class Admin:
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
         return self._connection.request(commands.Purge(queue=queue, where=where, ids=text))
 
+    def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
+        """Shut down ingress and egress of a queue (H5); sets both, False opens again.
+
+        While ingress is shut down messages are discarded, or refused by the queue's policy (S4);
+        while egress is, consumers keep and may settle what they hold, and get nothing new.
+        """
+        self._connection.request(commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
+
+    def subscribe_topic(self, queue: str, topic: str) -> None:
+        """Not in this version: raises LakequeueError."""
+        raise _later("subscribe_topic", "name the topics in the queue's underlying_topic")
+
+    def unsubscribe_topic(self, queue: str, topic: str) -> None:
+        """Not in this version: raises LakequeueError."""
+        raise _later("unsubscribe_topic", "name the topics in the queue's underlying_topic")
+
+    def replay(self, queue: str, **_: Any) -> Any:
+        """Not in this version: raises LakequeueError."""
+        raise _later("replay", "read the Delta table 'messages' and publish again")
+
+    def redrive(self, queue: str, **_: Any) -> Any:
+        """Not in this version: raises LakequeueError."""
+        raise _later("redrive", "consume the dead message queue and publish again")
+
+    def bridge(self, definition: dict[str, Any]) -> None:
+        """Not in this version: raises LakequeueError."""
+        raise _later("bridge", "there is one broker")
+
     def __enter__(self) -> Admin:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _later(what: str, instead: str) -> LakequeueError:
+    return LakequeueError(f"{what}: not supported by this version; {instead}")

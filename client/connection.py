@@ -56,6 +56,7 @@ class Connection:
         self._replies: dict[str, Any] = {}
         self._changed = threading.Condition()
         self._last_heartbeat = time.monotonic()
+        self._heartbeat_s = HEARTBEAT_S
         self._pid = os.getpid()
         self._commands = topics.topic(vpn, topics.COMMANDS)
         deliveries = topics.topic(vpn, topics.DELIVERIES)
@@ -244,6 +245,10 @@ class Connection:
         """In memory: call this when something was delivered."""
         self._hooks[consumer] = hook
 
+    def heartbeat_within(self, timeout_s: float) -> None:
+        """Send heartbeats at least three times within the engine's timeout."""
+        self._heartbeat_s = min(HEARTBEAT_S, timeout_s / 3)
+
     def session_of(self, subscription: str) -> str:
         """The session of a consumer: the connection's; in memory one of its own, so that one
         consumer can be silenced."""
@@ -297,7 +302,7 @@ class Connection:
             consumer.tick()
         for producer in list(self._producers.values()):
             producer.retransmit(now)
-        if self._consumers and now - self._last_heartbeat >= HEARTBEAT_S:
+        if self._consumers and now - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now
             reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, HEARTBEAT)
             self.command(commands.Heartbeat(session=self.session, reply=reply))

@@ -90,7 +90,8 @@ class Consumer:
                 framing="batch",
             )
         )
-        self._removes_on_send = bool(result and result.get("removes_on_send"))
+        self._removes_on_send = result["removes_on_send"]
+        connection.heartbeat_within(result["heartbeat_timeout_ms"] / 1000)
 
     # ------------------------------------------------------------ receiving
 

@@ -182,6 +182,14 @@ class Purge(Command, frozen=True, tag="purge"):
     ids: str | None = None
 
 
+class Shutdown(Command, frozen=True, tag="shutdown"):
+    """Shut down or open ingress and egress of a queue (H5); sets both."""
+
+    queue: str
+    ingress: bool = False
+    egress: bool = False
+
+
 class Events(Command, frozen=True, tag="events"):
     """The newest notable events, oldest first."""
 
@@ -194,7 +202,7 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Events | Tick
+    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

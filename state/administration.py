@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..protocol.commands import Browse, Configure, Define, Purge
+from ..protocol.commands import Browse, Configure, Define, Purge, Shutdown
 from ..protocol.errors import ConfigError
 from ..protocol.ids import parse_ranges
 from .broker import Broker, bucket
@@ -99,6 +99,16 @@ def delete(broker: Broker, vpn: str, queue: Queue) -> None:
     broker.calendar.set(f"q{queue.number}", NEVER)
     queue.drop()
     broker.note("deleted", vpn, name)
+
+
+def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
+    """Shut down or open ingress and egress, each on its own (H5)."""
+    queue.header.ingress = not command.ingress
+    queue.header.egress = not command.egress
+    queue.dispatch_wanted = True
+    broker.note(
+        "shutdown", vpn, queue.definition.name, ingress=command.ingress, egress=command.egress
+    )
 
 
 def _pages(queue: Queue) -> Iterator[tuple[QueuePage, Array]]:

@@ -45,7 +45,10 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
-    answer = {"removes_on_send": removes}
+    answer = {
+        "removes_on_send": removes,
+        "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
+    }
     if queue.subscription(command.subscription) is not None:
         return answer
     header = queue.header

@@ -136,7 +136,7 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
 
 _QueueCommand = (
     c.Delete | c.Subscribe | c.SetBacklog | c.Unsubscribe | c.Ack | c.Cancel | c.Reject | c.Renew
-    | c.Returned | c.Describe | c.Browse | c.Purge
+    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown
 )  # fmt: skip
 
 
@@ -159,6 +159,8 @@ def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
             return administration.describe(broker, queue)
         case c.Browse():
             return administration.browse(broker, queue, command)
+        case c.Shutdown():
+            return administration.shutdown(broker, vpn, queue, command)
         case c.Purge():
             return administration.purge(broker, queue, command)
         case _:
