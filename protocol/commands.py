@@ -202,7 +202,8 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown | Events | Tick
+    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown | Events
+    | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

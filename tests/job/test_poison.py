@@ -7,6 +7,7 @@ Such an engine is lost, so each case has its own, and none is run while it is kn
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import lakequeue
@@ -70,8 +71,9 @@ def test_the_job_outlives_it(tmp_path: Path, name: str) -> None:
             raw.close()
             with lakequeue.connect(f"kafka://{kafka.bootstrap_servers}") as connection:
                 producer = connection.producer()
-                for n in range(3):  # more than one batch
+                for n in range(5):  # more than one batch, and past a restart of the query
                     assert producer.send("orders", f"{n}", timeout=45).message_id
+                    time.sleep(3)
             assert engine.terminate() == 0
         finally:
             engine.kill()
