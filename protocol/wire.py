@@ -23,6 +23,8 @@ from .outputs import Capture, Deadline, Deliveries, Output, Receipt, RejectedRec
 
 BATCH_BYTES = 512_000
 JOURNAL_ROWS = 200_000
+REJECTED_BYTES = 8_000_000  # a larger rejected record is cut, and says how long it was
+REJECTED_KEY_BYTES = 1_000_000
 FRAMING = "lq-framing"
 STEP = "lq-step"
 
@@ -58,8 +60,29 @@ def headers_list(text: str | bytes | None) -> list[tuple[str, bytes]]:
     return [(h["key"], base64.b64decode(h.get("value") or "")) for h in msgspec.json.decode(text)]
 
 
-def encode(outputs: list[Output]) -> Iterator[WireRecord]:
-    """The records of a step's outputs, in their order; deadlines are not written."""
+def encode(
+    outputs: list[Output], partitions: dict[str, int] | None = None
+) -> Iterator[WireRecord]:
+    """The records of a step's outputs, in their order; deadlines are not written.
+
+    partitions: the topics that are there and how many partitions each has. A record for a place
+    that is not there, named by a client, goes to ``<vpn>.rejected`` with the reason instead.
+    """
+    for record in _records(outputs):
+        at = record.partition
+        if partitions is None or at is None or 0 <= at < partitions.get(record.topic, 0):
+            yield record
+        else:
+            vpn = record.topic.rpartition(".")[0]
+            home = topics.topic(vpn, topics.REJECTED)
+            if home not in partitions:
+                home = next(t for t in sorted(partitions) if t.endswith(f".{topics.REJECTED}"))
+            why = f"there is no partition {record.partition} of a topic {record.topic!r}"
+            headers = [("lq-error", why.encode()), ("lq-topic", record.topic.encode())]
+            yield WireRecord(home, None, record.key, record.value, headers_json(headers))
+
+
+def _records(outputs: list[Output]) -> Iterator[WireRecord]:
     for output in outputs:
         match output:
             case Deliveries():
@@ -204,10 +227,13 @@ def _reply(r: Reply) -> WireRecord:
         "request": r.request, "result": r.result, "error": r.error, "kind": r.kind,
         "problems": r.problems,
     }  # fmt: skip
+    text = _json(value)
+    if len(text) > REJECTED_BYTES:
+        error = f"the answer has {len(text)} bytes, at most {REJECTED_BYTES} fit: ask for less"
+        text = _json({**value, "result": None, "error": error, "kind": "LakequeueError"})
     return WireRecord(
-        r.topic, r.partition, r.request.encode(), _json(value),
-        headers_json([(FRAMING, b"reply")]),
-    )  # fmt: skip
+        r.topic, r.partition, r.request.encode(), text, headers_json([(FRAMING, b"reply")])
+    )
 
 
 def _rejected(r: RejectedRecord) -> WireRecord:
@@ -217,9 +243,12 @@ def _rejected(r: RejectedRecord) -> WireRecord:
         ("lq-partition", str(r.partition).encode()),
         ("lq-offset", str(r.offset).encode()),
     ]
-    return WireRecord(
-        topics.topic(r.vpn, topics.REJECTED), None, r.key, r.value, headers_json(headers)
-    )
+    value = r.value
+    if value is not None and len(value) > REJECTED_BYTES:
+        headers.append(("lq-truncated", str(len(value)).encode()))
+        value = value[:REJECTED_BYTES]
+    key = r.key if r.key is None or len(r.key) <= REJECTED_KEY_BYTES else None
+    return WireRecord(topics.topic(r.vpn, topics.REJECTED), None, key, value, headers_json(headers))
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:

@@ -84,7 +84,7 @@ class TableWriter:
     def _messages(self, batch: DataFrame) -> DataFrame:
         return batch.select(
             "topic", "partition", "offset", f.col("timestamp").alias("time"), "key",
-            f.col("value").alias("payload"), meta_column().cast("string").alias("lq"),
+            f.col("value").alias("payload"), f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
             headers_column().alias("headers"),
         )  # fmt: skip
 
@@ -92,7 +92,7 @@ class TableWriter:
         self, batch: DataFrame, last: dict[tuple[str, str], tuple[int, int]]
     ) -> DataFrame | None:
         """Journal rows of records that are not in the table yet; advances ``last``."""
-        step = f.expr(f"cast(filter(headers, h -> h.key = '{STEP}')[0].value as string)")
+        step = f.expr(f"cast(get(filter(headers, h -> h.key = '{STEP}'), 0).value as string)")
         named = batch.select(
             f.col("key").cast("string").alias("broker"), step.alias("step"), "topic", "partition",
             "offset", "value",

@@ -77,7 +77,7 @@ def read_stream(
 
 def meta_column() -> Column:
     """The value of the header `lq`, or null."""
-    return f.expr(f"filter(headers, h -> h.key = '{HEADER}')[0].value")
+    return f.expr(f"get(filter(headers, h -> h.key = '{HEADER}'), 0).value")
 
 
 def headers_column() -> Column:

@@ -26,6 +26,7 @@ from .queue import Queue
 from .routing import Routes
 
 LOW_PRIORITY_BELOW = 4
+SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
 
 NACK, DISCARD = "nack", "discard"
 
@@ -176,7 +177,7 @@ class Admission:
         stored = queue.header.bytes + queue.arrivals.bytes
         if stored + size > d.max_spool_usage:
             return Reason.QUEUE_QUOTA
-        if size > d.max_message_size:
+        if size > min(d.max_message_size, SIZE_MAX):
             return Reason.MESSAGE_TOO_LARGE
         if not queue.header.ingress:
             return Reason.QUEUE_SHUTDOWN

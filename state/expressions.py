@@ -14,6 +14,7 @@ Rules: Q6 the language; a payload that is not a JSON object has NULL in every fi
 from __future__ import annotations
 
 import functools
+import importlib.resources
 import math
 import re
 from collections.abc import Callable
@@ -198,9 +199,10 @@ def _unquote(token: str) -> str:
 
 @functools.cache
 def _parser() -> lark.Lark:
-    return lark.Lark.open(
-        "expressions.lark",
-        rel_to=__file__,
+    # Read as a resource: on an executor this package is a zip.
+    grammar = importlib.resources.files(__package__).joinpath("expressions.lark").read_text()
+    return lark.Lark(
+        grammar,
         parser="lalr",
         transformer=_TreeBuilder(),
         maybe_placeholders=False,

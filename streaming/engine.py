@@ -90,7 +90,7 @@ class Engine:
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._remembered() | set(named)
         self._remember()
-        ensure_topics(self.bootstrap, vpns, [t for t in self._captured if not is_regex(t)])
+        self._ensure_topics()
         self._progress("starting Spark")
         self._spark = self._session()
         self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
@@ -105,6 +105,10 @@ class Engine:
         if self._setting("tables_interval_s", TABLES_INTERVAL_S):
             self._start_tables()
         self._serve()
+
+    def _ensure_topics(self) -> None:
+        named = [t for t in self._captured if not is_regex(t)]
+        self._partitions = ensure_topics(self.bootstrap, self._vpns(), named)
 
     def _vpns(self) -> list[str]:
         return sorted({*self.configuration.vpns, *(q.vpn for q in self.configuration.queues)})
@@ -129,10 +133,19 @@ class Engine:
 
     def _remembered(self) -> set[str]:
         file = self.home / "captured.json"
-        return set(json.loads(file.read_text())) if file.exists() else set()
+        try:
+            return set(json.loads(file.read_text())) if file.exists() else set()
+        except ValueError as error:
+            raise LakequeueError(
+                f"{file} is damaged ({error}): write a JSON list of the topics that queues "
+                f"capture, or remove it if the configuration names them all"
+            ) from error
 
     def _remember(self) -> None:
-        (self.home / "captured.json").write_text(json.dumps(sorted(self._captured)))
+        file = self.home / "captured.json"
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps(sorted(self._captured)))
+        draft.replace(file)
 
     def _session(self) -> SparkSession:
         from .session import is_local, package_zip, spark_session
@@ -173,14 +186,15 @@ class Engine:
         spark = self._spark
         assert spark is not None
         vpns, broker = self._vpns(), self.configuration.brokers[0]
+        captured = self._readable_topics()
         limit = self._setting("records_per_batch", source.RECORDS_PER_BATCH)
         commands_in = source.read_stream(spark, self.bootstrap, source.commands_topics(vpns))
         publishes = source.read_stream(
-            spark, self.bootstrap, source.publish_topics(vpns, self._captured), limit
+            spark, self.bootstrap, source.publish_topics(vpns, captured), limit
         )
         rows = source.input_rows(commands_in.unionByName(publishes), broker)
         outputs = rows.groupBy("broker").transformWithStateInPandas(
-            BrokerProcessor(self._numbers()), OUTPUT_SCHEMA, "append", "None"
+            BrokerProcessor(self._numbers(), self._partitions), OUTPUT_SCHEMA, "append", "None"
         )
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
         self._query = (
@@ -191,6 +205,21 @@ class Engine:
         )
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
 
+    def _readable_topics(self) -> list[str]:
+        """Captured topics and expressions, without those that Kafka's source cannot read: its
+        regular expressions are Java's. Publishes by clients still match those."""
+        assert self._spark is not None
+        pattern = self._spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]
+        good = []
+        for text in sorted(self._captured):
+            try:
+                pattern.compile(text)
+                good.append(text)
+            except Exception as error:  # py4j's; told to the operator
+                why = str(error).splitlines()[0]
+                log.error("no plain Kafka topics for %r: Java does not read it (%s)", text, why)
+        return good
+
     def _start_tables(self) -> None:
         from ..sinks.delta import TableWriter, create_tables
         from ..sources import kafka as source
@@ -199,7 +228,7 @@ class Engine:
         assert spark is not None
         vpns = self._vpns()
         create_tables(spark, self.tables)
-        where = source.tables_topics(vpns, self._captured)
+        where = source.tables_topics(vpns, self._readable_topics())
         stream = source.read_stream(spark, self.bootstrap, where, 200_000)
         interval = self._setting("tables_interval_s", TABLES_INTERVAL_S)
         self._tables_query = (
@@ -278,7 +307,7 @@ class Engine:
         more, self._more = self._more, set()
         self._captured |= more
         self._remember()
-        ensure_topics(self.bootstrap, self._vpns(), [t for t in more if not is_regex(t)])
+        self._ensure_topics()
         self._end(self._query)
         self._start_query()
         if self._tables_query is not None:

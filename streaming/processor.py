@@ -19,10 +19,14 @@ BYTES_PER_FRAME = 32_000_000
 
 
 class BrokerProcessor(StatefulProcessor):
-    """Runs `state.step` for one broker. numbers: broker name → number."""
+    """Runs `state.step` for one broker.
 
-    def __init__(self, numbers: dict[str, int]) -> None:
+    numbers: broker name → number; partitions: the topics that clients may name, with their sizes.
+    """
+
+    def __init__(self, numbers: dict[str, int], partitions: dict[str, int]) -> None:
         self._numbers = numbers
+        self._partitions = partitions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the first rows of a batch."""
@@ -40,7 +44,7 @@ class BrokerProcessor(StatefulProcessor):
             for o in outputs
             if isinstance(o, Deadline | Capture)
         ]
-        yield from _frames(wire.encode(outputs), notes)
+        yield from _frames(wire.encode(outputs, self._partitions), notes)
 
     def close(self) -> None:
         """Called by Spark after the batch."""

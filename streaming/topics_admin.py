@@ -22,8 +22,12 @@ PARTITIONS = {
 MESSAGE_BYTES_MAX = 12_000_000
 
 
-def ensure_topics(bootstrap: str, vpns: Iterable[str], captured: Iterable[str]) -> list[str]:
-    """Make the VPNs' topics and the topics that queues capture by name; returns the new ones.
+def ensure_topics(
+    bootstrap: str, vpns: Iterable[str], captured: Iterable[str]
+) -> dict[str, int]:
+    """Make the VPNs' topics and the topics that queues capture by name, where they are missing.
+
+    Returns all topics of the cluster, each with its number of partitions.
 
     Raises NotConnected in one sentence when Kafka does not answer.
     """
@@ -43,6 +47,7 @@ def ensure_topics(bootstrap: str, vpns: Iterable[str], captured: Iterable[str]) 
                 admin.create_topics([NewTopic(name, wanted[name], -1, topic_configs=config)])
             except TopicAlreadyExistsError:
                 continue
-        return missing
+        names = sorted({*admin.list_topics(), *missing})
+        return {t["name"]: len(t["partitions"]) for t in admin.describe_topics(names)}
     finally:
         admin.close()

@@ -200,9 +200,9 @@ def check_tables(place: Place, ids: set[str]) -> None:
         counted = journal(event)
         assert set(counted) == ids, event
         assert set(counted.values()) == {1}, f"{event} more than once"
-    counted = offsets()
-    assert set(counted) == wanted
-    assert set(counted.values()) == {1}, "a record stands twice in `messages`"
+    records = offsets()
+    assert set(records) == wanted
+    assert set(records.values()) == {1}, "a record stands twice in `messages`"
 
 
 def test_kill_9_in_mid_traffic(place: Place) -> None:

@@ -108,7 +108,6 @@ def test_the_home_is_no_home(tmp_path: Path, config: Path, listener: int) -> Non
     check(done, str(home))
 
 
-@pytest.mark.xfail(reason="a captured.json that a crash cut off: JSONDecodeError, exit 1")
 @pytest.mark.parametrize("text", ["", '["or'], ids=["empty", "cut"])
 def test_a_file_of_the_home_that_a_crash_cut_off(
     tmp_path: Path, config: Path, listener: int, text: str

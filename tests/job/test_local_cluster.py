@@ -29,7 +29,6 @@ assert compile_program(("/n > 1",)).run(b'{"n": 2}', 4, None)
 """
 
 
-@pytest.mark.xfail(reason="lark opens expressions.lark as a file beside the module: not in a zip")
 def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
     """What is cheap to see without a cluster: then a queue above may have a filter."""
     done = subprocess.run(

@@ -24,7 +24,7 @@ def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connecti
     producer.send("plain", b'{"n": 1}').get(30)
     producer.send("plain", b"\x00\xff", key=b"k").get(30)
     producer.close()
-    found = []
+    found: list[lakequeue.Message] = []
     with connection.consumer("plain", ack_mode="auto", max_backlog=10) as consumer:
         while len(found) < 2:
             found.append(until(lambda: consumer.receive(1.0), 30, "a plain record's delivery"))
