@@ -84,7 +84,8 @@ class TableWriter:
     def _messages(self, batch: DataFrame) -> DataFrame:
         return batch.select(
             "topic", "partition", "offset", f.col("timestamp").alias("time"), "key",
-            f.col("value").alias("payload"), f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
+            f.col("value").alias("payload"),
+            f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
             headers_column().alias("headers"),
         )  # fmt: skip
 

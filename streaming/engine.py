@@ -86,7 +86,6 @@ class Engine:
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._check_home()
-        vpns = self._vpns()
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._remembered() | set(named)
         self._remember()
