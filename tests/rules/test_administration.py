@@ -1,0 +1,120 @@
+"""Rules of the administrator and of the publisher's options, on memory://."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import lakequeue
+import pytest
+from lakequeue.protocol.errors import ConfigError, Rejected
+
+
+@pytest.fixture
+def connection() -> lakequeue.Connection:
+    queues = [
+        {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 10},
+        {"name": "strict", "message_type": "json",
+         "reject_msg_to_sender_on_discard": "including-when-shutdown"},
+        {"name": "low", "message_type": "json", "reject_low_priority_msg_limit": 2},
+    ]  # fmt: skip
+    connection = lakequeue.connect("memory://", config={"queues": queues})
+    connection.engine.checking = True
+    return connection
+
+
+def test_H5_egress_shut_down_holders_may_acknowledge_and_get_nothing_new(
+    connection: lakequeue.Connection,
+) -> None:
+    admin, producer = connection.admin(), connection.producer()
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=1)
+    producer.send("orders", "1")
+    producer.send("orders", "2")
+    held = consumer.receive(0)
+    admin.shutdown("orders", egress=True)
+    held.ack()
+    assert consumer.receive(0) is None
+    assert admin.describe("orders")["depth"] == 1
+    admin.shutdown("orders")
+    assert consumer.receive(0).payload == b"2"
+
+
+def test_H5_S4_ingress_shut_down_discards_and_says_so(connection: lakequeue.Connection) -> None:
+    admin = connection.admin()
+    admin.shutdown("orders", ingress=True)
+    receipt = connection.producer().send("orders", "1")
+    assert receipt.message_id is None
+    described = admin.describe("orders")
+    assert (described["depth"], described["discarded"]) == (0, 1)
+
+
+def test_H5_S4_ingress_shut_down_nacks_by_policy(connection: lakequeue.Connection) -> None:
+    connection.admin().shutdown("strict", ingress=True)
+    with pytest.raises(Rejected) as refusal:
+        connection.producer().send("strict", "1")
+    assert (refusal.value.reason, refusal.value.queue) == ("queue_shutdown", "strict")
+
+
+def test_S11_low_priority_messages_are_refused_at_the_limit(
+    connection: lakequeue.Connection,
+) -> None:
+    producer = connection.producer()
+    producer.send("low", "1", priority=0)
+    producer.send("low", "2", priority=3)
+    with pytest.raises(Rejected) as refusal:
+        producer.send("low", "3", priority=3)
+    assert refusal.value.reason == "low_priority_limit"
+    assert producer.send("low", "4").message_id  # without a priority it is not low
+
+
+def test_L12_a_scheduled_message_is_acknowledged_now_and_delivered_then(
+    connection: lakequeue.Connection,
+) -> None:
+    due = connection.now() + dt.timedelta(minutes=5)
+    assert connection.producer().send("orders", "1", deliver_at=due).message_id
+    consumer = connection.consumer("orders", max_backlog=1)
+    assert connection.admin().describe("orders")["delayed"] == 1
+    connection.advance("299s")
+    assert consumer.receive(0) is None
+    connection.advance("1s")
+    assert consumer.receive(0).payload == b"1"
+
+
+def test_P6_non_persistent_gives_no_receipt(connection: lakequeue.Connection) -> None:
+    producer = connection.producer(delivery_mode="non_persistent")
+    assert producer.send("orders", "1").message_id is None
+    assert producer.unacknowledged() == []
+    assert connection.admin().describe("orders")["depth"] == 1
+
+
+def test_P7_defaults_of_the_producer_and_overrides_of_the_message(
+    connection: lakequeue.Connection,
+) -> None:
+    producer = connection.producer(ttl="10s", priority=7)
+    producer.send("orders", "1")
+    producer.send("orders", "2", ttl="60s", priority=1)
+    assert [m.priority for m in connection.admin().browse("orders")] == [7, 1]
+    connection.advance("10s")
+    assert [m.payload for m in connection.admin().browse("orders")] == [b"2"]
+
+
+def test_R6_browse_takes_nothing_and_purge_removes_by_predicate(
+    connection: lakequeue.Connection,
+) -> None:
+    admin, producer = connection.admin(), connection.producer()
+    for n in range(4):
+        producer.send("orders", f'{{"n": {n}}}')
+    consumer = connection.consumer("orders", max_backlog=1)
+    assert consumer.receive(0) is not None
+    assert [m.state for m in admin.browse("orders")] == ["leased", "ready", "ready", "ready"]
+    assert [m.payload for m in admin.browse("orders", where="/n > 2")] == [b'{"n": 3}']
+    assert admin.purge("orders", where="/n > 1") == 2
+    assert admin.describe("orders")["depth"] == 2
+
+
+@pytest.mark.parametrize("key", ["target_queue_depth", "file_backed_metadata"])
+def test_R5_what_this_version_lacks_is_refused_plainly(
+    connection: lakequeue.Connection, key: str
+) -> None:
+    value = 1000 if key == "target_queue_depth" else "enabled"
+    with pytest.raises(ConfigError, match="not supported by this version"):
+        connection.admin().define({"name": "r5", "message_type": "json", key: value})
