@@ -86,19 +86,13 @@ def process(target: Callable[..., Any], *args: Any) -> Any:
     return child
 
 
-def counters(address: str) -> dict[str, Any]:
-    """What `describe` says of the queue."""
-    with connect(address, client_name="bench-look") as connection:
-        return connection.admin().describe(QUEUE)
-
-
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Poll until a condition holds."""
     until = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > until:
             raise TimeoutError(f"{what} took longer than {timeout_s:.0f} s")
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def median(values: list[float]) -> float:

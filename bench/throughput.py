@@ -7,7 +7,8 @@ from typing import Any
 
 import psutil
 
-from .harness import Say, _spawn, consume, counters, process, publish, running, url, wait_for
+from ..client import connect
+from .harness import QUEUE, Say, _spawn, consume, process, publish, running, url, wait_for
 
 CONSUMERS = 2
 WARM_UP = 20_000
@@ -19,11 +20,14 @@ def _consumer(address: str, results: Any) -> None:
 
 
 def _until_empty(address: str, target: int) -> None:
-    def settled() -> bool:
-        seen = counters(address)
-        return seen["spooled"] >= target and seen["depth"] == 0
+    with connect(address, client_name="bench-look") as connection:
+        admin = connection.admin()
 
-    wait_for(settled, 600, "draining")
+        def settled() -> bool:
+            seen = admin.describe(QUEUE)
+            return seen["spooled"] >= target and seen["depth"] == 0
+
+        wait_for(settled, 600, "draining")
 
 
 def _cpu_s() -> float:
