@@ -215,9 +215,6 @@ class Connection:
                 condition()
             )
 
-    def wake(self) -> None:
-        """There is something for the background thread to send."""
-
     def report(self, text: str) -> None:
         """Something that the application should hear of."""
         log.warning(text)

@@ -277,8 +277,6 @@ class Consumer:
             pending = len(self._acks)
         if self._connection.is_memory or pending >= ACKS_PENDING_MAX:
             self._flush_acks()
-        elif pending:
-            self._connection.wake()
 
     def _flush_acks(self) -> None:
         """Send the acks collected so far (C5)."""

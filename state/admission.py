@@ -117,14 +117,20 @@ class Admission:
             return
         text = record[7]
         size = len(record[5] or b"") + (headers_size(text) if text else 0)
-        refusal = self._refused(vpn, matches, header, size)
-        if refusal is not None:
-            reason, queue = refusal
-            self._count_refusal(vpn, queue, reason, record)
-            if producer:
-                producer.refused(header.seq, reason.value, queue.definition.name, "")
-            return
-        kept = [m for m in matches if not self._discarded(vpn, m, header, size, record)]
+        reasons = [self._reason(vpn, m.queue, header, size) for m in matches]
+        for match, reason in zip(matches, reasons, strict=True):
+            if reason is not None and self._outcome(match.queue) == NACK:
+                self._count_refusal(vpn, match.queue, reason, record)
+                if producer:
+                    name = match.queue.definition.name
+                    producer.refused(header.seq, reason.value, name, "")
+                return
+        kept = []
+        for match, reason in zip(matches, reasons, strict=True):
+            if reason is None:
+                kept.append(match)
+            else:
+                self._count_discard(vpn, match.queue, reason, record)
         number = self._store(vpn, header, kept, size, record) if kept else 0
         if producer:
             producer.stored(header.seq, number)
@@ -194,25 +200,9 @@ class Admission:
             return DISCARD
         return NACK
 
-    def _refused(
-        self, vpn: str, matches: list[_Match], header: PublishHeader, size: int
-    ) -> tuple[Reason, Queue] | None:
-        for match in matches:
-            reason = self._reason(vpn, match.queue, header, size)
-            if reason is not None and self._outcome(match.queue) == NACK:
-                return reason, match.queue
-        return None
-
-    def _discarded(
-        self, vpn: str, match: _Match, header: PublishHeader, size: int, record: tuple
-    ) -> bool:
-        reason = self._reason(vpn, match.queue, header, size)
-        if reason is None:
-            return False
-        match.queue.count("discarded")
-        name = match.queue.definition.name
-        self._journal_refusal("discarded", vpn, name, reason, record)
-        return True
+    def _count_discard(self, vpn: str, queue: Queue, reason: Reason, record: tuple) -> None:
+        queue.count("discarded")
+        self._journal_refusal("discarded", vpn, queue.definition.name, reason, record)
 
     def _count_refusal(self, vpn: str, queue: Queue, reason: Reason, record: tuple) -> None:
         rejected = queue.header.rejected

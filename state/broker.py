@@ -62,7 +62,6 @@ class Broker:
         self.calendar = Calendar(self.notes, header.earliest)
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
-        self.again = False  # more work is waiting: tick at once
         self._queues: dict[int, Queue | None] = {}
         self._vpn_names = {number: name for name, number in header.vpns.items()}
 

@@ -17,7 +17,7 @@ from ..protocol.outputs import Deliveries
 from .broker import Broker
 from .columns import NEVER, Array
 from .expressions import compile_program, is_true
-from .fairness import UNLIMITED, Seat, choose, seats_of, share, take
+from .fairness import UNLIMITED, Seat, backlog_of, choose, seats_of, share, take
 from .lifecycle import READY
 from .queue import Queue, Subscription
 from .ready import SEQ_BITS, SEQ_MASK
@@ -242,13 +242,17 @@ def _send(broker: Broker, queue: Queue, seqs: Array, seats: list[Seat]) -> None:
     for number, subscription in sorted(by_number.items()):
         mine = seqs if len(by_number) == 1 else seqs[holders == number]
         subscription.held += len(mine)
+        free = at_most_once or subscription.removes_on_send
+        assert free or subscription.held <= backlog_of(definition, subscription), subscription.id
         _say_deliveries(broker, queue, subscription, mine, until, barrier=False)
-        if at_most_once or subscription.removes_on_send:
+        if free:
             for page, rows, _ in queue.rows(mine):
                 ids = queue.remove(page, rows)
                 queue.count("acknowledged", len(rows))
                 broker.record("acknowledged", queue, ids.tolist(), subscription=subscription.id)
                 broker.spool.release(queue.number, ids)
+    limit = definition.max_backlog
+    assert limit is None or queue.header.leased <= limit, f"{definition.name}: max_backlog"
     queue.dispatch_wanted = False
 
 

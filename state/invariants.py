@@ -12,7 +12,6 @@ import numpy as np
 
 from .broker import Broker, _decoder
 from .columns import PAGE_BITS
-from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, READY
 from .queue import Queue
 from .ready import SEQ_MASK
@@ -77,13 +76,11 @@ def _check_queue(queue: Queue) -> None:
 
 
 def _check_limits(queue: Queue, held: dict[int, int]) -> None:
+    """What subscriptions hold. A limit may be lowered below what is held (B3, Q9), so that leases
+    stay within limits is asserted where they are given (`delivery`)."""
     header, definition = queue.header, queue.definition
     for s in header.subscriptions:
         assert s.held == held[s.number], f"{definition.name}: {s.id} holds {held[s.number]}"
-        assert s.held == 0 or backlog_of(definition, s) >= 0
-    limit = definition.max_backlog
-    grown = limit is not None and header.leased > limit
-    assert not grown or header.leased <= sum(held.values()), f"{definition.name}: backlog"
 
 
 def _check_counters(queue: Queue) -> None:
