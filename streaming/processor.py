@@ -15,7 +15,7 @@ from ..state import step
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
-BYTES_PER_FRAME = 32_000_000
+BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
 
 
 class BrokerProcessor(StatefulProcessor):
