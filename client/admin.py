@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import LakequeueError, commands
+from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.ids import format_ranges
+from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
 
 if TYPE_CHECKING:
@@ -70,13 +71,20 @@ class Admin:
         """
         self._connection.request(commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
 
-    def subscribe_topic(self, queue: str, topic: str) -> None:
-        """Not in this version: raises LakequeueError."""
-        raise _later("subscribe_topic", "name the topics in the queue's underlying_topic")
+    def subscribe_topic(self, queue: str, topic: str) -> bool:
+        """The queue also takes what is published to a topic from now on (Q2).
+
+        topic: a topic, one with wildcards (`a/*/c`, `a/re*`, `a/>`), or a regular expression. It
+        holds for messages sent to a destination; which Kafka topics are read is said by the
+        queue's `underlying_topic`. Answers whether the subscription is new. Raises ConfigError.
+        """
+        _check_topic(topic)
+        return self._connection.request(commands.SubscribeTopic(queue=queue, topic=topic))
 
     def unsubscribe_topic(self, queue: str, topic: str) -> None:
-        """Not in this version: raises LakequeueError."""
-        raise _later("unsubscribe_topic", "name the topics in the queue's underlying_topic")
+        """End a topic subscription, named as it was made; what was stored for it is still
+        delivered (S7). Raises ConfigError if the queue has none such."""
+        self._connection.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
 
     def replay(self, queue: str, **_: Any) -> Any:
         """Not in this version: raises LakequeueError."""
@@ -95,6 +103,13 @@ class Admin:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _check_topic(topic: str) -> None:
+    try:
+        kind_of(topic)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _later(what: str, instead: str) -> LakequeueError:

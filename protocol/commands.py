@@ -190,6 +190,20 @@ class Shutdown(Command, frozen=True, tag="shutdown"):
     egress: bool = False
 
 
+class SubscribeTopic(Command, frozen=True, tag="subscribe_topic"):
+    """The queue takes what is published to a topic, or to all that a pattern matches, as well."""
+
+    queue: str
+    topic: str
+
+
+class UnsubscribeTopic(Command, frozen=True, tag="unsubscribe_topic"):
+    """End a topic subscription; what was spooled for it is still delivered (S7)."""
+
+    queue: str
+    topic: str
+
+
 class Events(Command, frozen=True, tag="events"):
     """The newest notable events, oldest first."""
 
@@ -202,8 +216,8 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown | Events
-    | Tick
+    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown
+    | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -21,6 +21,7 @@ from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
 from .queue import COUNTERS, Queue, QueueHeader, QueuePage, Subscription
 from .routing import add_route, drop_route
+from .topic_subscriptions import follow_definition, remove, topics_of
 
 BROWSE_MAX = 10_000
 
@@ -53,6 +54,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
         _reorder(existing, by_priority=definition.priority is not None)
     drop_route(broker, old, existing.number)
     add_route(broker, definition, existing.number)
+    follow_definition(broker, vpn, existing, old, definition)
     existing.header.definition = existing.definition = definition
     existing.by_priority = definition.priority is not None
     existing.dispatch_wanted = True
@@ -68,6 +70,7 @@ def _create(broker: Broker, vpn: str, definition: Any) -> None:
     key = f"n/{vpn}/{bucket(definition.name)}"
     broker.notes.write(key, {**(broker.notes.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
+    follow_definition(broker, vpn, queue, None, definition)
     broker.note("defined", vpn, definition.name)
 
 
@@ -91,6 +94,7 @@ def delete(broker: Broker, vpn: str, queue: Queue) -> None:
         broker.record("deleted", queue, group.tolist())
         broker.spool.release(queue.number, group)
     drop_route(broker, queue.definition, queue.number)
+    remove(broker, vpn, queue, topics_of(broker, queue))
     name = queue.definition.name
     key = f"n/{vpn}/{bucket(name)}"
     note = dict(broker.notes.read(key) or {})
@@ -146,6 +150,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "consumers": [_consumer(queue, s) for s in header.subscriptions],
         "ingress": header.ingress,
         "egress": header.egress,
+        "subscriptions": topics_of(broker, queue),
         "counters": counters,
         **counters,
         "definition": msgspec.to_builtins(definition),

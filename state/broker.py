@@ -36,6 +36,7 @@ class BrokerHeader(msgspec.Struct):
     vpns: dict[str, int] = {}  # name → number
     vpn_limits: dict[str, VpnLimits] = {}
     regex_vpns: list[str] = []  # VPNs with at least one regular expression
+    topics: dict[str, list[int]] = {}  # per VPN: topic subscriptions by kind
     system: SystemLimits = msgspec.field(default_factory=SystemLimits)
     spool: SpoolHeader = msgspec.field(default_factory=SpoolHeader)
     earliest: dict[int, int] = {}

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import ConfigError, Problem
+from ..protocol.patterns import REGEX_CHARACTERS
 from . import definition_values as read
 from .expressions import ExpressionError, compile_program
 from .units import format_duration, format_size
@@ -28,7 +29,6 @@ UNSUPPORTED = frozenset({"partition_key", "target_queue_depth", "file_backed_met
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
 TYPE_TAGS = {**{tag: tag for tag in TYPES}, "QueueDefinition": "Queue"}
-REGEX_CHARACTERS = frozenset("^$*+?()[]{}|\\")
 EXPRESSION_KEYS = ("filter", "priority", "barrier_expression", "partition_key")
 TARGET_QUEUE_DEPTH_MIN = 1000
 
@@ -46,6 +46,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     message_type: str  # Q1
     underlying_topic: str  # Q2
     default_publish_target: str  # Q3
+    subscriptions: tuple[str, ...] = ()  # initial topic subscriptions (Q2)
     filter: str | None = None  # Q4
     initial_owner: str | None = None  # Q5, H4
     group_local_queue_domain: str | None = None
@@ -91,6 +92,7 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
     "message_type": ("message_type", read.choice("json", "binary", "text")),
     "underlying_topic": ("underlying_topic", read.text),
     "default_publish_target": ("default_publish_target", read.text),
+    "subscriptions": ("subscriptions", read.topic_patterns),
     "filter": ("filter", read.text),
     "initial_owner": ("initial_owner", read.text),
     "group_local_queue_domain": ("group_local_queue_domain", read.text),
@@ -396,7 +398,7 @@ def to_wire(definition: QueueDefinition) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, (attribute, reader) in _KEYS.items():
         value = getattr(definition, attribute)
-        if value is None or (key == "file_backed_metadata" and value is False):
+        if value is None or value == () or (key == "file_backed_metadata" and value is False):
             continue
         if attribute.endswith("_ms"):
             value = format_duration(value)

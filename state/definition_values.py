@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..protocol.patterns import kind_of
 from .units import UnitError, parse_duration_ms, parse_size
 
 Reader = Callable[[object], Any]
@@ -21,6 +22,7 @@ NAME_CHARACTERS_MAX = 200
 TEXT_CHARACTERS_MAX = 10_000
 COUNT_MAX = 1_000_000_000
 MULTIPLIER_MAX = 1000
+PATTERNS_MAX = 1000
 
 
 def text(value: object) -> str:
@@ -135,6 +137,19 @@ def positive_size(value: object) -> int:
     if n == 0:
         raise ValueError("must be above 0")
     return n
+
+
+def topic_patterns(value: object) -> tuple[str, ...]:
+    """A list of topics to subscribe to, each once, sorted (`protocol/patterns.py`)."""
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list of topics, such as ['a/b', 'a/*/c', 'a/>']")
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise ValueError("must be a list of topics, each a text")
+        kind_of(pattern)
+    if len(set(value)) > PATTERNS_MAX:
+        raise ValueError(f"must be at most {PATTERNS_MAX} topics")
+    return tuple(sorted(set(value)))
 
 
 def recovery_point(value: object) -> str:

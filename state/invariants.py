@@ -17,6 +17,7 @@ from .queue import Queue
 from .ready import SEQ_MASK
 from .spool import PAST, MessagePage
 from .store import DictStore
+from .topic_subscriptions import topics_of
 
 
 def check(store: DictStore, now: int) -> None:
@@ -34,6 +35,7 @@ def check(store: DictStore, now: int) -> None:
             queues[queue.number] = queue
             _check_queue(queue)
     _check_spool(store, broker, queues)
+    _check_topics(store, broker, queues)
 
 
 def _check_queue(queue: Queue) -> None:
@@ -128,6 +130,23 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
         for entry in _files(d) if entry[0]
     )  # fmt: skip
     assert spool.files == files, f"spool files: {spool.files} counted, {files} in use"
+
+
+def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> None:
+    """Each topic subscription stands once with its queue and once where topics are looked up."""
+    of_queues = {
+        (queue.definition.vpn, number, pattern)
+        for number, queue in queues.items()
+        for pattern in topics_of(broker, queue)
+    }
+    looked_up = [
+        (key.split("/")[1], number, pattern)
+        for key in store.pages if key.startswith("t/")
+        for pattern, numbers in broker.notes.read(key).items() for number in numbers
+    ]  # fmt: skip
+    assert sorted(of_queues) == sorted(looked_up), "topic subscriptions"
+    counted = sum(sum(counts) for counts in broker.header.topics.values())
+    assert counted == len(looked_up), f"topic subscriptions: {counted} counted"
 
 
 def _files(data: bytes) -> list[list[int]]:

@@ -16,7 +16,7 @@ from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output, Reply
-from . import administration, sessions, settling
+from . import administration, sessions, settling, topic_subscriptions
 from .admission import Admission, reject_record
 from .broker import Broker
 from .columns import NEVER
@@ -136,7 +136,8 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
 
 _QueueCommand = (
     c.Delete | c.Subscribe | c.SetBacklog | c.Unsubscribe | c.Ack | c.Cancel | c.Reject | c.Renew
-    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown
+    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown | c.SubscribeTopic
+    | c.UnsubscribeTopic
 )  # fmt: skip
 
 
@@ -163,6 +164,10 @@ def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
             return administration.shutdown(broker, vpn, queue, command)
         case c.Purge():
             return administration.purge(broker, queue, command)
+        case c.SubscribeTopic():
+            return topic_subscriptions.subscribe_topic(broker, vpn, queue, command)
+        case c.UnsubscribeTopic():
+            return topic_subscriptions.unsubscribe_topic(broker, vpn, queue, command)
         case _:
             return _settle(broker, queue, command)
 
