@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from ..protocol.commands import Browse, Configure, Define, Purge, Shutdown
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, Problem
 from ..protocol.ids import parse_ranges
 from .broker import Broker, bucket
 from .columns import NEVER, PAGE_BITS, Array
 from .configuration import parse_configuration
-from .definition import parse_definition, redefine
+from .definition import QueueDefinition, dead_message_ring, parse_definition, redefine
 from .delivery import matching
 from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
@@ -30,6 +30,7 @@ def configure(broker: Broker, command: Configure) -> None:
     """Set limits of the system and of VPNs."""
     configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
     broker.header.system = configuration.system
+    broker.reconfigured = True
     for vpn, limits in configuration.vpns.items():
         broker.vpn_number(vpn)
         broker.header.vpn_limits[vpn] = limits
@@ -40,6 +41,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+    _check_dead_messages(broker, definition)
     existing = broker.find(vpn, definition.name)
     if existing is None:
         _create(broker, vpn, definition)
@@ -47,7 +49,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     old = existing.definition
     if old == definition:
         return
-    problems = redefine(old, definition)
+    problems = redefine(old, definition) + _check_last_value(existing, definition)
     if problems:
         raise ConfigError(problems)
     if (old.priority is None) != (definition.priority is None) and existing.header.depth:
@@ -59,6 +61,28 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing.by_priority = definition.priority is not None
     existing.dispatch_wanted = True
     broker.note("defined", vpn, definition.name, again=True)
+
+
+def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
+    """X5: with the queues that are there, dead messages never come back to the queue."""
+
+    def target_of(name: str) -> str | None:
+        queue = broker.find(definition.vpn, name)
+        return None if queue is None else queue.definition.dead_message_queue
+
+    ring = dead_message_ring(definition, target_of)
+    if ring:
+        where, target = f"queue {definition.name!r}", definition.dead_message_queue
+        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
+
+
+def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
+    """S10: quota 0 keeps one message; a definition does not throw the others away."""
+    depth = queue.header.depth
+    if new.max_spool_usage or depth < 2:
+        return []
+    allowed = f"keeps the last message only, and {depth} are stored: consume or purge them before"
+    return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
 def _create(broker: Broker, vpn: str, definition: Any) -> None:
@@ -101,6 +125,7 @@ def delete(broker: Broker, vpn: str, queue: Queue) -> None:
     note.pop(name, None)
     broker.notes.write(key, note)
     broker.calendar.set(f"q{queue.number}", NEVER)
+    broker.header.waiting.pop(queue.number, None)
     queue.drop()
     broker.note("deleted", vpn, name)
 
@@ -137,6 +162,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         oldest = (broker.now - int(page.entered[row])) / 1000
     counters: dict[str, Any] = {name: header.counters.get(name, 0) for name in COUNTERS}
     counters["rejected"] = dict(header.rejected)
+    counters["discarded_on_entry"] = dict(header.discarded)
     return {
         "name": definition.name,
         "vpn": definition.vpn,
@@ -146,8 +172,8 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "delayed": header.delayed,
         "spool_bytes": header.bytes,
         "oldest_age_s": oldest,
-        "blocked": _blocked(queue),
-        "consumers": [_consumer(queue, s) for s in header.subscriptions],
+        "blocked": _blocked(broker, queue),
+        "consumers": [_consumer(broker, queue, s) for s in header.subscriptions],
         "ingress": header.ingress,
         "egress": header.egress,
         "subscriptions": topics_of(broker, queue),
@@ -157,7 +183,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     }
 
 
-def _blocked(queue: Queue) -> str | None:
+def _blocked(broker: Broker, queue: Queue) -> str | None:
     """Why ready messages wait, or None."""
     header = queue.header
     waiting = header.depth - header.leased - header.delayed
@@ -170,17 +196,31 @@ def _blocked(queue: Queue) -> str | None:
         return "no consumer"
     if limit is not None and header.leased >= limit:
         return "max_backlog"
+    if _at_limit(broker) and not any(_leaves_on_send(queue, s) for s in header.subscriptions):
+        return "max_delivered_unacked"
     if header.barriers and (queue.ready.first() or header.barriers[0]) >= header.barriers[0]:
         return "barrier"
-    if all(_consumer(queue, s)["blocked"] for s in header.subscriptions):
+    if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"
     return None
 
 
-def _consumer(queue: Queue, subscription: Subscription) -> dict[str, Any]:
+def _at_limit(broker: Broker) -> bool:
+    return broker.unacked_total >= broker.header.system.max_delivered_unacked
+
+
+def _leaves_on_send(queue: Queue, subscription: Subscription) -> bool:
+    return queue.definition.semantics == "at-most-once" or subscription.removes_on_send
+
+
+def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
     backlog = backlog_of(queue.definition, subscription)
     why = None
-    if subscription.held >= backlog:
+    if _leaves_on_send(queue, subscription):
+        pass  # takes no lease, so no limit of leases blocks it
+    elif _at_limit(broker):
+        why = "max_delivered_unacked"
+    elif subscription.held >= backlog:
         flow = queue.definition.max_delivered_unacked_per_flow
         why = "max_delivered_unacked_per_flow" if backlog == flow else "backlog"
     return {

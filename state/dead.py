@@ -12,6 +12,8 @@ from ..protocol.errors import Reason
 from .broker import Broker
 from .columns import NEVER, Array
 from .deferred import came_early, remove_arrivals
+from .entering import over_quota
+from .last_value import keep_last
 from .lifetime import expires_at
 from .queue import Queue, QueuePage
 
@@ -57,6 +59,7 @@ def bury(
     if moved and target is not None:
         target.take_in(broker.now)
         remove_arrivals(broker, target, early)
+        keep_last(broker, target)
     _account(broker, queue, moved, discarded, why)
 
 
@@ -92,9 +95,7 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
 
 
 def _refusal(target: Queue, size: int) -> str:
-    limit = target.definition.max_spool_usage
-    stored = target.header.bytes + target.arrivals.bytes
-    return "dead message queue full" if limit and stored + size > limit else ""
+    return "dead message queue full" if over_quota(target, size) else ""
 
 
 def _move(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..protocol.patterns import kind_of
-from .units import UnitError, parse_duration_ms, parse_size
+from .units import UnitError, format_size, parse_duration_ms, parse_size
 
 Reader = Callable[[object], Any]
 
@@ -23,6 +23,7 @@ TEXT_CHARACTERS_MAX = 10_000
 COUNT_MAX = 1_000_000_000
 MULTIPLIER_MAX = 1000
 PATTERNS_MAX = 1000
+MESSAGE_SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
 
 
 def text(value: object) -> str:
@@ -131,11 +132,12 @@ def size(value: object) -> int:
     return parse_size(value)
 
 
-def positive_size(value: object) -> int:
-    """A size in bytes above 0."""
+def message_size(value: object) -> int:
+    """The size of a message in bytes: above 0, and within one Kafka record."""
     n = parse_size(value)
-    if n == 0:
-        raise ValueError("must be above 0")
+    if not 0 < n <= MESSAGE_SIZE_MAX:
+        most = format_size(MESSAGE_SIZE_MAX)
+        raise ValueError(f"must be above 0 and at most {most}, so that it fits into a Kafka record")
     return n
 
 
@@ -153,7 +155,10 @@ def topic_patterns(value: object) -> tuple[str, ...]:
 
 
 def recovery_point(value: object) -> str:
-    """`epoch`, `now`, `creation`, a bookmark or an ISO-8601 time; a time becomes UTC (R2)."""
+    """`epoch`, `now`, `creation`, a bookmark or an ISO-8601 time; a time becomes UTC (R2).
+
+    The definition refuses all but `epoch` as long as there is no recovery from the tables.
+    """
     allowed = "must be epoch, now, creation, a bookmark or an ISO-8601 time"
     if isinstance(value, datetime.date):
         value = value.isoformat()

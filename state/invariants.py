@@ -36,6 +36,9 @@ def check(store: DictStore, now: int) -> None:
             _check_queue(queue)
     _check_spool(store, broker, queues)
     _check_topics(store, broker, queues)
+    leased = sum(queue.header.leased for queue in queues.values())
+    assert header.unacked == leased, f"delivered and unacked: {header.unacked}, leased {leased}"
+    assert set(header.waiting) <= set(queues), "a deleted queue waits for acks"
 
 
 def _check_queue(queue: Queue) -> None:
@@ -73,6 +76,8 @@ def _check_queue(queue: Queue) -> None:
     index = [k & SEQ_MASK for k in queue.ready.scan()]
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
+    keeps_last = queue.definition.max_spool_usage == 0
+    assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
     _check_limits(queue, held)
     _check_counters(queue)
 
@@ -88,7 +93,8 @@ def _check_limits(queue: Queue, held: dict[int, int]) -> None:
 def _check_counters(queue: Queue) -> None:
     header = queue.header
     n = header.counters.get
-    gone = n("acknowledged", 0) + n("expired", 0) + n("consumer_rejected", 0) + n("purged", 0)
+    ends = ("acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven")
+    gone = sum(n(name, 0) for name in ends)
     assert n("spooled", 0) == header.depth + gone, (
         f"{queue.definition.name}: spooled {n('spooled', 0)} != depth {header.depth} + gone {gone}"
     )

@@ -20,6 +20,7 @@ TRANSITIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("ready", "acknowledged unleased", "gone", "acknowledged", "L8"),
     ("ready", "time to live over", "gone", "expired", "X1"),
     ("ready", "purged", "gone", "purged", "R6"),
+    ("ready", "replaced by the next, quota 0", "gone", "replaced", "S10"),
     ("leased", "acknowledged", "gone", "acknowledged", "L1"),
     ("leased", "lease ended", "ready", "lease_ended", "L4"),
     ("leased", "lease extended", "leased", "renewed", "L10"),
@@ -31,8 +32,10 @@ TRANSITIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("leased", "rejected", "gone", "consumer_rejected", "C7"),
     ("leased", "time to live over", "gone", "expired", "X3"),
     ("leased", "purged", "gone", "purged", "R6"),
+    ("leased", "replaced by the next, quota 0", "gone", "replaced", "S10"),
     ("delayed", "due", "ready", "ready", "L11"),
     ("delayed", "acknowledged unleased", "gone", "acknowledged", "L8"),
     ("delayed", "time to live over", "gone", "expired", "X1"),
     ("delayed", "purged", "gone", "purged", "R6"),
+    ("delayed", "replaced by the next, quota 0", "gone", "replaced", "S10"),
 )
