@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import ConfigError, LakequeueError, commands
@@ -11,6 +12,22 @@ from .message import BrowsedMessage, moment
 
 if TYPE_CHECKING:
     from .connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What a redrive did.
+
+    moved, stayed: numbers of messages; queues: how many went to each; why: how many stayed for
+    each reason. Those are the reasons of a refused message, and `leased` (a consumer of the dead
+    message queue holds it), `not_dead` (it was published there), `no_such_queue`, `filter`,
+    `already_there`, `keeps_last_message`.
+    """
+
+    moved: int
+    stayed: int
+    queues: dict[str, int]
+    why: dict[str, int]
 
 
 class Admin:
@@ -90,9 +107,17 @@ class Admin:
         """Not in this version: raises LakequeueError."""
         raise _later("replay", "read the Delta table 'messages' and publish again")
 
-    def redrive(self, queue: str, **_: Any) -> Any:
-        """Not in this version: raises LakequeueError."""
-        raise _later("redrive", "consume the dead message queue and publish again")
+    def redrive(
+        self, queue: str, where: str | None = None, ids: list[str] | str | None = None
+    ) -> Redriven:
+        """Send dead messages of a queue back to where they came from, all or by predicate or ids.
+
+        They keep id, payload, key and headers (X6); a TTL that is spent no longer counts (X5).
+        What cannot go back stays, and the answer says why.
+        """
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        answer = self._connection.request(commands.Redrive(queue=queue, where=where, ids=text))
+        return Redriven(**answer)
 
     def bridge(self, definition: dict[str, Any]) -> None:
         """Not in this version: raises LakequeueError."""

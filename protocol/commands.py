@@ -182,6 +182,14 @@ class Purge(Command, frozen=True, tag="purge"):
     ids: str | None = None
 
 
+class Redrive(Command, frozen=True, tag="redrive"):
+    """Dead messages go back to the queue they died in, all or by predicate or ids (X6)."""
+
+    queue: str
+    where: str | None = None
+    ids: str | None = None
+
+
 class Shutdown(Command, frozen=True, tag="shutdown"):
     """Shut down or open ingress and egress of a queue (H5); sets both."""
 
@@ -216,8 +224,8 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown
-    | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Redrive
+    | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -17,6 +17,7 @@ from .columns import NEVER, PAGE_BITS, Array
 from .configuration import parse_configuration
 from .definition import QueueDefinition, dead_message_ring, parse_definition, redefine
 from .delivery import matching
+from .expressions import compile_program
 from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
 from .queue import COUNTERS, Queue, QueueHeader, QueuePage, Subscription
@@ -299,8 +300,23 @@ def _look(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
 
 def purge(broker: Broker, queue: Queue, command: Purge) -> int:
     """Remove messages by predicate, by ids, or all; returns how many."""
-    ranges = parse_ranges(command.ids) if command.ids else None
     total = 0
+    for page, rows in list(chosen(broker, queue, command.where, command.ids)):
+        ids = queue.remove(page, rows)
+        broker.record("purged", queue, ids.tolist(), reason=command.where or "")
+        broker.spool.release(queue.number, ids)
+        total += len(rows)
+    queue.count("purged", total)
+    return total
+
+
+def chosen(
+    broker: Broker, queue: Queue, where: str | None, ids: str | None
+) -> Iterator[tuple[QueuePage, Array]]:
+    """Pages with their live rows of which an expression is true and which are of these ids."""
+    ranges = parse_ranges(ids) if ids is not None else None
+    if where is not None:
+        compile_program((where,))  # also where nothing is stored, a bad one is refused
     for page, live in list(_pages(queue)):
         rows = live
         if ranges is not None:
@@ -309,14 +325,8 @@ def purge(broker: Broker, queue: Queue, command: Purge) -> int:
             for low, high in ranges:
                 hit |= (numbers >= np.uint64(low)) & (numbers <= np.uint64(high))
             rows = rows[hit]
-        if command.where is not None:
+        if where is not None:
             seqs = rows.astype(np.int64) + (page.number << PAGE_BITS)
-            rows = rows[np.array(matching(broker, queue, seqs, command.where), bool)]
-        if not len(rows):
-            continue
-        ids = queue.remove(page, rows)
-        broker.record("purged", queue, ids.tolist(), reason=command.where or "")
-        broker.spool.release(queue.number, ids)
-        total += len(rows)
-    queue.count("purged", total)
-    return total
+            rows = rows[np.array(matching(broker, queue, seqs, where), bool)]
+        if len(rows):
+            yield page, rows

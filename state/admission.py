@@ -9,8 +9,6 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from ..protocol import topics
@@ -21,31 +19,17 @@ from ..protocol.outputs import RejectedRecord
 from .broker import Broker
 from .columns import NEVER
 from .deferred import came_early, remove_arrivals
-from .entering import over_quota
-from .expressions import Program, as_priority, compile_program, is_true
+from .entering import Match, match, program_of, refusal
+from .expressions import Program
 from .last_value import keep_last
 from .lifetime import expires_at
 from .producers import Producer
 from .queue import Queue
 from .routing import Routes
 
-LOW_PRIORITY_BELOW = 4
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 
 NACK, DISCARD = "nack", "discard"
-
-
-@dataclass(slots=True)
-class _Match:
-    queue: Queue
-    priority: int
-    barrier: bool
-
-
-def _program(queue: Queue) -> Program | None:
-    d = queue.definition
-    texts = (d.filter, d.priority, d.barrier_expression)
-    return compile_program(texts) if any(texts) else None
 
 
 def headers_size(text: str) -> int:
@@ -136,16 +120,16 @@ class Admission:
         text = record[7]
         size = len(record[5] or b"") + (headers_size(text) if text else 0)
         reasons = [self._reason(vpn, m.queue, header, size) for m in matches]
-        for match, reason in zip(matches, reasons, strict=True):
-            if reason is not None and self._outcome(match.queue) == NACK:
-                self._refuse(vpn, header, producer, match.queue, reason, record)
+        for one, reason in zip(matches, reasons, strict=True):
+            if reason is not None and self._outcome(one.queue) == NACK:
+                self._refuse(vpn, header, producer, one.queue, reason, record)
                 return
         kept = []
-        for match, reason in zip(matches, reasons, strict=True):
+        for one, reason in zip(matches, reasons, strict=True):
             if reason is None:
-                kept.append(match)
+                kept.append(one)
             else:
-                self._count_discard(vpn, match.queue, reason, record)
+                self._count_discard(vpn, one.queue, reason, record)
         number = self._store(vpn, header, kept, size, record) if kept else 0
         if producer:
             producer.stored(header.seq, number)
@@ -155,21 +139,16 @@ class Admission:
 
     # ------------------------------------------------------------ matching
 
-    def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[_Match]:
+    def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[Match]:
         matches = []
         for queue in queues:
             number = queue.number
             if number not in self._programs:
-                self._programs[number] = _program(queue)
+                self._programs[number] = program_of(queue)
             program = self._programs[number]
-            if program is None:
-                matches.append(_Match(queue, 0, False))
-                continue
-            passes, priority, barrier = program.run(record[5] or b"", header.priority, record[4])
-            d = queue.definition
-            if d.filter is None or is_true(passes):
-                level = 0 if d.priority is None else as_priority(priority)
-                matches.append(_Match(queue, level, is_true(barrier)))
+            found = match(queue, program, record[5] or b"", header.priority, record[4])
+            if found is not None:
+                matches.append(found)
         return matches
 
     def _nowhere(
@@ -199,18 +178,7 @@ class Admission:
             used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
             if used + size > limits.max_spool_usage:
                 return Reason.VPN_QUOTA
-        d = queue.definition
-        if over_quota(queue, size):
-            return Reason.QUEUE_QUOTA
-        if size > d.max_message_size:
-            return Reason.MESSAGE_TOO_LARGE
-        if not queue.header.ingress:
-            return Reason.QUEUE_SHUTDOWN
-        limit = d.reject_low_priority_msg_limit
-        depth = queue.header.depth + len(queue.arrivals.ids)
-        if limit is not None and header.priority < LOW_PRIORITY_BELOW and depth >= limit:
-            return Reason.LOW_PRIORITY_LIMIT
-        return None
+        return refusal(queue, size, header.priority)
 
     def _outcome(self, queue: Queue) -> str:
         """What a failed check leads to (S4)."""
@@ -249,7 +217,7 @@ class Admission:
     # ------------------------------------------------------------ storing
 
     def _store(
-        self, vpn: str, header: PublishHeader, matches: list[_Match], size: int, record: tuple
+        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: tuple
     ) -> int:
         topic, partition, offset, timestamp, key, value, _, text = record
         broker = self._broker
@@ -268,13 +236,13 @@ class Admission:
             matches[0].queue.header.vpn_number,
             [(m.queue.number, m.queue.next_place()) for m in matches],
         )
-        for match in matches:
-            queue = match.queue
+        for one in matches:
+            queue = one.queue
             if queue.header.deferred and came_early(queue, number):
                 self._early.append((queue, queue.next_place()))
             queue.arrive(
-                number, size, match.priority, expires_at(queue.definition, now, ttl_ends),
-                due, match.barrier,
+                number, size, one.priority, expires_at(queue.definition, now, ttl_ends),
+                due, one.barrier,
             )  # fmt: skip
             segment = self._spooled.get((queue.number, topic))
             if segment is None:

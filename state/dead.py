@@ -12,7 +12,8 @@ from ..protocol.errors import Reason
 from .broker import Broker
 from .columns import NEVER, Array
 from .deferred import came_early, remove_arrivals
-from .entering import over_quota
+from .entering import over_quota, program_of
+from .expressions import as_priority, is_true
 from .last_value import keep_last
 from .lifetime import expires_at
 from .queue import Queue, QueuePage
@@ -119,9 +120,18 @@ def _move(
         "deliveries": count,
         "detail": detail,
     }
-    ttl_ends = int(broker.spool.gather(np.array([number], np.uint64), "ttl_ends")[0])
+    one = np.array([number], np.uint64)
+    ttl_ends = int(broker.spool.gather(one, "ttl_ends")[0])
     if ttl_ends <= broker.now:
         ttl_ends = NEVER
     expires = expires_at(target.definition, broker.now, ttl_ends)
-    target.arrive(number, size, 0, expires, NEVER, barrier=False)
+    level, barrier = 0, False
+    program = program_of(target)
+    if program is not None:  # its place there, by its expressions; no filter keeps it out
+        payload, key, _ = broker.spool.contents(one)[0]
+        priority = int(broker.spool.gather(one, "priority")[0])
+        _, by_queue, is_barrier = program.run(payload, priority, key)
+        level = 0 if target.definition.priority is None else as_priority(by_queue)
+        barrier = is_true(is_barrier)
+    target.arrive(number, size, level, expires, NEVER, barrier)
     broker.record("spooled", target, [number], reason=reason.value)

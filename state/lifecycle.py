@@ -21,6 +21,7 @@ TRANSITIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("ready", "time to live over", "gone", "expired", "X1"),
     ("ready", "purged", "gone", "purged", "R6"),
     ("ready", "replaced by the next, quota 0", "gone", "replaced", "S10"),
+    ("ready", "redriven from a dead message queue", "gone", "redriven", "X6"),
     ("leased", "acknowledged", "gone", "acknowledged", "L1"),
     ("leased", "lease ended", "ready", "lease_ended", "L4"),
     ("leased", "lease extended", "leased", "renewed", "L10"),
@@ -37,5 +38,6 @@ TRANSITIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("delayed", "acknowledged unleased", "gone", "acknowledged", "L8"),
     ("delayed", "time to live over", "gone", "expired", "X1"),
     ("delayed", "purged", "gone", "purged", "R6"),
+    ("delayed", "redriven from a dead message queue", "gone", "redriven", "X6"),
     ("delayed", "replaced by the next, quota 0", "gone", "replaced", "S10"),
 )

@@ -25,6 +25,7 @@ from .delivery import dispatch
 from .expiry import act_on_deadlines
 from .expressions import ExpressionError
 from .queue import Queue
+from .redrive import redrive
 from .store import Store
 
 DISPATCH_ROUNDS = 8
@@ -139,7 +140,7 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
 _QueueCommand = (
     c.Delete | c.Subscribe | c.SetBacklog | c.Unsubscribe | c.Ack | c.Cancel | c.Reject | c.Renew
     | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown | c.SubscribeTopic
-    | c.UnsubscribeTopic
+    | c.UnsubscribeTopic | c.Redrive
 )  # fmt: skip
 
 
@@ -166,6 +167,8 @@ def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
             return administration.shutdown(broker, vpn, queue, command)
         case c.Purge():
             return administration.purge(broker, queue, command)
+        case c.Redrive():
+            return redrive(broker, queue, command)
         case c.SubscribeTopic():
             return topic_subscriptions.subscribe_topic(broker, vpn, queue, command)
         case c.UnsubscribeTopic():
