@@ -52,6 +52,11 @@ class Admin:
         """Depth, states, consumers, why delivery waits, counters, definition."""
         return self._connection.request(commands.Describe(queue=queue))
 
+    def usage(self) -> dict[str, Any]:
+        """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts
+        are set, and under `refused` how many messages were refused without a queue, by reason."""
+        return self._connection.request(commands.Usage())
+
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
         events = self._connection.request(commands.Events(limit=limit))

@@ -159,6 +159,10 @@ class Queues(Command, frozen=True, tag="queues"):
     """The queues of the VPN, each as `Describe` gives it."""
 
 
+class Usage(Command, frozen=True, tag="usage"):
+    """What the VPN and the broker use of their limits, and refusals that are no queue's."""
+
+
 class Describe(Command, frozen=True, tag="describe"):
     """Everything about one queue."""
 
@@ -224,7 +228,7 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Redrive
+    | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse | Purge | Redrive
     | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 

@@ -178,9 +178,36 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "ingress": header.ingress,
         "egress": header.egress,
         "subscriptions": topics_of(broker, queue),
+        "alerts": ["spool_usage"] * header.usage_high
+        + ["delivered_unacked"] * bool(header.flows_high),
         "counters": counters,
         **counters,
         "definition": msgspec.to_builtins(definition),
+    }
+
+
+def usage(broker: Broker, vpn: str) -> dict[str, Any]:
+    """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
+    header, system = broker.header, broker.header.system
+    number, limits = header.vpns.get(vpn, 0), header.vpn_limits.get(vpn)
+    return {
+        "vpn": {
+            "name": vpn,
+            "spool_bytes": header.spool.vpn_bytes.get(number, 0),
+            "max_spool_usage": None if limits is None else limits.max_spool_usage,
+            "alerts": ["spool_usage"] if f"vpn:{number}" in header.alerts else [],
+            "refused": dict(broker.notes.read(f"x/{vpn}") or {}),
+        },
+        "broker": {
+            "name": header.name,
+            "spool_bytes": header.spool.bytes,
+            "max_spool_usage": system.max_spool_usage,
+            "spool_files": broker.spool.files_in_use(),
+            "max_spool_files": system.max_spool_files,
+            "delivered_unacked": broker.unacked_total,
+            "max_delivered_unacked": system.max_delivered_unacked,
+            "alerts": sorted(name for name in header.alerts if ":" not in name),
+        },
     }
 
 

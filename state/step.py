@@ -66,7 +66,7 @@ def step(
     return work.outputs
 
 
-_Look = c.Queues | c.Describe | c.Browse | c.Events
+_Look = c.Queues | c.Usage | c.Describe | c.Browse | c.Events
 
 
 def _decode(broker: Broker, records: Records) -> list[tuple[str, c.AnyCommand]]:
@@ -131,6 +131,8 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
         case c.Queues():
             queues = [broker.find(vpn, name) for name in broker.queue_names(vpn)]
             return [administration.describe(broker, q) for q in queues if q is not None]
+        case c.Usage():
+            return administration.usage(broker, vpn)
         case c.Events():
             return _events(broker, vpn, command.limit)
         case _:

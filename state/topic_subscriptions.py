@@ -24,6 +24,8 @@ _TOPICS, _WILDCARDS, _ANY_FIRST, _REGEXES = range(4)  # places in the header's c
 
 def topics_of(broker: Broker, queue: Queue) -> list[str]:
     """The topics that a queue has subscribed to, sorted."""
+    if queue.definition.vpn not in broker.header.topics:
+        return []  # spares a read
     return list(broker.notes.read(f"u/{queue.number}") or [])
 
 

@@ -184,8 +184,26 @@ class Queue:
         return sum(e.holder is subscription for e in self.entries)
 
     def allowance(self, subscription: Subscription) -> int:
-        """B2: the lower of the queue's and the subscription's own."""
-        return min(subscription.backlog, self.get("max_per_subscription_backlog", 1))
+        """B2: the lower of the queue's and the subscription's own; B4: never above the flow's."""
+        return min(
+            subscription.backlog,
+            self.get("max_per_subscription_backlog", 1),
+            self.get("max_delivered_unacked_per_flow", 10_000),
+        )
+
+    @property
+    def keeps_last(self) -> bool:
+        """S10: quota 0."""
+        return size_bytes(self.get("max_spool_usage", "5000MB")) == 0
+
+    def full_for(self, size: int) -> bool:
+        """S3: the endpoint's quota, in bytes and in messages."""
+        if self.keeps_last:
+            return False
+        stored = sum(e.size() for e in self.entries)
+        if stored + size > size_bytes(self.get("max_spool_usage", "5000MB")):
+            return True
+        return len(self.entries) >= self.get("max_spool_messages", 10**9)
 
 
 class Model:
@@ -299,9 +317,8 @@ class Model:
 
     def admits(self, queue: Queue, draft: Entry) -> bool:
         """S3, S4: False where the message is discarded; raises where its producer is nacked."""
-        stored = sum(e.size() for e in queue.entries)
         reason = None
-        if stored + draft.size() > size_bytes(queue.get("max_spool_usage", "5000MB")):
+        if queue.full_for(draft.size()):
             reason = "queue_quota"
         elif draft.size() > size_bytes(queue.get("max_message_size", "10MB")):
             reason = "message_too_large"
@@ -329,6 +346,58 @@ class Model:
         if barrier := queue.get("barrier_expression"):
             entry.is_barrier = entry.matches(barrier)
         queue.entries.append(entry)
+        if queue.keeps_last:
+            self.replace(queue, queue.entries[:-1])
+
+    def replace(self, queue: Queue, entries: list[Entry]) -> None:
+        """S10: in whatever state; Silent: neither acknowledged nor dead."""
+        for entry in entries:
+            queue.entries.remove(entry)
+            queue.counters["replaced"] += 1
+            self.note("replaced", queue, entry)
+
+    def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
+        """X6: each as a new message of the queue it died in; why others stay, and how many."""
+        source = self.queues[name]
+        stayed: Counter[str] = Counter()
+        for entry in sorted(source.entries, key=lambda e: e.arrival):
+            if ids is not None and entry.id not in ids:
+                continue
+            target = self.queues.get(entry.headers.get("lq-dead-queue", ""))
+            if reason := self.why_not_back(entry, target):
+                stayed[reason] += 1
+                continue
+            assert target is not None
+            own = {k: v for k, v in entry.headers.items() if not k.startswith("lq-dead-")}
+            until = None if (entry.ttl_until or 0) <= self.now else entry.ttl_until
+            source.entries.remove(entry)
+            source.counters["redriven"] += 1
+            self.take_in(
+                target,
+                Entry(
+                    entry.id, entry.topic, entry.payload, own, entry.key,
+                    entry.publisher_priority, entry.published, until,
+                ),
+            )  # fmt: skip
+        self.dispatch()
+        return dict(stayed)
+
+    def why_not_back(self, entry: Entry, target: Queue | None) -> str | None:
+        if "lq-dead-queue" not in entry.headers:
+            return "not_dead"
+        if entry.holder is not None:
+            return "leased"
+        if target is None:
+            return "no_such_queue"
+        if target.find(entry.id) is not None:
+            return "already_there"
+        if target.full_for(entry.size()):
+            return "queue_quota"
+        if entry.size() > size_bytes(target.get("max_message_size", "10MB")):
+            return "message_too_large"
+        if target.keeps_last and target.entries:
+            return "keeps_last_message"
+        return None if entry.matches(target.get("filter")) else "filter"
 
     # What consumers say
 
@@ -455,11 +524,7 @@ class Model:
             entry.published,
             None if (entry.ttl_until or 0) <= self.now else entry.ttl_until,
         )
-        full = target is None or (
-            sum(e.size() for e in target.entries) + entry.size()
-            > size_bytes(target.get("max_spool_usage", "5000MB"))
-        )
-        if target is None or full:
+        if target is None or target.full_for(entry.size()):
             queue.counters["discarded"] += 1
             self.note("discarded", queue, entry, reason=reason)
             return
@@ -612,6 +677,8 @@ class Model:
                 "expired",
                 "dead_lettered",
                 "discarded",
+                "replaced",
+                "redriven",
             )
         }
         return counted | {
@@ -630,6 +697,7 @@ class Model:
         for queue in self.queues.values():
             seen = self.describe(queue.name)
             gone = seen["acknowledged"] + seen["expired"] + queue.counters["refused_by_consumer"]
+            gone += seen["replaced"] + seen["redriven"]
             assert seen["spooled"] == seen["depth"] + gone, queue.name
             assert seen["depth"] == seen["ready"] + seen["leased"] + seen["delayed"]
             for entry in queue.entries:

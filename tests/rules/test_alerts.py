@@ -5,7 +5,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.protocol.errors import ConfigError
+from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.state import parse_definition
 from lakequeue.state.alerts import is_over, mark, rate, time_to_react_s
 from lakequeue.state.configuration import SystemLimits
@@ -383,3 +383,62 @@ def test_S9_events_are_seen_by_their_own_vpn_only() -> None:
     east.producer().send("q", b"x" * 9)
     assert "spool_usage_high" in [e["event"] for e in east.admin().events()]
     assert west.admin().events() == []
+
+
+def test_S9_B4_usage_shows_levels_limits_and_what_is_set() -> None:
+    system = {"max_spool_usage": 100, "max_spool_files": 1, "max_delivered_unacked": 10}
+    config = {"system": system, "vpns": {"default": {"max_spool_usage": 50}}}
+    bench = Bench(config=config)
+    bench.define(message_type="binary")
+    bench.consumer()
+    for size in (20, 20):
+        bench.send(b"x" * size)
+    seen = bench.admin.usage()
+    assert seen["vpn"] == {
+        "name": "default", "spool_bytes": 40, "max_spool_usage": 50, "alerts": ["spool_usage"],
+        "refused": {},
+    }  # fmt: skip
+    assert seen["broker"] == {
+        "name": "broker-0", "spool_bytes": 40, "max_spool_usage": 100, "spool_files": 1,
+        "max_spool_files": 1, "delivered_unacked": 1, "max_delivered_unacked": 10,
+        "alerts": ["spool_files"],
+    }  # fmt: skip
+    assert bench.seen()["alerts"] == []
+    bench.define(message_type="binary", max_spool_usage=100)
+    assert bench.seen()["alerts"] == ["spool_usage"]
+
+
+def test_S6_refusals_of_no_queue_are_counted() -> None:
+    bench = Bench()
+    with pytest.raises(Rejected):
+        bench.send(queue="nowhere")
+    bench.engine.command("default.commands", b"", b"not a command")
+    refused = bench.admin.usage()["vpn"]["refused"]
+    assert refused == {"no_matching_destination": 1, "malformed": 1}
+
+
+def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
+    from lakequeue.protocol import commands
+
+    bench = Bench(config={"vpns": {"default": {"max_spool_usage": 10}}})
+    bench.define(message_type="binary")
+    bench.send(b"x" * 9)
+    assert alerts(bench, "vpn") == [("spool_usage_high", 9)]
+    bench.connection.request(commands.Configure(vpns={"default": {}}))
+    assert [a[0] for a in alerts(bench, "vpn")[1:]] == ["spool_usage_cleared"]
+    bench.send(b"x")
+
+
+def test_S9_the_driver_is_told_in_one_line_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    from lakequeue.protocol.outputs import Alert
+    from lakequeue.streaming.engine import Engine
+    from lakequeue.streaming.processor import _note
+
+    details = {"scope": "vpn", "percent": 80.0, "limit": 9, "time_to_react_s": 90.0}
+    note = _note("broker-0", Alert("spool_usage_high", "east", "", 1, details))
+    with caplog.at_level(logging.WARNING, "lakequeue"):
+        Engine._on_note(object.__new__(Engine), note)
+    assert caplog.messages == [
+        "broker-0: spool_usage_high: VPN 'east' at 80.0 % of 9, "
+        "full in 1.50 min at the current rate"
+    ]

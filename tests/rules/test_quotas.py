@@ -470,3 +470,99 @@ def test_S6_discarded_by_configuration_is_acknowledged_and_journaled_as_such() -
 def test_Q7_a_second_broker_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"brokers: .* not supported by this version"):
         parse_configuration({"brokers": ["a", "b"]})
+
+
+# ---------------------------------------------------------------- where rules meet
+
+
+def test_H5_X5_a_dead_message_queue_that_is_shut_down_discards_and_says_so(empty: Bench) -> None:
+    empty.define("dead")
+    empty.define(dead_message_queue="dead")
+    empty.admin.shutdown("dead", ingress=True)
+    empty.send(ttl="1s")
+    empty.advance("1s")
+    assert (empty.seen()["discarded"], empty.seen("dead")["depth"]) == (1, 0)
+    (event,) = [e for e in empty.admin.events() if e["event"] == "dead_message_queue_unusable"]
+    assert (event["queue"], event["why"]) == ("orders", "dead message queue shut down")
+
+
+@pytest.mark.parametrize(
+    ("policy", "full", "shut", "outcome"),
+    [
+        ("when-queue-enabled", True, False, "queue_quota"),
+        ("when-queue-enabled", False, True, None),
+        ("when-queue-enabled", True, True, None),  # shutdown decides
+        ("including-when-shutdown", False, True, "queue_shutdown"),
+        ("including-when-shutdown", True, True, "queue_quota"),
+        ("never", True, False, None),
+        ("never", False, True, None),
+    ],
+)
+def test_S4_H5_the_outcome_of_a_failed_check(
+    empty: Bench, policy: str, full: bool, shut: bool, outcome: str | None
+) -> None:
+    empty.define(max_spool_messages=1, reject_msg_to_sender_on_discard=policy)
+    if full:
+        empty.send()
+    empty.admin.shutdown("orders", ingress=shut)
+    if outcome is None:
+        assert empty.send() is None
+        reason = "queue_quota" if full else "queue_shutdown"
+        assert empty.seen()["discarded_on_entry"] == {reason: 1}
+        assert [r["event"] for r in empty.engine.journal() if r["reason"] == reason] == [
+            "discarded"
+        ]
+    else:
+        with pytest.raises(Rejected) as caught:
+            empty.send()
+        assert caught.value.reason == outcome
+        assert empty.seen()["rejected"] == {outcome: 1}
+    assert empty.seen()["depth"] == int(full)
+
+
+def test_H5_S5_a_subscribed_queue_that_is_shut_down_lets_the_others_have_it(empty: Bench) -> None:
+    empty.define("one")
+    empty.define("two")
+    for name in ("one", "two"):
+        empty.admin.subscribe_topic(name, "a/>")
+    empty.admin.shutdown("two", ingress=True)
+    assert empty.send(queue="a/b") == "1"
+    assert (empty.seen("one")["depth"], empty.seen("two")["discarded"]) == (1, 1)
+    empty.define("two", reject_msg_to_sender_on_discard="including-when-shutdown")
+    with pytest.raises(Rejected):
+        empty.send(queue="a/b")
+    assert empty.seen("one")["depth"] == 1
+
+
+@pytest.mark.parametrize(("reason", "keys"), [
+    ("queue_quota", {"max_spool_usage": 3}),
+    ("message_too_large", {"max_message_size": 3}),
+])  # fmt: skip
+def test_S3_each_refusal_is_counted_and_journaled(
+    empty: Bench, reason: str, keys: dict[str, Any]
+) -> None:
+    empty.define(message_type="binary", **keys)
+    with pytest.raises(Rejected):
+        empty.send(b"1234")
+    assert empty.seen()["rejected"] == {reason: 1}
+    (row,) = [r for r in empty.engine.journal() if r["reason"] == reason]
+    assert (row["event"], row["queue"]) == ("rejected", "orders")
+
+
+def test_S10_L12_a_scheduled_message_is_the_last_one_too(empty: Bench) -> None:
+    import datetime as dt
+
+    empty.define(max_spool_usage=0)
+    empty.send({"n": 1})
+    later = empty.send({"n": 2}, deliver_at=empty.connection.now() + dt.timedelta(minutes=1))
+    assert [m.id for m in empty.admin.browse("orders")] == [later]
+    empty.send({"n": 3})
+    empty.advance("1m")
+    assert ids(drain(empty.consumer())) == ["3"]
+
+
+def test_S10_O3_a_last_message_that_is_a_barrier_goes_and_comes(empty: Bench) -> None:
+    empty.define(max_spool_usage=0, barrier_expression="/b = 1")
+    for body in ({"b": 1}, {"b": 1}, {"b": 0}):
+        empty.send(body)
+    assert ids(drain(empty.consumer())) == ["3"]
