@@ -17,6 +17,7 @@ from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Deadline
 from ..state import Batch, Configuration, DictStore, check, step, to_wire
+from ..state.configuration import DEFAULT_BROKER
 from .transport import Record
 from .values import duration_ms
 
@@ -41,6 +42,7 @@ class MemoryEngine:
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
         self._beat_ms = 0
+        self._broker = DEFAULT_BROKER
         if configuration is not None:
             self.configure(configuration)
 
@@ -48,6 +50,7 @@ class MemoryEngine:
 
     def configure(self, configuration: Configuration) -> None:
         """Define what a configuration says."""
+        self._broker = configuration.brokers[0]
         self._beat_ms = configuration.system.heartbeat_timeout_ms
         for command in configure_commands(configuration):
             self.command(topics.topic(command[0], topics.COMMANDS), b"", command[1])
@@ -96,7 +99,7 @@ class MemoryEngine:
                 ticks += 1
 
     def _step(self, batch: Batch, checked: bool = True) -> None:
-        outputs = step(self.store, batch, self.now)
+        outputs = step(self.store, batch, self.now, self._broker)
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at

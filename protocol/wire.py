@@ -173,7 +173,8 @@ def dead_headers(dead: dict[str, Any] | None) -> list[tuple[str, bytes]]:
     """What a dead message carries in its headers (X5)."""
     if not dead:
         return []
-    return [(f"lq-dead-{k}", str(v).encode()) for k, v in dead.items() if v not in ("", None)]
+    texts = {k: ",".join(v) if isinstance(v, list) else v for k, v in dead.items()}
+    return [(f"lq-dead-{k}", str(v).encode()) for k, v in texts.items() if v not in ("", None)]
 
 
 def _singles(d: Deliveries) -> Iterator[WireRecord]:

@@ -42,6 +42,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+    _check_owner(broker, definition)
     _check_dead_messages(broker, definition)
     existing = broker.find(vpn, definition.name)
     if existing is None:
@@ -62,6 +63,14 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing.by_priority = definition.priority is not None
     existing.dispatch_wanted = True
     broker.note("defined", vpn, definition.name, again=True)
+
+
+def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
+    """Q5: the owner is a broker that runs; in this version there is one."""
+    owner, name = definition.initial_owner, broker.header.name
+    if owner is not None and owner != name:
+        where = f"queue {definition.name!r}"
+        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:

@@ -93,12 +93,20 @@ def _say(
 # ---------------------------------------------------------------- queues and their flows
 
 
+def level_of(queue: Queue) -> tuple[int, int, str, int]:
+    """How much a queue stores, of how much, in what, and its place in the queue's marks: bytes, or
+    messages where that limit is nearer."""
+    header, limit, most = queue.header, queue.definition.max_spool_usage, None
+    if limit:
+        most = queue.definition.max_spool_messages
+    if most is not None and header.depth * limit > header.bytes * most:
+        return header.depth, most, "messages", 1
+    return header.bytes, limit, "bytes", 0
+
+
 def _watch_queue(broker: Broker, queue: Queue) -> None:
     header, d = queue.header, queue.definition
-    level, limit = header.bytes, d.max_spool_usage
-    unit, place, most = "bytes", 0, d.max_spool_messages
-    if most is not None and (limit <= 0 or header.depth * limit > level * most):
-        level, limit, unit, place = header.depth, most, "messages", 1  # the nearer of the two
+    level, limit, unit, place = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
     over = is_over(level, limit, high, clear, header.usage_high)
     if over != header.usage_high:

@@ -106,6 +106,11 @@ def parse_configuration(mapping: object) -> Configuration:
     brokers = _brokers(mapping.get("brokers"), report)
     queues = _queues(mapping.get("queues"), problems, report)
     _check_dead_message_queues(queues, report)
+    for index, queue in queues:
+        owner = queue.initial_owner
+        if owner is not None and owner not in brokers:
+            allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
+            report(_place(index, queue.name), "initial_owner", owner, allowed)
     if vpns:
         for index, queue in queues:
             if queue.vpn not in vpns and queue.vpn != DEFAULT_VPN:

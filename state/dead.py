@@ -6,6 +6,8 @@ discarded where there is none that can take it. It is not stored again: its matc
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..protocol.errors import Reason
@@ -52,6 +54,7 @@ def bury(
         moved.append(number)
         if broker.spool.holds(number, target.number):
             # Another queue's copy is there already; a queue holds a message once.
+            _join(broker, queue, target, number, count, reason, detail)
             broker.spool.release(queue.number, np.array([number], np.uint64))
             continue
         if target.header.deferred and came_early(target, number):
@@ -99,6 +102,42 @@ def _refusal(target: Queue, size: int) -> str:
     return "dead message queue full" if over_quota(target, size) else ""
 
 
+def _about(
+    broker: Broker, queue: Queue, count: int, reason: Reason, detail: str
+) -> dict[str, Any]:
+    """What a dead message carries."""
+    return {
+        "reason": reason.value,
+        "queue": queue.definition.name,
+        "time": broker.now,
+        "deliveries": count,
+        "detail": detail,
+    }
+
+
+def _join(
+    broker: Broker, queue: Queue, target: Queue, number: int, count: int, reason: Reason,
+    detail: str,
+) -> None:  # fmt: skip
+    """One more match of a message died into the queue that holds it: remember from where, so that
+    it can go back there too (X6)."""
+    _, seqs = broker.spool.held_by([(number, number)], target.number)
+    seq = int(seqs[0])
+    dead: dict[int, dict[str, Any]]
+    if seq >= target.header.next_seq:
+        dead, at = target.arrivals.dead, seq - target.header.next_seq
+    else:
+        page, at = target.row(seq)
+        page.dirty = True
+        dead = page.extras
+    known = dead.get(at)
+    name = queue.definition.name
+    if known is None:  # it was published to the dead message queue as well
+        dead[at] = _about(broker, queue, count, reason, detail)
+    elif name not in (known["queue"], *known.get("also", ())):
+        dead[at] = {**known, "also": [*known.get("also", ()), name]}
+
+
 def _move(
     broker: Broker,
     queue: Queue,
@@ -113,13 +152,7 @@ def _move(
     counts there, one that is not still does (X5)."""
     broker.spool.move(number, queue.number, (target.number, target.next_place()))
     arrivals = target.arrivals
-    arrivals.dead[len(arrivals.ids)] = {
-        "reason": reason.value,
-        "queue": queue.definition.name,
-        "time": broker.now,
-        "deliveries": count,
-        "detail": detail,
-    }
+    arrivals.dead[len(arrivals.ids)] = _about(broker, queue, count, reason, detail)
     one = np.array([number], np.uint64)
     ttl_ends = int(broker.spool.gather(one, "ttl_ends")[0])
     if ttl_ends <= broker.now:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .alerts import is_over, level_of
 from .broker import Broker, _decoder
 from .columns import PAGE_BITS
 from .lifecycle import DELAYED, GONE, LEASED, READY
@@ -39,6 +40,9 @@ def check(store: DictStore, now: int) -> None:
     leased = sum(queue.header.leased for queue in queues.values())
     assert header.unacked == leased, f"delivered and unacked: {header.unacked}, leased {leased}"
     assert set(header.waiting) <= set(queues), "a deleted queue waits for acks"
+    full = header.unacked >= header.system.max_delivered_unacked
+    assert full or not header.waiting, f"there is room for what waits: {header.waiting}"
+    _check_alerts(broker, queues)
 
 
 def _check_queue(queue: Queue) -> None:
@@ -153,6 +157,30 @@ def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) ->
     assert sorted(of_queues) == sorted(looked_up), "topic subscriptions"
     counted = sum(sum(counts) for counts in broker.header.topics.values())
     assert counted == len(looked_up), f"topic subscriptions: {counted} counted"
+
+
+def _check_alerts(broker: Broker, queues: dict[int, Queue]) -> None:
+    """An alert is set exactly where its level says so (S9)."""
+    header, system = broker.header, broker.header.system
+
+    def check(name: str, there: bool, level: int, limit: int, high: float, clear: float) -> None:
+        assert is_over(level, limit, high, clear, there) == there, f"alert {name}: {level}/{limit}"
+
+    for queue in queues.values():
+        level, limit, _, _ = level_of(queue)
+        d = queue.definition
+        high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
+        check(d.name, queue.header.usage_high, level, limit, high, clear)
+        flows = {s.id for s in queue.header.subscriptions}
+        assert set(queue.header.flows_high) <= flows, f"alert of a flow that ended: {d.name}"
+    for what, level, limit in (
+        ("spool_usage", header.spool.bytes, system.max_spool_usage),
+        ("spool_files", header.spool.files, system.max_spool_files),
+        ("delivered_unacked", header.unacked, system.max_delivered_unacked),
+    ):
+        high = getattr(system, f"{what}_high_percent")
+        clear = getattr(system, f"{what}_clear_percent")
+        check(what, what in header.alerts, level, limit, high, clear)
 
 
 def _files(data: bytes) -> list[list[int]]:

@@ -5,7 +5,9 @@ enters its queue anew, behind what is there: its filter, priority and barrier ex
 evaluated, deliveries and cancels count from nothing. A publisher's TTL that is spent no longer
 counts, one that is not still does. It is not stored again, so only the queue's own checks apply.
 
-What cannot go back stays where it is. Why: the reasons of S3, and those below.
+A message of which several matches died into the same queue is there once, and goes back to each of
+its queues. What cannot go back stays where it is, for the queues that did not take it. Why: the
+reasons of S3, and those below.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class _Work:
         self.programs: dict[int, Program | None] = {}
         self.moved: dict[int, tuple[Queue, list[int]]] = {}
         self.stayed: dict[str, int] = {}
+        self.gone: list[int] = []  # those that left, having gone back to all their queues
 
     def page(self, page: QueuePage, rows: np.ndarray) -> None:
         """Take back what can go back of one page."""
@@ -56,16 +59,29 @@ class _Work:
         for row, number, size, state, priority, ttl_ends, (payload, key, _) in columns:
             dead = page.extras.get(row)
             if dead is None or state == LEASED:
-                found: Match | str = NOT_DEAD if dead is None else LEASED_HERE
-            else:
-                found = self.way(dead["queue"], number, size, priority, payload, key)
-            if isinstance(found, str):
-                self.stayed[found] = self.stayed.get(found, 0) + 1
+                self.stay(NOT_DEAD if dead is None else LEASED_HERE)
                 continue
-            self.enter(found, number, size, ttl_ends)
-            gone.append(row)
+            left: list[str] = []
+            for name in (dead["queue"], *dead.get("also", ())):
+                found = self.way(name, number, size, priority, payload, key)
+                if isinstance(found, str):
+                    self.stay(found)
+                    left.append(name)
+                else:
+                    self.enter(found, number, size, ttl_ends)
+            if left:
+                page.extras[row] = _from(dead, left)
+                page.dirty = True
+            else:
+                gone.append(row)
         if gone:
-            self.source.remove(page, np.array(gone, np.intp))
+            done = self.source.remove(page, np.array(gone, np.intp))
+            spool.release(self.source.number, done)
+            self.gone += done.tolist()
+
+    def stay(self, why: str) -> None:
+        """Count a message that does not go back to one of its queues."""
+        self.stayed[why] = self.stayed.get(why, 0) + 1
 
     def way(
         self, name: str, number: int, size: int, priority: int, payload: bytes, key: bytes | None
@@ -87,9 +103,9 @@ class _Work:
         return match(target, self.programs[target.number], payload, priority, key) or FILTERED
 
     def enter(self, found: Match, number: int, size: int, ttl_ends: int) -> None:
-        """The message's match moves to its queue."""
+        """The message gets a match with its queue again."""
         broker, target = self.broker, found.queue
-        broker.spool.move(number, self.source.number, (target.number, target.next_place()))
+        broker.spool.add(number, (target.number, target.next_place()))
         if ttl_ends <= broker.now:
             ttl_ends = NEVER
         expires = expires_at(target.definition, broker.now, ttl_ends)
@@ -104,14 +120,22 @@ class _Work:
         for _, (target, ids) in sorted(self.moved.items()):
             target.take_in(broker.now)
             keep_last(broker, target)
-            source.count("redriven", len(ids))
-            broker.record("redriven", source, ids, reason=target.definition.name)
             broker.record("spooled", target, ids, reason=f"redriven from {name}")
             queues[target.definition.name] = len(ids)
+        source.count("redriven", len(self.gone))
+        broker.record("redriven", source, self.gone)
         moved, stayed = sum(queues.values()), sum(self.stayed.values())
         vpn = broker.vpn_of(source)
         broker.note("redriven", vpn, name, moved=moved, stayed=stayed, why=dict(self.stayed))
         return {"moved": moved, "stayed": stayed, "queues": queues, "why": self.stayed}
+
+
+def _from(dead: dict[str, Any], left: list[str]) -> dict[str, Any]:
+    """What a dead message carries when it has gone back to all its queues but these."""
+    changed = {**dead, "queue": left[0], "also": left[1:]}
+    if not left[1:]:
+        del changed["also"]
+    return changed
 
 
 def redrive(broker: Broker, queue: Queue, command: Redrive) -> dict[str, Any]:

@@ -415,6 +415,15 @@ class Spool:
                 rest.append(list(to))
             page.extras[row] = [*rest, [queue, PAST]]
 
+    def add(self, number: int, to: tuple[int, int]) -> None:
+        """Give a stored message one more match."""
+        for page, rows, _ in self.rows(np.array([number], np.uint64)):
+            assert page is not None
+            row = int(rows[0])
+            rest = [m for m in page.extras.get(row, []) if m[0] != to[0]]
+            page.extras[row] = [*rest, list(to)]
+            page.dirty = True
+
     def holds(self, number: int, queue: int) -> bool:
         """Whether a queue holds a message now."""
         for page, rows, _ in self.rows(np.array([number], np.uint64)):

@@ -566,3 +566,14 @@ def test_S10_O3_a_last_message_that_is_a_barrier_goes_and_comes(empty: Bench) ->
     for body in ({"b": 1}, {"b": 1}, {"b": 0}):
         empty.send(body)
     assert ids(drain(empty.consumer())) == ["3"]
+
+
+def test_Q5_the_initial_owner_is_a_broker_that_runs(empty: Bench) -> None:
+    keys = {"type": "GroupLocalQueue", "name": "q", "message_type": "json"}
+    with pytest.raises(ConfigError, match=r"initial_owner: 'west' – must be .*'broker-0'"):
+        empty.define(**keys, initial_owner="west")
+    empty.define(**keys, initial_owner="broker-0")
+    with pytest.raises(ConfigError, match=r"initial_owner: 'west' – must be .* names: east"):
+        parse_configuration({"brokers": ["east"], "queues": [{**keys, "initial_owner": "west"}]})
+    config = {"brokers": ["west"], "queues": [{**keys, "initial_owner": "west"}]}
+    assert Bench(config=config).seen("q")["depth"] == 0

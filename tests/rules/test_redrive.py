@@ -45,7 +45,11 @@ def test_X6_counted_and_journaled(dead: Bench) -> None:
     assert dead.seen()["spooled"] == 4
     assert dead.events("dmq")[-3:] == ["redriven", "redriven", "redriven"]  # two, and the event
     rows = [r for r in dead.engine.journal() if r["event"] == "redriven" and r["message_id"]]
-    assert [(r["message_id"], r["reason"]) for r in rows] == [("1", "orders"), ("2", "orders")]
+    assert [r["message_id"] for r in rows] == ["1", "2"]
+    back = [r for r in dead.engine.journal() if r["reason"] == "redriven from dmq"]
+    assert [(r["event"], r["queue"], r["message_id"]) for r in back] == [
+        ("spooled", "orders", "1"), ("spooled", "orders", "2"),
+    ]  # fmt: skip
     (event,) = [e for e in dead.admin.events() if e["event"] == "redriven"]
     assert (event["queue"], event["moved"], event["stayed"]) == ("dmq", 2, 0)
 
@@ -252,3 +256,57 @@ def test_X6_within_its_vpn() -> None:
     assert one.admin().redrive("dmq").moved == 1
     assert one.admin().describe("q")["depth"] == 1
     assert other.admin().describe("q")["depth"] == 0
+
+
+def shared(**first: Any) -> Bench:
+    """Queues `one` and `two` take the same topic and have the same dead message queue."""
+    bench = Bench()
+    bench.define("dmq")
+    bench.define("one", underlying_topic="t", dead_message_queue="dmq", **first)
+    bench.define("two", underlying_topic="t", dead_message_queue="dmq", expiration="2s")
+    return bench
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_X6_a_message_that_died_in_two_queues_goes_back_to_both(together: bool) -> None:
+    bench = shared(expiration="2s" if together else "1s")
+    sent = bench.send(queue="t")
+    bench.advance("2s")
+    (held,) = bench.admin.browse("dmq")
+    assert held.headers["lq-dead-queue"] == "one"
+    assert held.headers["lq-dead-also"] == "two"
+    bench.engine.restart()
+    done = bench.admin.redrive("dmq")
+    assert (done.moved, done.stayed, done.queues) == (2, 0, {"one": 1, "two": 1})
+    for name in ("one", "two"):
+        (message,) = drain(bench.consumer(name))
+        assert message.id == sent
+        message.ack()
+    assert bench.admin.usage()["vpn"]["spool_bytes"] == 0
+    assert (bench.seen("dmq")["depth"], bench.seen("dmq")["redriven"]) == (0, 1)
+
+
+def test_X6_it_stays_for_the_queue_that_does_not_take_it(empty: Bench) -> None:
+    bench = shared()
+    bench.send(queue="t", ttl="1s")
+    bench.advance("1s")
+    bench.admin.shutdown("one", ingress=True)
+    done = bench.admin.redrive("dmq")
+    assert (done.queues, done.why) == ({"two": 1}, {"queue_shutdown": 1})
+    (held,) = bench.admin.browse("dmq")
+    assert held.headers["lq-dead-queue"] == "one"
+    assert "lq-dead-also" not in held.headers
+    bench.admin.shutdown("one")
+    assert bench.admin.redrive("dmq").queues == {"one": 1}
+    assert [bench.seen(name)["depth"] for name in ("dmq", "one", "two")] == [0, 1, 1]
+
+
+def test_X6_published_to_the_dead_message_queue_and_dead_in_another() -> None:
+    bench = Bench()
+    bench.define("dmq", underlying_topic="t", expiration_model="queue")
+    bench.define("one", underlying_topic="t", dead_message_queue="dmq")
+    bench.send(queue="t", ttl="1s")
+    bench.advance("1s")
+    (held,) = bench.admin.browse("dmq")
+    assert held.headers["lq-dead-queue"] == "one"
+    assert bench.admin.redrive("dmq").queues == {"one": 1}
