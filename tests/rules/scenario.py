@@ -28,6 +28,7 @@ clock is moved, and on a real job, where it is waited for; so messages are numbe
     held a 2                                        what describe says that the consumer holds
     browse orders -> 1 2                            in the queue's order; `browse orders ready ->`
     dead dmq 1 lq-dead-reason=expired               a dead message and its headers
+    redrive dmq 1 -> 0 queue_quota=1                these (or all): how many moved, why others stay
 """
 
 import contextlib
@@ -387,6 +388,15 @@ class Runner:
                 assert text(found.get(key)) == wanted, f"{key}: {found.get(key)!r}"
 
         self.clock.until(check)
+
+
+    def do_redrive(self, line: Line) -> None:
+        """`redrive dmq -> 2 queue_quota=1`: how many moved, and why how many stayed."""
+        _, queue, *numbers = line.words
+        ids = [self.id_of(number) for number in numbers] or None
+        done = self.admin.redrive(self.rename(queue), ids=ids)
+        found = [str(done.moved), *sorted(f"{why}={n}" for why, n in done.why.items())]
+        assert found == line.expected, f"redriven {found}, expected {line.expected}"
 
 
 def field_of(thing: Any, name: str) -> Any:
