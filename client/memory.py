@@ -6,6 +6,7 @@ against this; every rule is tested here first.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,10 +15,13 @@ from typing import Any
 from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
-from ..protocol.outputs import Deadline
+from ..protocol.outputs import Alert, Deadline
 from ..state import Batch, Configuration, DictStore, check, step, to_wire
+from ..state.configuration import DEFAULT_BROKER
 from .transport import Record
 from .values import duration_ms
+
+log = logging.getLogger("lakequeue.memory")
 
 PARTITIONS = 1
 TICKS_MAX = 100_000
@@ -38,6 +42,7 @@ class MemoryEngine:
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
         self._beat_ms = 0
+        self._broker = DEFAULT_BROKER
         if configuration is not None:
             self.configure(configuration)
 
@@ -45,6 +50,7 @@ class MemoryEngine:
 
     def configure(self, configuration: Configuration) -> None:
         """Define what a configuration says."""
+        self._broker = configuration.brokers[0]
         self._beat_ms = configuration.system.heartbeat_timeout_ms
         for command in configure_commands(configuration):
             self.command(topics.topic(command[0], topics.COMMANDS), b"", command[1])
@@ -93,12 +99,14 @@ class MemoryEngine:
                 ticks += 1
 
     def _step(self, batch: Batch, checked: bool = True) -> None:
-        outputs = step(self.store, batch, self.now)
+        outputs = step(self.store, batch, self.now, self._broker)
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at
             elif isinstance(output, Journal):
                 self._journal += output.rows()
+            elif isinstance(output, Alert):
+                log.warning("%s", output.text())
         for i, record in enumerate(wire.encode(outputs)):
             for topic, inbox in self._inboxes:
                 if topic == record.topic:

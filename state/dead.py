@@ -6,12 +6,17 @@ discarded where there is none that can take it. It is not stored again: its matc
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..protocol.errors import Reason
 from .broker import Broker
 from .columns import NEVER, Array
 from .deferred import came_early, remove_arrivals
+from .entering import over_quota, program_of
+from .expressions import as_priority, is_true
+from .last_value import keep_last
 from .lifetime import expires_at
 from .queue import Queue, QueuePage
 
@@ -49,6 +54,7 @@ def bury(
         moved.append(number)
         if broker.spool.holds(number, target.number):
             # Another queue's copy is there already; a queue holds a message once.
+            _join(broker, queue, target, number, count, reason, detail)
             broker.spool.release(queue.number, np.array([number], np.uint64))
             continue
         if target.header.deferred and came_early(target, number):
@@ -57,6 +63,7 @@ def bury(
     if moved and target is not None:
         target.take_in(broker.now)
         remove_arrivals(broker, target, early)
+        keep_last(broker, target)
     _account(broker, queue, moved, discarded, why)
 
 
@@ -92,9 +99,43 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
 
 
 def _refusal(target: Queue, size: int) -> str:
-    limit = target.definition.max_spool_usage
-    stored = target.header.bytes + target.arrivals.bytes
-    return "dead message queue full" if limit and stored + size > limit else ""
+    return "dead message queue full" if over_quota(target, size) else ""
+
+
+def _about(
+    broker: Broker, queue: Queue, count: int, reason: Reason, detail: str
+) -> dict[str, Any]:
+    """What a dead message carries."""
+    return {
+        "reason": reason.value,
+        "queue": queue.definition.name,
+        "time": broker.now,
+        "deliveries": count,
+        "detail": detail,
+    }
+
+
+def _join(
+    broker: Broker, queue: Queue, target: Queue, number: int, count: int, reason: Reason,
+    detail: str,
+) -> None:  # fmt: skip
+    """One more match of a message died into the queue that holds it: remember from where, so that
+    it can go back there too (X6)."""
+    _, seqs = broker.spool.held_by([(number, number)], target.number)
+    seq = int(seqs[0])
+    dead: dict[int, dict[str, Any]]
+    if seq >= target.header.next_seq:
+        dead, at = target.arrivals.dead, seq - target.header.next_seq
+    else:
+        page, at = target.row(seq)
+        page.dirty = True
+        dead = page.extras
+    known = dead.get(at)
+    name = queue.definition.name
+    if known is None:  # it was published to the dead message queue as well
+        dead[at] = _about(broker, queue, count, reason, detail)
+    elif name not in (known["queue"], *known.get("also", ())):
+        dead[at] = {**known, "also": [*known.get("also", ()), name]}
 
 
 def _move(
@@ -111,16 +152,19 @@ def _move(
     counts there, one that is not still does (X5)."""
     broker.spool.move(number, queue.number, (target.number, target.next_place()))
     arrivals = target.arrivals
-    arrivals.dead[len(arrivals.ids)] = {
-        "reason": reason.value,
-        "queue": queue.definition.name,
-        "time": broker.now,
-        "deliveries": count,
-        "detail": detail,
-    }
-    ttl_ends = int(broker.spool.gather(np.array([number], np.uint64), "ttl_ends")[0])
+    arrivals.dead[len(arrivals.ids)] = _about(broker, queue, count, reason, detail)
+    one = np.array([number], np.uint64)
+    ttl_ends = int(broker.spool.gather(one, "ttl_ends")[0])
     if ttl_ends <= broker.now:
         ttl_ends = NEVER
     expires = expires_at(target.definition, broker.now, ttl_ends)
-    target.arrive(number, size, 0, expires, NEVER, barrier=False)
+    level, barrier = 0, False
+    program = program_of(target)
+    if program is not None:  # its place there, by its expressions; no filter keeps it out
+        payload, key, _ = broker.spool.contents(one)[0]
+        priority = int(broker.spool.gather(one, "priority")[0])
+        _, by_queue, is_barrier = program.run(payload, priority, key)
+        level = 0 if target.definition.priority is None else as_priority(by_queue)
+        barrier = is_true(is_barrier)
+    target.arrive(number, size, level, expires, NEVER, barrier)
     broker.record("spooled", target, [number], reason=reason.value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .alerts import is_over, level_of
 from .broker import Broker, _decoder
 from .columns import PAGE_BITS
 from .lifecycle import DELAYED, GONE, LEASED, READY
@@ -17,6 +18,7 @@ from .queue import Queue
 from .ready import SEQ_MASK
 from .spool import PAST, MessagePage
 from .store import DictStore
+from .topic_subscriptions import topics_of
 
 
 def check(store: DictStore, now: int) -> None:
@@ -34,6 +36,13 @@ def check(store: DictStore, now: int) -> None:
             queues[queue.number] = queue
             _check_queue(queue)
     _check_spool(store, broker, queues)
+    _check_topics(store, broker, queues)
+    leased = sum(queue.header.leased for queue in queues.values())
+    assert header.unacked == leased, f"delivered and unacked: {header.unacked}, leased {leased}"
+    assert set(header.waiting) <= set(queues), "a deleted queue waits for acks"
+    full = header.unacked >= header.system.max_delivered_unacked
+    assert full or not header.waiting, f"there is room for what waits: {header.waiting}"
+    _check_alerts(broker, queues)
 
 
 def _check_queue(queue: Queue) -> None:
@@ -71,6 +80,8 @@ def _check_queue(queue: Queue) -> None:
     index = [k & SEQ_MASK for k in queue.ready.scan()]
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
+    keeps_last = queue.definition.max_spool_usage == 0
+    assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
     _check_limits(queue, held)
     _check_counters(queue)
 
@@ -86,7 +97,8 @@ def _check_limits(queue: Queue, held: dict[int, int]) -> None:
 def _check_counters(queue: Queue) -> None:
     header = queue.header
     n = header.counters.get
-    gone = n("acknowledged", 0) + n("expired", 0) + n("consumer_rejected", 0) + n("purged", 0)
+    ends = ("acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven")
+    gone = sum(n(name, 0) for name in ends)
     assert n("spooled", 0) == header.depth + gone, (
         f"{queue.definition.name}: spooled {n('spooled', 0)} != depth {header.depth} + gone {gone}"
     )
@@ -128,6 +140,47 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
         for entry in _files(d) if entry[0]
     )  # fmt: skip
     assert spool.files == files, f"spool files: {spool.files} counted, {files} in use"
+
+
+def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> None:
+    """Each topic subscription stands once with its queue and once where topics are looked up."""
+    of_queues = {
+        (queue.definition.vpn, number, pattern)
+        for number, queue in queues.items()
+        for pattern in topics_of(broker, queue)
+    }
+    looked_up = [
+        (key.split("/")[1], number, pattern)
+        for key in store.pages if key.startswith("t/")
+        for pattern, numbers in broker.notes.read(key).items() for number in numbers
+    ]  # fmt: skip
+    assert sorted(of_queues) == sorted(looked_up), "topic subscriptions"
+    counted = sum(sum(counts) for counts in broker.header.topics.values())
+    assert counted == len(looked_up), f"topic subscriptions: {counted} counted"
+
+
+def _check_alerts(broker: Broker, queues: dict[int, Queue]) -> None:
+    """An alert is set exactly where its level says so (S9)."""
+    header, system = broker.header, broker.header.system
+
+    def check(name: str, there: bool, level: int, limit: int, high: float, clear: float) -> None:
+        assert is_over(level, limit, high, clear, there) == there, f"alert {name}: {level}/{limit}"
+
+    for queue in queues.values():
+        level, limit, _, _ = level_of(queue)
+        d = queue.definition
+        high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
+        check(d.name, queue.header.usage_high, level, limit, high, clear)
+        flows = {s.id for s in queue.header.subscriptions}
+        assert set(queue.header.flows_high) <= flows, f"alert of a flow that ended: {d.name}"
+    for what, level, limit in (
+        ("spool_usage", header.spool.bytes, system.max_spool_usage),
+        ("spool_files", header.spool.files, system.max_spool_files),
+        ("delivered_unacked", header.unacked, system.max_delivered_unacked),
+    ):
+        high = getattr(system, f"{what}_high_percent")
+        clear = getattr(system, f"{what}_clear_percent")
+        check(what, what in header.alerts, level, limit, high, clear)
 
 
 def _files(data: bytes) -> list[list[int]]:

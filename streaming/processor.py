@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, assert_never
 
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from ..protocol import wire
-from ..protocol.outputs import Capture, Deadline
+from ..protocol.outputs import Alert, Capture, Deadline
 from ..sources.records import to_batch
 from ..state import step
 from .store import HandleStore
@@ -40,14 +40,25 @@ class BrokerProcessor(StatefulProcessor):
         batch, now = to_batch(rows)
         outputs = step(self._store, batch, now, name, self._numbers[name])
         notes = [
-            f"deadline:{name}:{o.at}" if isinstance(o, Deadline) else f"capture:{o.topic}"
-            for o in outputs
-            if isinstance(o, Deadline | Capture)
+            _note(name, o) for o in outputs if isinstance(o, Deadline | Capture | Alert)
         ]
         yield from _frames(wire.encode(outputs, self._partitions), notes)
 
     def close(self) -> None:
         """Called by Spark after the batch."""
+
+
+def _note(broker: str, output: Deadline | Capture | Alert) -> str:
+    """What the driver is told, as one line: its kind, a colon, the rest."""
+    match output:
+        case Deadline():
+            return f"deadline:{broker}:{output.at}"
+        case Capture():
+            return f"capture:{output.topic}"
+        case Alert():
+            return f"alert:{broker}: {output.text()}"
+        case _:
+            assert_never(output)
 
 
 def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd.DataFrame]:

@@ -132,6 +132,54 @@ class EarliestAlways(Model):
             queue.definition = before
 
 
+class KeepsWhatIsLeased(Model):
+    """S10: only what is ready is replaced."""
+
+    def replace(self, queue: Queue, entries: list[Entry]) -> None:
+        super().replace(queue, [e for e in entries if e.holder is None])
+
+
+class StarTakesManyLevels(Model):
+    """Q2: `*` matches more than one level."""
+
+    def subscribe_topic(self, name: str, pattern: str) -> None:
+        super().subscribe_topic(name, pattern)
+        if pattern.endswith("/*"):
+            self.queues[name].topics.add(pattern[:-1] + ">")
+
+
+class ForgetsWhatWasSpooled(Model):
+    """S7: with a subscription goes what it brought."""
+
+    def unsubscribe_topic(self, name: str, pattern: str) -> None:
+        super().unsubscribe_topic(name, pattern)
+        self.queues[name].entries = [
+            e for e in self.queues[name].entries if self.queues[name].captures(e.topic)
+        ]
+
+
+class RedrivesTheDeadTtl(Model):
+    """X5: a TTL that is spent counts again after the redrive."""
+
+    def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
+        for entry in self.queues[name].entries:
+            entry.ttl_until = entry.ttl_until or self.now + 1
+        return super().redrive(name, ids)
+
+
+class TakesOneTooMany(Model):
+    """S3: the quota of messages is exceeded by one."""
+
+    def admits(self, queue: Queue, draft: Entry) -> bool:
+        before = queue.definition
+        if "max_spool_messages" in before:
+            queue.definition = before | {"max_spool_messages": before["max_spool_messages"] + 1}
+        try:
+            return super().admits(queue, draft)
+        finally:
+            queue.definition = before
+
+
 MISTAKES = [
     EarlyLimit,
     LosesItsPlace,
@@ -146,6 +194,11 @@ MISTAKES = [
     BarrierToOne,
     LeasesProtect,
     EarliestAlways,
+    KeepsWhatIsLeased,
+    StarTakesManyLevels,
+    ForgetsWhatWasSpooled,
+    RedrivesTheDeadTtl,
+    TakesOneTooMany,
 ]
 
 
@@ -154,6 +207,7 @@ NAMES = (
     *["burst", "subscribe", "subscribe", "close", "settle", "settle", "ack", "done", "done"],
     *["ack_of_another", "ack_range", "ack_early", "cancel", "cancel", "renew", "backlog"],
     *["advance", "advance", "redefine"],
+    *["topic", "topic", "untopic", "send_to", "send_to", "redrive"],
 )
 
 
@@ -191,6 +245,8 @@ def random_queues(generator: random.Random) -> list[dict[str, Any]]:
         "fairness_model": [None, None, "fast", "round-robin"],
         "priority": [None, "/p"],
         "barrier_expression": [None, "/kind >= 3"],
+        "max_spool_usage": [None, None, None, 0],
+        "max_spool_messages": [None, None, 4],
     }
     orders = {"name": "orders", "message_type": "json"}
     for key, values in keys.items():

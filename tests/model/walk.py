@@ -34,7 +34,11 @@ REDEFINITIONS = (
     {"lease_period": "1900ms"},
     {"leasing": "strict"},
     {"filter": "/n > 3"},
+    {"max_spool_messages": 3},
+    {"max_delivered_unacked_per_flow": 1},
 )
+TOPICS = ("a", "a/b", "a/b/c", "b/b", "orders")
+PATTERNS = ("a", "*", "a/*", "*/b", "a/>", ">", "a/b*", "a/(b|c).*", "ord.*", "b/b")
 SHAPES: list[dict[str, Any]] = [
     {},
     {"priority": "/p"},
@@ -56,7 +60,7 @@ def with_companions(orders: dict[str, Any]) -> list[dict[str, Any]]:
     # Each its own: what becomes of two matches of one message in one DMQ is not ruled yet.
     return [
         {"name": "dead copies", "message_type": "json"},
-        {"name": "dead", "message_type": "json", "expiration": "30s"},
+        {"name": "dead", "message_type": "json", "expiration": "30s", "max_spool_messages": 20},
         {
             "name": "copies",
             "message_type": "json",
@@ -86,6 +90,9 @@ def definitions() -> st.SearchStrategy[list[dict[str, Any]]]:
         optional("deferred_ack_expiration", ["4s"]),
         optional("dead_message_queue", ["dead", "nowhere"]),
         optional("fairness_model", ["fast", "round-robin"]),
+        st.sampled_from([{}, {}, {}, {"max_spool_usage": 0}, {"max_spool_usage": 200}]),
+        st.sampled_from([{}, {}, {}, {"max_spool_messages": 4}]),
+        st.sampled_from([{}, {}, {}, {"max_delivered_unacked_per_flow": 2}]),
         st.sampled_from(SHAPES),
         st.sampled_from([{}, {}, {}, {"semantics": "at-most-once"}]),
     )
@@ -128,6 +135,11 @@ def operations() -> st.SearchStrategy[Operation]:
         st.tuples(st.just("advance"), Small),
         st.tuples(st.just("redefine"), Small),
         st.tuples(st.just("restart")),
+        st.tuples(st.just("topic"), Small, Small),
+        st.tuples(st.just("untopic"), Small, Small),
+        st.tuples(st.just("send_to"), Small, Small),
+        st.tuples(st.just("send_to"), Small, Small),
+        st.tuples(st.just("redrive"), Small, Small),
     )
 
 
@@ -210,20 +222,48 @@ class Walk:
             self.publish(json.dumps(body).encode(), None)
             self.look()
 
-    def publish(self, payload: bytes, ttl: str | None) -> None:
+    def do_send_to(self, topic: int, kind: int) -> None:
+        body = {"n": topic + kind, "kind": kind % 3, "p": kind % 4}
+        self.publish(json.dumps(body).encode(), None, TOPICS[topic % len(TOPICS)])
+
+    def publish(self, payload: bytes, ttl: str | None, to: str = "orders") -> None:
         expected, refusal = None, None
         try:
-            expected = self.model.publish("orders", payload, ttl)
+            expected = self.model.publish(to, payload, ttl)
         except Refused as nack:
             refusal = nack.reason
         given = {} if ttl is None else {"ttl": ttl}
         receipt, found = None, None
         try:
-            receipt = self.producer.send("orders", payload, **given)
+            receipt = self.producer.send(to, payload, **given)
         except Rejected as nack:
             found = str(nack.reason)
         assert found == refusal, f"outcome {found}, the model says {refusal}"
         assert receipt is None or receipt.message_id == str(expected)
+
+    def do_topic(self, queue: int, pattern: int) -> None:
+        name, text = ("orders", "copies")[queue % 2], PATTERNS[pattern % len(PATTERNS)]
+        self.admin.subscribe_topic(name, text)
+        self.model.subscribe_topic(name, text)
+
+    def do_untopic(self, queue: int, which: int) -> None:
+        name = ("orders", "copies")[queue % 2]
+        if topics := sorted(self.model.queues[name].topics):
+            text = topics[which % len(topics)]
+            self.admin.unsubscribe_topic(name, text)
+            self.model.unsubscribe_topic(name, text)
+
+    def do_redrive(self, queue: int, which: int) -> None:
+        """All, or one of those that are there."""
+        name = "dead copies" if queue % 4 == 0 else "dead"
+        there = self.model.browse(name)
+        ids = [there[which % len(there)]] if there and which % 2 else None
+        done = self.admin.redrive(name, ids=None if ids is None else [str(i) for i in ids])
+        before = self.model.queues[name].counters["redriven"]
+        why = self.model.redrive(name, ids)
+        assert (done.moved, done.why) == (
+            self.model.queues[name].counters["redriven"] - before, why
+        ), f"redrive {name}"  # fmt: skip
 
     def do_subscribe(self, queue: int, backlog: int, chosen: int, mode: int) -> None:
         if len(self.pairs) >= CONSUMERS_MAX:

@@ -43,6 +43,16 @@ def size_bytes(size: str | int) -> int:
     return round(float(match[1]) * UNITS_BYTES[match[2]])
 
 
+def subscribed(pattern: str, topic: str) -> bool:
+    """A subscription is a wildcard if `*` ends levels and `>` the topic; else as in Q2."""
+    special = REGEX_SIGNS & set(pattern)
+    if not special - {"*"} and ".*" not in pattern:
+        levels = [re.escape(level) for level in pattern.split("/")]
+        text = "/".join(level.replace(r"\*", "[^/]*") for level in levels)
+        pattern = text[:-1] + ".*" if text.endswith(">") else text
+    return re.fullmatch(pattern, topic) is not None
+
+
 class Refused(Exception):
     """The producer gets a nack."""
 
@@ -133,6 +143,7 @@ class Queue:
     entries: list[Entry] = field(default_factory=list)
     held_ever: set[int] = field(default_factory=set)
     deferred: dict[int, int] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
     served_last: int = 0
     counters: Counter[str] = field(default_factory=Counter)
 
@@ -154,7 +165,9 @@ class Queue:
         return str(self.get("fairness_model", default))
 
     def captures(self, topic: str) -> bool:
-        """Q2: a regular expression matches the whole topic name."""
+        """Q2: a regular expression matches the whole topic name; topic subscriptions too."""
+        if any(subscribed(pattern, topic) for pattern in self.topics):
+            return True
         pattern = self.get("underlying_topic", self.name)
         if REGEX_SIGNS & set(pattern):
             return re.fullmatch(pattern, topic) is not None
@@ -171,8 +184,26 @@ class Queue:
         return sum(e.holder is subscription for e in self.entries)
 
     def allowance(self, subscription: Subscription) -> int:
-        """B2: the lower of the queue's and the subscription's own."""
-        return min(subscription.backlog, self.get("max_per_subscription_backlog", 1))
+        """B2: the lower of the queue's and the subscription's own; B4: never above the flow's."""
+        return min(
+            subscription.backlog,
+            self.get("max_per_subscription_backlog", 1),
+            self.get("max_delivered_unacked_per_flow", 10_000),
+        )
+
+    @property
+    def keeps_last(self) -> bool:
+        """S10: quota 0."""
+        return size_bytes(self.get("max_spool_usage", "5000MB")) == 0
+
+    def full_for(self, size: int) -> bool:
+        """S3: the endpoint's quota, in bytes and in messages."""
+        if self.keeps_last:
+            return False
+        stored = sum(e.size() for e in self.entries)
+        if stored + size > size_bytes(self.get("max_spool_usage", "5000MB")):
+            return True
+        return len(self.entries) >= self.get("max_spool_messages", 10**9)
 
 
 class Model:
@@ -199,6 +230,13 @@ class Model:
         else:
             self.queues[name] = Queue(name, dict(definition))
         self.dispatch()
+
+    def subscribe_topic(self, name: str, pattern: str) -> None:
+        self.queues[name].topics.add(pattern)
+
+    def unsubscribe_topic(self, name: str, pattern: str) -> None:
+        """S7: what was taken in stays."""
+        self.queues[name].topics.remove(pattern)
 
     def delete(self, name: str) -> None:
         """S7: the messages of a deleted endpoint are gone."""
@@ -279,9 +317,8 @@ class Model:
 
     def admits(self, queue: Queue, draft: Entry) -> bool:
         """S3, S4: False where the message is discarded; raises where its producer is nacked."""
-        stored = sum(e.size() for e in queue.entries)
         reason = None
-        if stored + draft.size() > size_bytes(queue.get("max_spool_usage", "5000MB")):
+        if queue.full_for(draft.size()):
             reason = "queue_quota"
         elif draft.size() > size_bytes(queue.get("max_message_size", "10MB")):
             reason = "message_too_large"
@@ -309,6 +346,58 @@ class Model:
         if barrier := queue.get("barrier_expression"):
             entry.is_barrier = entry.matches(barrier)
         queue.entries.append(entry)
+        if queue.keeps_last:
+            self.replace(queue, queue.entries[:-1])
+
+    def replace(self, queue: Queue, entries: list[Entry]) -> None:
+        """S10: in whatever state; Silent: neither acknowledged nor dead."""
+        for entry in entries:
+            queue.entries.remove(entry)
+            queue.counters["replaced"] += 1
+            self.note("replaced", queue, entry)
+
+    def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
+        """X6: each as a new message of the queue it died in; why others stay, and how many."""
+        source = self.queues[name]
+        stayed: Counter[str] = Counter()
+        for entry in sorted(source.entries, key=lambda e: e.arrival):
+            if ids is not None and entry.id not in ids:
+                continue
+            target = self.queues.get(entry.headers.get("lq-dead-queue", ""))
+            if reason := self.why_not_back(entry, target):
+                stayed[reason] += 1
+                continue
+            assert target is not None
+            own = {k: v for k, v in entry.headers.items() if not k.startswith("lq-dead-")}
+            until = None if (entry.ttl_until or 0) <= self.now else entry.ttl_until
+            source.entries.remove(entry)
+            source.counters["redriven"] += 1
+            self.take_in(
+                target,
+                Entry(
+                    entry.id, entry.topic, entry.payload, own, entry.key,
+                    entry.publisher_priority, entry.published, until,
+                ),
+            )  # fmt: skip
+        self.dispatch()
+        return dict(stayed)
+
+    def why_not_back(self, entry: Entry, target: Queue | None) -> str | None:
+        if "lq-dead-queue" not in entry.headers:
+            return "not_dead"
+        if entry.holder is not None:
+            return "leased"
+        if target is None:
+            return "no_such_queue"
+        if target.find(entry.id) is not None:
+            return "already_there"
+        if target.full_for(entry.size()):
+            return "queue_quota"
+        if entry.size() > size_bytes(target.get("max_message_size", "10MB")):
+            return "message_too_large"
+        if target.keeps_last and target.entries:
+            return "keeps_last_message"
+        return None if entry.matches(target.get("filter")) else "filter"
 
     # What consumers say
 
@@ -435,11 +524,7 @@ class Model:
             entry.published,
             None if (entry.ttl_until or 0) <= self.now else entry.ttl_until,
         )
-        full = target is None or (
-            sum(e.size() for e in target.entries) + entry.size()
-            > size_bytes(target.get("max_spool_usage", "5000MB"))
-        )
-        if target is None or full:
+        if target is None or target.full_for(entry.size()):
             queue.counters["discarded"] += 1
             self.note("discarded", queue, entry, reason=reason)
             return
@@ -592,6 +677,8 @@ class Model:
                 "expired",
                 "dead_lettered",
                 "discarded",
+                "replaced",
+                "redriven",
             )
         }
         return counted | {
@@ -610,6 +697,7 @@ class Model:
         for queue in self.queues.values():
             seen = self.describe(queue.name)
             gone = seen["acknowledged"] + seen["expired"] + queue.counters["refused_by_consumer"]
+            gone += seen["replaced"] + seen["redriven"]
             assert seen["spooled"] == seen["depth"] + gone, queue.name
             assert seen["depth"] == seen["ready"] + seen["leased"] + seen["delayed"]
             for entry in queue.entries:

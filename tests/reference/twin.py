@@ -9,6 +9,7 @@ import datetime as dt
 import pickle
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from lakequeue.protocol.errors import ConfigError, LeaseLost, Problem, Rejected
@@ -32,7 +33,14 @@ DURATIONS = (
     "redelivery_delay",
     "redelivery_delay_max",
 )
-COUNTS = ("max_backlog", "max_per_subscription_backlog", "max_deliveries", "max_cancels")
+COUNTS = (
+    "max_backlog",
+    "max_per_subscription_backlog",
+    "max_deliveries",
+    "max_cancels",
+    "max_spool_messages",
+    "max_delivered_unacked_per_flow",
+)
 CHOICES = {
     "message_type": ("json", "binary", "text"),
     "semantics": ("at-least-once", "at-most-once"),
@@ -382,6 +390,12 @@ def numbers(ids: Iterable[str] | str) -> Iterable[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
+@dataclass
+class Redriven:
+    moved: int
+    why: dict[str, int]
+
+
 class Engine:
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -414,6 +428,18 @@ class Admin(Context):
         refuse_unless_right(definition, None if known is None else known.definition)
         self.model.define(definition)
         self.connection.pump()
+
+    def subscribe_topic(self, queue: str, topic: str) -> None:
+        self.model.subscribe_topic(queue, topic)
+
+    def unsubscribe_topic(self, queue: str, topic: str) -> None:
+        self.model.unsubscribe_topic(queue, topic)
+
+    def redrive(self, queue: str, ids: list[str] | None = None) -> Redriven:
+        before = self.model.queues[queue].counters["redriven"]
+        why = self.model.redrive(queue, None if ids is None else [int(i) for i in ids])
+        self.connection.pump()
+        return Redriven(self.model.queues[queue].counters["redriven"] - before, why)
 
     def delete(self, queue: str) -> None:
         self.model.delete(queue)

@@ -7,6 +7,7 @@ clock is moved, and on a real job, where it is waited for; so messages are numbe
     queue orders max_per_subscription_backlog=2     define; message_type is json unless named
     redefine orders lease_period=1s                 define again with these keys changed
     delete orders
+    topic orders a/*/c                              a topic subscription; `untopic orders a/*/c`
     sub a orders backlog=2 filter="/n > 1"          a consumer; mode=individual unless named
     send orders n=1 kind=x | ttl=1s priority=5      fields of the payload | options of send
     send orders n=1..3                              three messages
@@ -27,6 +28,7 @@ clock is moved, and on a real job, where it is waited for; so messages are numbe
     held a 2                                        what describe says that the consumer holds
     browse orders -> 1 2                            in the queue's order; `browse orders ready ->`
     dead dmq 1 lq-dead-reason=expired               a dead message and its headers
+    redrive dmq 1 -> 0 queue_quota=1                these (or all): how many moved, why others stay
 """
 
 import contextlib
@@ -216,6 +218,12 @@ class Runner:
     def do_delete(self, line: Line) -> None:
         self.admin.delete(self.rename(line.words[1]))
 
+    def do_topic(self, line: Line) -> None:
+        self.admin.subscribe_topic(self.rename(line.words[1]), self.rename(line.words[2]))
+
+    def do_untopic(self, line: Line) -> None:
+        self.admin.unsubscribe_topic(self.rename(line.words[1]), self.rename(line.words[2]))
+
     # Producers
 
     def do_send(self, line: Line) -> None:
@@ -380,6 +388,15 @@ class Runner:
                 assert text(found.get(key)) == wanted, f"{key}: {found.get(key)!r}"
 
         self.clock.until(check)
+
+
+    def do_redrive(self, line: Line) -> None:
+        """`redrive dmq -> 2 queue_quota=1`: how many moved, and why how many stayed."""
+        _, queue, *numbers = line.words
+        ids = [self.id_of(number) for number in numbers] or None
+        done = self.admin.redrive(self.rename(queue), ids=ids)
+        found = [str(done.moved), *sorted(f"{why}={n}" for why, n in done.why.items())]
+        assert found == line.expected, f"redriven {found}, expected {line.expected}"
 
 
 def field_of(thing: Any, name: str) -> Any:

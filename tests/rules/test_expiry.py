@@ -194,3 +194,39 @@ def test_X5_a_deleted_dead_message_queue_discards(empty: Bench) -> None:
     empty.advance("1s")
     seen = empty.seen()
     assert (seen["expired"], seen["dead_lettered"], seen["discarded"]) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("spent_ms", [0, 2000, 7999])
+def test_X4_time_spent_before_the_record_is_read_counts(empty: Bench, spent_ms: int) -> None:
+    """A TTL of 8 s of which 2 s are over leaves 6 s: it starts at publish."""
+    empty.define()
+    now = empty.connection.now_ms()
+    header = {"lq": b'{"to": "orders", "ttl_ms": 8000}'}
+    empty.connection.publish_raw(
+        "default.publish", b"{}", headers=header, timestamp=now - spent_ms
+    )
+    empty.advance(f"{7999 - spent_ms}ms")
+    assert empty.seen()["depth"] == 1
+    empty.advance("1ms")
+    assert (empty.seen()["depth"], empty.seen()["expired"]) == (0, 1)
+
+
+def test_X4_a_ttl_that_is_spent_on_arrival_is_dead_at_once(empty: Bench) -> None:
+    empty.define("dead")
+    empty.define(dead_message_queue="dead")
+    consumer = empty.consumer()
+    header = {"lq": b'{"to": "orders", "ttl_ms": 1000}'}
+    earlier = empty.connection.now_ms() - 1000
+    empty.connection.publish_raw("default.publish", b"{}", headers=header, timestamp=earlier)
+    assert drain(consumer) == []
+    assert (empty.seen()["expired"], empty.seen("dead")["depth"]) == (1, 1)
+
+
+def test_X4_the_queues_expiration_counts_from_entering_it(empty: Bench) -> None:
+    empty.define(expiration="8s")
+    earlier = empty.connection.now_ms() - 7000
+    empty.connection.publish_raw("orders", b"{}", timestamp=earlier)
+    empty.advance("7999ms")
+    assert empty.seen()["depth"] == 1
+    empty.advance("1ms")
+    assert empty.seen()["depth"] == 0
