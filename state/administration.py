@@ -12,6 +12,7 @@ import numpy as np
 from ..protocol.commands import Browse, Configure, Define, Purge, Shutdown
 from ..protocol.errors import ConfigError
 from ..protocol.ids import parse_ranges
+from .active_set import active_rows, first_inactive
 from .broker import Broker, bucket
 from .columns import NEVER, PAGE_BITS, Array
 from .configuration import parse_configuration
@@ -140,6 +141,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "ready": header.depth - header.leased - header.delayed,
         "leased": header.leased,
         "delayed": header.delayed,
+        "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
         "oldest_age_s": oldest,
         "blocked": _blocked(queue),
@@ -169,6 +171,8 @@ def _blocked(queue: Queue) -> str | None:
         return "barrier"
     if all(_consumer(queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"
+    if first_inactive(queue) is not None and not header.scan_again:
+        return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
     return None
 
 
@@ -190,7 +194,7 @@ def _consumer(queue: Queue, subscription: Subscription) -> dict[str, Any]:
 
 
 def browse(broker: Broker, queue: Queue, command: Browse) -> list[dict[str, Any]]:
-    """Messages in the queue's order, without taking them."""
+    """Active messages in the queue's order, without taking them (R5, R6)."""
     wanted = {name: code for code, name in NAMES.items() if code != GONE}
     if command.state is not None and command.state not in wanted:
         raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(wanted))}")
@@ -210,8 +214,10 @@ def browse(broker: Broker, queue: Queue, command: Browse) -> list[dict[str, Any]
 
 
 def _in_order(queue: Queue) -> Iterator[Array]:
-    """Places of live messages in the order of delivery, in parts (O1, O2)."""
-    places = (rows.astype(np.int64) + (page.number << PAGE_BITS) for page, rows in _pages(queue))
+    """Places of active messages in the order of delivery, in parts (O1, O2, R5)."""
+    places = (
+        rows.astype(np.int64) + (page.number << PAGE_BITS) for page, rows in active_rows(queue)
+    )
     if not queue.by_priority:
         yield from places
         return
@@ -253,10 +259,10 @@ def _look(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
 
 
 def purge(broker: Broker, queue: Queue, command: Purge) -> int:
-    """Remove messages by predicate, by ids, or all; returns how many."""
+    """Remove messages by predicate (active ones, R5), by ids, or all; returns how many."""
     ranges = parse_ranges(command.ids) if command.ids else None
     total = 0
-    for page, live in list(_pages(queue)):
+    for page, live in list(_pages(queue) if command.where is None else active_rows(queue)):
         rows = live
         if ranges is not None:
             numbers = page.id[rows]

@@ -3,13 +3,14 @@ operator who wants to be sure.
 
 Each message is in exactly one state per queue; counts in headers are the sums of the rows; leases
 stay within backlog limits; spool bytes are the sum of what is stored; counters add up; nothing
-behind a waiting barrier is leased.
+behind a waiting barrier is leased; the active set is as large as it may be and first in order.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from .active_set import active_rows, first_inactive
 from .broker import Broker, _decoder
 from .columns import PAGE_BITS
 from .lifecycle import DELAYED, GONE, LEASED, READY
@@ -72,7 +73,19 @@ def _check_queue(queue: Queue) -> None:
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
     _check_limits(queue, held)
+    _check_active(queue)
     _check_counters(queue)
+
+
+def _check_active(queue: Queue) -> None:
+    """R5. What is leased may stand behind the active set when the limit was lowered (Q9); that
+    nothing behind it goes out is asserted where leases are given."""
+    limit, name = queue.definition.target_queue_depth, queue.definition.name
+    active = sum(len(rows) for _, rows in active_rows(queue))
+    depth = queue.header.depth
+    assert active == min(depth, limit or depth), f"{name}: {active} active of {depth}"
+    end = first_inactive(queue)
+    assert (end is None) == (active == depth), f"{name}: the active set ends at {end}"
 
 
 def _check_limits(queue: Queue, held: dict[int, int]) -> None:

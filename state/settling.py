@@ -13,11 +13,12 @@ from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned
 from ..protocol.errors import Reason
 from ..protocol.ids import Ranges, make_id, parse_ranges
 from . import deferred
+from .active_set import active_rows
 from .broker import Broker
 from .columns import NEVER, PAGE_BITS, Array
 from .dead import bury
 from .delivery import matching
-from .lifecycle import GONE, LEASED
+from .lifecycle import LEASED
 from .queue import Queue, QueuePage, Subscription
 
 IGNORED_MAX = 10_000
@@ -92,14 +93,10 @@ def _without_effect(
 
 
 def _where(broker: Broker, queue: Queue, text: str) -> Array:
-    """Places of all messages of the queue for which an expression is true (L13)."""
+    """Places of all active messages for which an expression is true (L13, R5)."""
     found: list[Array] = []
-    queue.settle()
-    for number in list(queue.directory.live()):
-        page = queue.page(number)
-        assert page is not None
-        rows = np.flatnonzero(page.state[: page.used] != GONE)
-        seqs = rows.astype(np.int64) + (number << PAGE_BITS)
+    for page, rows in active_rows(queue):
+        seqs = rows.astype(np.int64) + (page.number << PAGE_BITS)
         found.append(seqs[np.array(matching(broker, queue, seqs, text), bool)])
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 
