@@ -284,9 +284,10 @@ def reject_record(
     value: bytes | None,
     error: str,
 ) -> None:
-    """A record that cannot be understood: to ``<vpn>.rejected``, and counted."""
-    note = broker.notes.read(f"x/{vpn}") or {}
-    broker.notes.write(f"x/{vpn}", {"malformed": note.get("malformed", 0) + 1})
+    """A record that cannot be understood: to ``<vpn>.rejected`` and into the journal.
+
+    Who runs the step counts what it says: the job in its metrics.
+    """
     broker.journal.segments.append(
         Segment(
             "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,

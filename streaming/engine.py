@@ -284,6 +284,9 @@ class Engine:
             self._ticker.set(broker, int(at))
         elif kind == "capture" and rest not in self._captured:
             self._more.add(rest)
+        elif kind == "malformed":
+            vpn, _, count = rest.rpartition(":")
+            self.metrics.malformed(vpn, int(count))
 
     def wait(self) -> None:
         """Until stopped; restarts a query that failed, raises when that does not help."""
