@@ -39,7 +39,7 @@ from .transport import (
     Record,
     no_answer,
     normal,
-    require_listener,
+    require_broker,
 )
 
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ class ConfluentTransport(KafkaTransport):
     def __init__(self, bootstrap: str, client_name: str) -> None:
         bootstrap = normal(bootstrap)
         deadline = time.monotonic() + OPEN_SECONDS_MAX
-        require_listener(bootstrap, deadline)
+        require_broker(bootstrap)
         self._shared: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
             "client.id": client_name,

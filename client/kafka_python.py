@@ -41,7 +41,7 @@ from .transport import (
     Record,
     no_answer,
     normal,
-    require_listener,
+    require_broker,
 )
 
 _T = TypeVar("_T")
@@ -61,7 +61,7 @@ class KafkaPythonTransport(KafkaTransport):
         _quiet()
         bootstrap = normal(bootstrap)
         deadline = time.monotonic() + OPEN_SECONDS_MAX
-        require_listener(bootstrap, deadline)
+        require_broker(bootstrap)
         self._shared: dict[str, Any] = {
             "bootstrap_servers": bootstrap.split(","),
             "client_id": client_name,

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -213,23 +214,51 @@ def no_answer(bootstrap: str, reason: str) -> NotConnected:
     return NotConnected(f"no Kafka broker answers at {bootstrap} – {reason}")
 
 
-def require_listener(bootstrap: str, deadline: float) -> None:
-    """Raise NotConnected unless something accepts connections at one of the addresses.
+def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
+    """Raise NotConnected unless a Kafka broker answers at one of the addresses in time.
 
-    The libraries would try for their whole timeout, and then not say why.
+    The libraries would try for their whole timeout, and then not say why; with what answers in
+    another protocol they try for longer than that.
     """
     reason = "no time left"
     addresses = servers(bootstrap)
+    deadline = time.monotonic() + seconds
     for left, (host, port) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
-            seconds = max(0.1, (deadline - time.monotonic()) / (left + 1))
-            socket.create_connection((host, port), timeout=seconds).close()
-            return
+            with socket.create_connection((host, port), until - time.monotonic()) as peer:
+                if _speaks_kafka(peer, until):
+                    return
+            reason = "something listens there but does not speak Kafka"
         except TimeoutError:
             reason = "it does not accept a connection in time"
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
     raise no_answer(bootstrap, reason)
+
+
+# Size, api_key 18 (ApiVersions, which every broker answers to everybody), version 0, correlation
+# id, no client id; the answer begins with its size and the same correlation id.
+_HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
+_ANSWER = struct.Struct(">ii")
+_ANSWER_BYTES_MAX = 100_000
+
+
+def _speaks_kafka(peer: socket.socket, until: float) -> bool:
+    """Whether a peer answers Kafka's simplest question until then."""
+    found = b""
+    try:
+        peer.sendall(_HELLO)
+        while len(found) < _ANSWER.size:
+            peer.settimeout(max(0.01, until - time.monotonic()))
+            part = peer.recv(_ANSWER.size - len(found))
+            if not part:
+                return False
+            found += part
+    except OSError:
+        return False
+    size, correlation = _ANSWER.unpack(found)
+    return 4 < size < _ANSWER_BYTES_MAX and correlation == 0x6C717565
 
 
 class LibraryLog(logging.Handler):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client.kafka import open_kafka
 from ..client.memory import configure_commands
+from ..client.transport import require_broker
 from ..protocol import LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from ..state import Configuration
@@ -86,8 +87,11 @@ class Engine:
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._check_home()
+        if self._setting("tables_interval_s", TABLES_INTERVAL_S):
+            self._check_tables()
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._remembered() | set(named)
+        require_broker(self.bootstrap)
         self._remember()
         self._ensure_topics()
         self._progress("starting Spark")
@@ -126,9 +130,24 @@ class Engine:
                         f"version reads {FORMAT}: use that version, or another --home"
                     )
             else:
-                about.write_text(json.dumps({"format": FORMAT}))
+                _write(about, {"format": FORMAT})
         except (OSError, ValueError, KeyError) as error:
             raise LakequeueError(f"home {self.home} cannot be used: {error}") from error
+
+    def _check_tables(self) -> None:
+        """The tables go with the checkpoint that says how far they have come (R1).
+
+        Without it the batches would count from 0 again, and Delta would take them for batches that
+        it has already.
+        """
+        checkpoint = self.home / "tables-checkpoint"
+        started = (checkpoint / "offsets").is_dir() and any((checkpoint / "offsets").iterdir())
+        logs = self.tables.glob("*/_delta_log/*.json")
+        if not started and any(log.stem.isdigit() and int(log.stem) for log in logs):
+            raise LakequeueError(
+                f"{self.tables} holds rows, but {checkpoint}, which says up to where, is gone: put "
+                f"it back, or move {self.tables} away, and new tables begin with what Kafka has"
+            )
 
     def _remembered(self) -> set[str]:
         file = self.home / "captured.json"
@@ -141,10 +160,7 @@ class Engine:
             ) from error
 
     def _remember(self) -> None:
-        file = self.home / "captured.json"
-        draft = file.with_suffix(".draft")
-        draft.write_text(json.dumps(sorted(self._captured)))
-        draft.replace(file)
+        _write(self.home / "captured.json", sorted(self._captured))
 
     def _session(self) -> SparkSession:
         from .session import is_local, package_zip, spark_session
@@ -158,7 +174,12 @@ class Engine:
             "lakequeue",
             master=master,
             jars=jars.spark,
-            extra={"spark.scheduler.mode": "FAIR", **self._settings},
+            extra={
+                "spark.scheduler.mode": "FAIR",
+                # Spark makes this folder, and by default where the process was started.
+                "spark.sql.warehouse.dir": str(self.home / "spark-warehouse"),
+                **self._settings,
+            },
             ui_port=port or None,
             log_file=self.home / "spark.log",
         )
@@ -365,3 +386,10 @@ class Engine:
                 self.metrics.stop()
             finally:
                 self._stopped.set()
+
+
+def _write(file: Path, value: Any) -> None:
+    """Write JSON whole or not at all: a crash must not leave half a file."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps(value))
+    draft.replace(file)
