@@ -54,7 +54,7 @@ class Connection:
         self._session_lost = False
         self._hooks: dict[Consumer, Callable[[], None]] = {}
         self._replies: dict[str, Any] = {}
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
         self._pid = os.getpid()
@@ -135,8 +135,8 @@ class Connection:
                 consumer.close()
             self.command(commands.Bye(session=self.session))
             self.is_open = False
-            with self._changed:
-                self._changed.notify_all()
+            with self.changed:
+                self.changed.notify_all()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(timeout=5)
             self._transport.flush(10.0)
@@ -210,8 +210,8 @@ class Connection:
         if self.is_memory:
             self._pump(0)
             return condition()
-        with self._changed:
-            return self._changed.wait_for(lambda: condition() or not self.is_open, timeout) and (
+        with self.changed:
+            return self.changed.wait_for(lambda: condition() or not self.is_open, timeout) and (
                 condition()
             )
 
@@ -267,8 +267,8 @@ class Connection:
         for record in records:
             self._dispatch(record)
         if records:
-            with self._changed:
-                self._changed.notify_all()
+            with self.changed:
+                self.changed.notify_all()
             for hook in list(self._hooks.values()):
                 hook()
         return bool(records)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -17,6 +16,7 @@ import msgspec
 
 from ..protocol import ConfigError, NotConnected, Rejected, Timeout, topics
 from ..protocol.messages import HEADER, PRIORITY_MAX, PublishHeader, encode_publish_header
+from .pending import Pending, Receipt, settle
 from .values import duration_ms, time_ms
 
 if TYPE_CHECKING:
@@ -25,31 +25,8 @@ if TYPE_CHECKING:
 MODES = ("persistent", "non_persistent", "persistent_groupack")
 SEND_TIMEOUT_S = 60.0
 RETRANSMIT_MAX_S = 60.0
-
-
-class Receipt:
-    """What is known of a sent message. message_id: text, None where the engine stored nothing
-    (mode `non_persistent`, or discarded by a queue's policy)."""
-
-    __slots__ = ("message_id", "sequence")
-
-    def __init__(self, sequence: int, message_id: str | None) -> None:
-        self.sequence = sequence
-        self.message_id = message_id
-
-    def __repr__(self) -> str:
-        return f"<Receipt {self.sequence}: message {self.message_id}>"
-
-
-class _Sent:
-    """A message without an answer yet."""
-
-    __slots__ = ("at", "future", "record")
-
-    def __init__(self, record: tuple, future: Future[Receipt], at: float) -> None:
-        self.record = record
-        self.future = future
-        self.at = at
+TEMPLATES_MAX = 1_000
+_SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
 
 
 class Producer:
@@ -91,12 +68,13 @@ class Producer:
         self._priority = _priority(priority)
         self._dmq = dmq_eligible
         self._lock = threading.RLock()
-        self._waiting: dict[int, _Sent] = {}
+        self._waiting: dict[int, Pending] = {}
         self._asked = time.monotonic()  # the last receipt, or the last retransmission
         self._answered = 0  # the highest sequence that was answered
         self._patience_s = self._pub_ack_s
         self._closed = False
         self._error: Exception | None = None
+        self._templates: dict[tuple, tuple[bytes, bytes]] = {}
         self._topic = topics.topic(connection.vpn, topics.PUBLISH)
         # One partition per producer: its messages keep their order, whatever their keys.
         partitions = connection.publish_partitions
@@ -152,7 +130,7 @@ class Producer:
         ack_immediately: bool = False,
         delivery_mode: str | None = None,
         dmq_eligible: bool | None = None,
-    ) -> Future[Receipt]:
+    ) -> Pending:
         """Send without waiting; the future has the receipt, or raises Rejected.
 
         Blocks while `window` messages are without an answer (P5).
@@ -169,35 +147,56 @@ class Producer:
         persistent = mode != "non_persistent"
         if persistent and len(self._waiting) >= self._window:
             self._wait_for_room()
+        wanted = (destination, ttl, priority, deliver_at, dmq_eligible, persistent)
+        before, after = self._templates.get(wanted) or self._template(*wanted)
+        if isinstance(key, str):
+            key = key.encode()
         with self._lock:
             seq = self._next if persistent else 0
-            meta = encode_publish_header(
-                PublishHeader(
-                    to=destination,
-                    producer=self.producer_id if persistent else "",
-                    seq=seq,
-                    ttl_ms=self._ttl_ms if ttl is None else _ttl(ttl),
-                    priority=self._priority if priority is None else _priority(priority),
-                    deliver_at=None if deliver_at is None else time_ms(deliver_at, "deliver_at"),
-                    dmq=self._dmq if dmq_eligible is None else dmq_eligible,
-                    reply=self._connection.receipts_partition if persistent else 0,
-                )
-            )
-            pairs = [(HEADER, meta)]
-            for name, value in (headers or {}).items():
-                pairs.append((name, value.encode() if isinstance(value, str) else value))
-            record = (
-                self._topic, bytes(data), key.encode() if isinstance(key, str) else key, pairs,
-                self._partition,
-            )  # fmt: skip
-            future: Future[Receipt] = Future()
+            pairs = [(HEADER, b"%b%d%b" % (before, seq, after))]
+            if headers:
+                for name, value in headers.items():
+                    pairs.append((name, value.encode() if isinstance(value, str) else value))
+            record = (self._topic, bytes(data), key, pairs, self._partition)
+            future = Pending(self._connection.changed, seq, record, time.monotonic())
             if persistent:
-                self._next += 1
-                self._waiting[seq] = _Sent(record, future, time.monotonic())
+                self._next = seq + 1
+                self._waiting[seq] = future
             else:
-                future.set_result(Receipt(0, None))
+                settle(future, 0)
             self._connection.publish(*record)
         return future
+
+    def _template(
+        self,
+        destination: str,
+        ttl: str | float | None,
+        priority: int | None,
+        deliver_at: datetime | str | None,
+        dmq_eligible: bool | None,
+        persistent: bool,
+    ) -> tuple[bytes, bytes]:
+        """The header `lq` of messages with these options: what stands before the sequence number,
+        and what stands behind it."""
+        header = encode_publish_header(
+            PublishHeader(
+                to=destination,
+                producer=self.producer_id if persistent else "",
+                seq=_SEQ,
+                ttl_ms=self._ttl_ms if ttl is None else _ttl(ttl),
+                priority=self._priority if priority is None else _priority(priority),
+                deliver_at=None if deliver_at is None else time_ms(deliver_at, "deliver_at"),
+                dmq=self._dmq if dmq_eligible is None else dmq_eligible,
+                reply=self._connection.receipts_partition if persistent else 0,
+            )
+        )
+        before, name, after = header.partition(b'"seq":%d' % _SEQ)
+        template = (before + name[:6], after)
+        if deliver_at is None:  # times differ from message to message
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
+            self._templates[destination, ttl, priority, None, dmq_eligible, persistent] = template
+        return template
 
     def _wait_for_room(self) -> None:
         def room() -> bool:
@@ -246,28 +245,24 @@ class Producer:
 
     def on_receipt(self, value: dict[str, Any]) -> None:
         """An answer of the engine: resolve futures."""
-        settled: list[tuple[_Sent, Receipt | Rejected]] = []
+        settled: list[tuple[Pending, int, Rejected | None]] = []
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
-            for first, count, _ in value["runs"]:
-                self._answered = max(self._answered, first + count - 1)
+            waiting = self._waiting
             for first, count, start in value["runs"]:
+                self._answered = max(self._answered, first + count - 1)
                 number = int(start)
-                for i in range(count):
-                    sent = self._waiting.pop(first + i, None)
+                for seq in range(first, first + count) if waiting else ():
+                    sent = waiting.pop(seq, None)
                     if sent is not None:
-                        message_id = str(number + i) if number else None
-                        settled.append((sent, Receipt(first + i, message_id)))
+                        settled.append((sent, number + seq - first if number else 0, None))
             for nack in value["nacks"]:
-                sent = self._waiting.pop(nack["seq"], None)
+                sent = waiting.pop(nack["seq"], None)
                 if sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
-                    settled.append((sent, error))
-        for sent, outcome in settled:
-            if isinstance(outcome, Receipt):
-                sent.future.set_result(outcome)
-            else:
-                sent.future.set_exception(outcome)
+                    settled.append((sent, 0, error))
+        for sent, number, refused in settled:
+            settle(sent, number, refused)
 
     def retransmit(self, now: float) -> None:
         """Send again what has waited longer than `pub_ack_time` (P2).

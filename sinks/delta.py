@@ -1,18 +1,22 @@
 """The Delta tables: `messages` (what came in) and `journal` (what happened), exactly once (R1).
 
 One streaming query reads the engine's inputs and its journal topics, and appends to both tables in
-each of its batches. A batch that is tried again is recognised by Delta (`txnAppId`, `txnVersion`).
-A step that the engine ran again after a crash wrote its journal record again: the same broker,
-step and part; such records are left out, for steps of a broker only grow.
+each of its batches. What is in a table already is left out, and the table itself says what that is:
+the last offset of each partition for `messages`, the last step of each broker for `journal` (both
+only grow). So it does not matter whether a batch is tried again, the engine ran a step again and
+wrote its journal record twice, or the checkpoint of this query was lost. Delta's own mark for
+repeated batches (`txnAppId`) would rebuild the table's snapshot at every append, which takes three
+times as long as the append itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol import journal as journal_codec
@@ -20,7 +24,6 @@ from ..protocol import topics
 from ..protocol.wire import STEP
 from ..sources.kafka import headers_column, meta_column
 
-APP = "lakequeue"
 MESSAGES, JOURNAL = "messages", "journal"
 _JOURNAL_SCHEMA = (
     "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
@@ -46,8 +49,9 @@ def create_tables(spark: SparkSession, folder: Path | str) -> None:
 class TableWriter:
     """The `foreachBatch` function of the tables query. Runs in the driver, one call at a time.
 
-    last: broker and VPN → (step, part) written last; read from the table at start, so it is
-    always what the table says.
+    last: broker and VPN → (step, part) written last; stored: partition → (offset, time) written
+    last. Both are read from the tables at start, so they are always what the tables say. Offsets
+    are looked at only there: within one run of the query no batch comes twice.
     """
 
     def __init__(self, spark: SparkSession, folder: Path | str, on_batch: Callable | None = None):
@@ -58,28 +62,32 @@ class TableWriter:
             .groupBy("broker", "vpn").agg(f.max(f.struct("step", "part")).alias("last")).collect()
         )  # fmt: skip
         self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
+        stored = (
+            spark.read.format("delta").load(f"{folder}/{MESSAGES}").groupBy("topic", "partition")
+            .agg(f.max("offset").alias("offset"), f.max("time").alias("time")).collect()
+        )  # fmt: skip
+        self._not_stored = _not_stored({(r.topic, r.partition): (r.offset, r.time) for r in stored})
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         batch.persist()
         try:
             is_journal = f.col("topic").endswith(f".{topics.JOURNAL}")
-            self._append(MESSAGES, self._messages(batch.where(~is_journal)), batch_id)
+            messages = batch.where(~is_journal)
+            if self._not_stored is not None:
+                messages = messages.where(self._not_stored)
+            self._append(MESSAGES, self._messages(messages))
             last = dict(self._last)
             journal = self._new_only(batch.where(is_journal), last)
             if journal is not None:
-                self._append(JOURNAL, journal, batch_id)
+                self._append(JOURNAL, journal)
             self._last = last
         finally:
             batch.unpersist()
         if self._on_batch is not None:
             self._on_batch(batch_id)
 
-    def _append(self, table: str, rows: DataFrame, batch_id: int) -> None:
-        (
-            rows.coalesce(1).write.format("delta").mode("append")
-            .option("txnAppId", f"{APP}-{table}").option("txnVersion", batch_id)
-            .save(f"{self._folder}/{table}")
-        )  # fmt: skip
+    def _append(self, table: str, rows: DataFrame) -> None:
+        rows.coalesce(1).write.format("delta").mode("append").save(f"{self._folder}/{table}")
 
     def _messages(self, batch: DataFrame) -> DataFrame:
         return batch.select(
@@ -116,6 +124,25 @@ class TableWriter:
         for topic, offsets in old.items():
             fresh = fresh.where((f.col("topic") != topic) | ~f.col("offset").isin(offsets))
         return fresh.select("broker", "step", "value").mapInArrow(_decode, _JOURNAL_SCHEMA)
+
+
+def _not_stored(stored: dict[tuple[str, int], tuple[int, datetime]]) -> Column | None:
+    """Whether a record is not in the table yet; None: there is nothing in it.
+
+    A topic that was deleted and made again starts at offset 0 once more; its records are younger.
+    """
+    if not stored:
+        return None
+    place = f.concat_ws("/", "topic", "partition")
+    offsets: list[Column] = []
+    times: list[Column] = []
+    for (topic, partition), (offset, time) in sorted(stored.items()):
+        name = f.lit(f"{topic}/{partition}")
+        offsets += [name, f.lit(offset)]
+        times += [name, f.lit(time)]
+    last = f.try_element_at(f.create_map(*offsets), place)
+    at = f.try_element_at(f.create_map(*times), place)
+    return last.isNull() | (f.col("offset") > last) | (f.col("timestamp") > at)
 
 
 def _step(text: str) -> tuple[int, int] | None:

@@ -213,7 +213,7 @@ class Engine:
             spark, self.bootstrap, source.publish_topics(vpns, captured), limit
         )
         rows = source.input_rows(commands_in.unionByName(publishes), broker)
-        outputs = rows.groupBy("broker").transformWithStateInPandas(
+        outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
             BrokerProcessor(self._numbers(), self._partitions), OUTPUT_SCHEMA, "append", "None"
         )
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+# As types: a schema as text is sent to the Java process to be parsed, in every batch.
+_KEY = StructType([StructField("key", StringType())])
+_PAGE = StructType([StructField("page", BinaryType())])
 
 
 class HandleStore:
     """Pages in the operator's map state, under text keys."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self._pages = handle.getMapState("pages", "key STRING", "page BINARY")
+        self._pages = handle.getMapState("pages", _KEY, _PAGE)
 
     def get(self, key: str) -> bytes | None:
         """The page, or None."""

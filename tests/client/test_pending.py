@@ -1,0 +1,90 @@
+"""The future of a sent message behaves as Python's own where other code relies on it (P3, P6)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ALL_COMPLETED, TimeoutError, wait
+
+import pytest
+
+from lakequeue import Rejected
+from lakequeue.client.pending import Pending, settle
+
+
+@pytest.fixture
+def condition():
+    return threading.Condition()
+
+
+def answer_later(condition, pending, number, error=None):
+    def answer():
+        settle(pending, number, error)
+        with condition:
+            condition.notify_all()
+
+    timer = threading.Timer(0.05, answer)
+    timer.start()
+    return timer
+
+
+def test_it_gives_the_receipt(condition):
+    pending = Pending(condition, 7, ("record",), 0.0)
+    assert not pending.done() and pending.running()
+    settle(pending, 42)
+    assert pending.done() and pending.record is None
+    assert (pending.result().sequence, pending.result().message_id) == (7, "42")
+
+
+def test_nothing_stored_has_no_id(condition):
+    pending = Pending(condition, 0, None, 0.0)
+    settle(pending, 0)
+    assert pending.result().message_id is None
+
+
+def test_a_refusal_is_raised(condition):
+    pending = Pending(condition, 1, None, 0.0)
+    settle(pending, 0, Rejected("queue_quota", "orders"))
+    assert pending.exception().reason == "queue_quota"
+    with pytest.raises(Rejected, match="orders"):
+        pending.result()
+
+
+def test_a_sent_message_cannot_be_called_back(condition):
+    pending = Pending(condition, 1, None, 0.0)
+    assert pending.cancel() is False and not pending.cancelled()
+
+
+def test_it_waits_through_other_messages_answers(condition):
+    first, second = Pending(condition, 1, None, 0.0), Pending(condition, 2, None, 0.0)
+    answer_later(condition, first, 1)
+    with pytest.raises(TimeoutError):
+        second.result(0.2)  # woken after 0.05 s, for the first
+    answer_later(condition, second, 2)
+    assert second.result(5).message_id == "2"
+
+
+def test_callbacks_run_once_before_or_after_the_answer(condition):
+    pending, seen = Pending(condition, 1, None, 0.0), []
+    pending.add_done_callback(lambda f: seen.append(("early", f.result().message_id)))
+    settle(pending, 5)
+    pending.add_done_callback(lambda f: seen.append(("late", f.result().message_id)))
+    assert seen == [("early", "5"), ("late", "5")]
+
+
+def test_concurrent_futures_can_wait_for_many(condition):
+    several = [Pending(condition, i, None, 0.0) for i in range(1, 4)]
+    settle(several[0], 1)
+    answer_later(condition, several[1], 2)
+    answer_later(condition, several[2], 0, Rejected("queue_quota", "q"))
+    done, missing = wait(several, timeout=5, return_when=ALL_COMPLETED)
+    assert done == set(several) and not missing
+
+
+def test_asyncio_can_wait_for_it(condition):
+    async def run():
+        pending = Pending(condition, 1, None, 0.0)
+        answer_later(condition, pending, 9)
+        return await asyncio.wrap_future(pending)
+
+    assert asyncio.run(run()).message_id == "9"
