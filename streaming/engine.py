@@ -87,8 +87,6 @@ class Engine:
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._check_home()
-        if self._setting("tables_interval_s", TABLES_INTERVAL_S):
-            self._check_tables()
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._remembered() | set(named)
         require_broker(self.bootstrap)
@@ -133,21 +131,6 @@ class Engine:
                 _write(about, {"format": FORMAT})
         except (OSError, ValueError, KeyError) as error:
             raise LakequeueError(f"home {self.home} cannot be used: {error}") from error
-
-    def _check_tables(self) -> None:
-        """The tables go with the checkpoint that says how far they have come (R1).
-
-        Without it the batches would count from 0 again, and Delta would take them for batches that
-        it has already.
-        """
-        checkpoint = self.home / "tables-checkpoint"
-        started = (checkpoint / "offsets").is_dir() and any((checkpoint / "offsets").iterdir())
-        logs = self.tables.glob("*/_delta_log/*.json")
-        if not started and any(log.stem.isdigit() and int(log.stem) for log in logs):
-            raise LakequeueError(
-                f"{self.tables} holds rows, but {checkpoint}, which says up to where, is gone: put "
-                f"it back, or move {self.tables} away, and new tables begin with what Kafka has"
-            )
 
     def _remembered(self) -> set[str]:
         file = self.home / "captured.json"
