@@ -41,6 +41,7 @@ FETCH_WAIT_MS = 100
 LINGER_MS = 2
 RECONNECT_MS_MAX = 1_000
 PORT_DEFAULT = 9092
+SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
 _REPEAT_SECONDS = 30.0  # the same warning of a library is passed on this often
 
 
@@ -115,6 +116,9 @@ class KafkaTransport:
         self._closed = False
         self._closing = threading.Lock()
         self._failure: str | None = None
+        self._consuming = threading.Lock()  # the library's consumer has one user at a time
+        self._listening = threading.Condition()
+        self._listened: set[tuple[str, int]] = set()
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes) -> None:
@@ -134,6 +138,30 @@ class KafkaTransport:
 
     def close(self) -> None:
         """See `Transport.close`."""
+        raise NotImplementedError
+
+    def poll(self, timeout: float) -> list[Record]:
+        """See `Transport.poll`."""
+        self._check()
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with self._listening:
+                if not self._listened:
+                    self._listening.wait(min(left, SLICE_SECONDS))
+                some = bool(self._listened)
+            if some:
+                with self._consuming:
+                    self._check()
+                    records = self._take(min(left, SLICE_SECONDS))
+                if records:
+                    return records
+            if time.monotonic() >= deadline:
+                return []
+            self._check()
+
+    def _take(self, timeout: float) -> list[Record]:
+        """One round of the library's consumer, which only the caller uses meanwhile."""
         raise NotImplementedError
 
     def __enter__(self) -> KafkaTransport:
