@@ -3,7 +3,17 @@
 `connect` is where applications start; the errors are all here.
 """
 
-from .client import Admin, BrowsedMessage, Connection, Consumer, Message, Producer, Receipt, connect
+from .client import (
+    Admin,
+    BrowsedMessage,
+    Connection,
+    Consumer,
+    Message,
+    Producer,
+    Receipt,
+    Redriven,
+    connect,
+)
 from .protocol import (
     ConfigError,
     LakequeueError,
@@ -25,6 +35,7 @@ __all__ = [
     "NotConnected",
     "Producer",
     "Receipt",
+    "Redriven",
     "Rejected",
     "Timeout",
     "connect",

@@ -18,6 +18,7 @@ COMMANDS = {
     "queues": ("lakequeue.cli.queues:queues", "What is in the queues and who consumes them."),
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
+    "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back where they came from."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
     "bench": ("lakequeue.bench:command", "Measure this machine: floor, depth, latency and more."),
 }

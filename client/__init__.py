@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ..protocol import ConfigError
-from .admin import Admin
+from .admin import Admin, Redriven
 from .connection import Connection
 from .consumer import Consumer
 from .message import BrowsedMessage, Message
@@ -23,6 +23,7 @@ __all__ = [
     "Message",
     "Producer",
     "Receipt",
+    "Redriven",
     "connect",
 ]
 

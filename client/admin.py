@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import LakequeueError, commands
+from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.ids import format_ranges
+from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
 
 if TYPE_CHECKING:
     from .connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What a redrive did.
+
+    moved, stayed: numbers of messages; queues: how many went to each; why: how many stayed for
+    each reason. Those are the reasons of a refused message, and `leased` (a consumer of the dead
+    message queue holds it), `not_dead` (it was published there), `no_such_queue`, `filter`,
+    `already_there`, `keeps_last_message`.
+    """
+
+    moved: int
+    stayed: int
+    queues: dict[str, int]
+    why: dict[str, int]
 
 
 class Admin:
@@ -70,21 +88,36 @@ class Admin:
         """
         self._connection.request(commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
 
-    def subscribe_topic(self, queue: str, topic: str) -> None:
-        """Not in this version: raises LakequeueError."""
-        raise _later("subscribe_topic", "name the topics in the queue's underlying_topic")
+    def subscribe_topic(self, queue: str, topic: str) -> bool:
+        """The queue also takes what is published to a topic from now on (Q2).
+
+        topic: a topic, one with wildcards (`a/*/c`, `a/re*`, `a/>`), or a regular expression. It
+        holds for messages sent to a destination; which Kafka topics are read is said by the
+        queue's `underlying_topic`. Answers whether the subscription is new. Raises ConfigError.
+        """
+        _check_topic(topic)
+        return self._connection.request(commands.SubscribeTopic(queue=queue, topic=topic))
 
     def unsubscribe_topic(self, queue: str, topic: str) -> None:
-        """Not in this version: raises LakequeueError."""
-        raise _later("unsubscribe_topic", "name the topics in the queue's underlying_topic")
+        """End a topic subscription, named as it was made; what was stored for it is still
+        delivered (S7). Raises ConfigError if the queue has none such."""
+        self._connection.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
 
     def replay(self, queue: str, **_: Any) -> Any:
         """Not in this version: raises LakequeueError."""
         raise _later("replay", "read the Delta table 'messages' and publish again")
 
-    def redrive(self, queue: str, **_: Any) -> Any:
-        """Not in this version: raises LakequeueError."""
-        raise _later("redrive", "consume the dead message queue and publish again")
+    def redrive(
+        self, queue: str, where: str | None = None, ids: list[str] | str | None = None
+    ) -> Redriven:
+        """Send dead messages of a queue back to where they came from, all or by predicate or ids.
+
+        They keep id, payload, key and headers (X6); a TTL that is spent no longer counts (X5).
+        What cannot go back stays, and the answer says why.
+        """
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        answer = self._connection.request(commands.Redrive(queue=queue, where=where, ids=text))
+        return Redriven(**answer)
 
     def bridge(self, definition: dict[str, Any]) -> None:
         """Not in this version: raises LakequeueError."""
@@ -95,6 +128,13 @@ class Admin:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _check_topic(topic: str) -> None:
+    try:
+        kind_of(topic)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _later(what: str, instead: str) -> LakequeueError:

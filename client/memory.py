@@ -6,6 +6,7 @@ against this; every rule is tested here first.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -14,10 +15,12 @@ from typing import Any
 from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
-from ..protocol.outputs import Deadline
+from ..protocol.outputs import Alert, Deadline
 from ..state import Batch, Configuration, DictStore, check, step, to_wire
 from .transport import Record
 from .values import duration_ms
+
+log = logging.getLogger("lakequeue.memory")
 
 PARTITIONS = 1
 TICKS_MAX = 100_000
@@ -99,6 +102,8 @@ class MemoryEngine:
                 self._deadline = output.at
             elif isinstance(output, Journal):
                 self._journal += output.rows()
+            elif isinstance(output, Alert):
+                log.warning("%s", output.text())
         for i, record in enumerate(wire.encode(outputs)):
             for topic, inbox in self._inboxes:
                 if topic == record.topic:

@@ -182,12 +182,34 @@ class Purge(Command, frozen=True, tag="purge"):
     ids: str | None = None
 
 
+class Redrive(Command, frozen=True, tag="redrive"):
+    """Dead messages go back to the queue they died in, all or by predicate or ids (X6)."""
+
+    queue: str
+    where: str | None = None
+    ids: str | None = None
+
+
 class Shutdown(Command, frozen=True, tag="shutdown"):
     """Shut down or open ingress and egress of a queue (H5); sets both."""
 
     queue: str
     ingress: bool = False
     egress: bool = False
+
+
+class SubscribeTopic(Command, frozen=True, tag="subscribe_topic"):
+    """The queue takes what is published to a topic, or to all that a pattern matches, as well."""
+
+    queue: str
+    topic: str
+
+
+class UnsubscribeTopic(Command, frozen=True, tag="unsubscribe_topic"):
+    """End a topic subscription; what was spooled for it is still delivered (S7)."""
+
+    queue: str
+    topic: str
 
 
 class Events(Command, frozen=True, tag="events"):
@@ -202,8 +224,8 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Shutdown | Events
-    | Tick
+    | Cancel | Reject | Renew | Returned | Queues | Describe | Browse | Purge | Redrive
+    | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

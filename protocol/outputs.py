@@ -93,4 +93,30 @@ class Capture:
     topic: str
 
 
-Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Capture | Journal
+@dataclass(slots=True)
+class Alert:
+    """An alert was set (``<what>_high``) or cleared (``<what>_cleared``) (S9, B4); for logs.
+
+    time: epoch ms; details: scope, level, limit, percent, and what the event's table names.
+    """
+
+    event: str
+    vpn: str
+    queue: str
+    time: int
+    details: dict[str, Any]
+
+    def text(self) -> str:
+        """One sentence."""
+        d = self.details
+        where = f"queue {self.queue!r} of VPN {self.vpn!r}" if self.queue else d["scope"]
+        if d["scope"] == "vpn":
+            where = f"VPN {self.vpn!r}"
+        if "consumer" in d:
+            where = f"consumer {d['consumer']!r} of {where}"
+        left = d.get("time_to_react_s")
+        soon = "" if left is None else f", full in {left / 60:.2f} min at the current rate"
+        return f"{self.event}: {where} at {d['percent']} % of {d['limit']}{soon}"
+
+
+Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Capture | Alert | Journal

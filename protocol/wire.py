@@ -19,7 +19,7 @@ import msgspec
 from . import journal as journal_codec
 from . import topics
 from .journal import Journal, Segment
-from .outputs import Capture, Deadline, Deliveries, Output, Receipt, RejectedRecord, Reply
+from .outputs import Alert, Capture, Deadline, Deliveries, Output, Receipt, RejectedRecord, Reply
 
 BATCH_BYTES = 512_000
 JOURNAL_ROWS = 200_000
@@ -95,7 +95,7 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
                 yield _rejected(output)
             case Journal():
                 yield from _journal(output)
-            case Deadline() | Capture():
+            case Deadline() | Capture() | Alert():
                 pass
             case _:
                 assert_never(output)

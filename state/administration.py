@@ -10,18 +10,20 @@ import msgspec
 import numpy as np
 
 from ..protocol.commands import Browse, Configure, Define, Purge, Shutdown
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, Problem
 from ..protocol.ids import parse_ranges
 from .active_set import active_rows, first_inactive
 from .broker import Broker, bucket
 from .columns import NEVER, PAGE_BITS, Array
 from .configuration import parse_configuration
-from .definition import parse_definition, redefine
+from .definition import QueueDefinition, dead_message_ring, parse_definition, redefine
 from .delivery import matching
+from .expressions import compile_program
 from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
 from .queue import COUNTERS, Queue, QueueHeader, QueuePage, Subscription
 from .routing import add_route, drop_route
+from .topic_subscriptions import follow_definition, remove, topics_of
 
 BROWSE_MAX = 10_000
 
@@ -30,6 +32,7 @@ def configure(broker: Broker, command: Configure) -> None:
     """Set limits of the system and of VPNs."""
     configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
     broker.header.system = configuration.system
+    broker.reconfigured = True
     for vpn, limits in configuration.vpns.items():
         broker.vpn_number(vpn)
         broker.header.vpn_limits[vpn] = limits
@@ -40,6 +43,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+    _check_dead_messages(broker, definition)
     existing = broker.find(vpn, definition.name)
     if existing is None:
         _create(broker, vpn, definition)
@@ -47,17 +51,40 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     old = existing.definition
     if old == definition:
         return
-    problems = redefine(old, definition)
+    problems = redefine(old, definition) + _check_last_value(existing, definition)
     if problems:
         raise ConfigError(problems)
     if (old.priority is None) != (definition.priority is None) and existing.header.depth:
         _reorder(existing, by_priority=definition.priority is not None)
     drop_route(broker, old, existing.number)
     add_route(broker, definition, existing.number)
+    follow_definition(broker, vpn, existing, old, definition)
     existing.header.definition = existing.definition = definition
     existing.by_priority = definition.priority is not None
     existing.dispatch_wanted = True
     broker.note("defined", vpn, definition.name, again=True)
+
+
+def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
+    """X5: with the queues that are there, dead messages never come back to the queue."""
+
+    def target_of(name: str) -> str | None:
+        queue = broker.find(definition.vpn, name)
+        return None if queue is None else queue.definition.dead_message_queue
+
+    ring = dead_message_ring(definition, target_of)
+    if ring:
+        where, target = f"queue {definition.name!r}", definition.dead_message_queue
+        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
+
+
+def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
+    """S10: quota 0 keeps one message; a definition does not throw the others away."""
+    depth = queue.header.depth
+    if new.max_spool_usage or depth < 2:
+        return []
+    allowed = f"keeps the last message only, and {depth} are stored: consume or purge them before"
+    return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
 def _create(broker: Broker, vpn: str, definition: Any) -> None:
@@ -69,6 +96,7 @@ def _create(broker: Broker, vpn: str, definition: Any) -> None:
     key = f"n/{vpn}/{bucket(definition.name)}"
     broker.notes.write(key, {**(broker.notes.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
+    follow_definition(broker, vpn, queue, None, definition)
     broker.note("defined", vpn, definition.name)
 
 
@@ -92,12 +120,14 @@ def delete(broker: Broker, vpn: str, queue: Queue) -> None:
         broker.record("deleted", queue, group.tolist())
         broker.spool.release(queue.number, group)
     drop_route(broker, queue.definition, queue.number)
+    remove(broker, vpn, queue, topics_of(broker, queue))
     name = queue.definition.name
     key = f"n/{vpn}/{bucket(name)}"
     note = dict(broker.notes.read(key) or {})
     note.pop(name, None)
     broker.notes.write(key, note)
     broker.calendar.set(f"q{queue.number}", NEVER)
+    broker.header.waiting.pop(queue.number, None)
     queue.drop()
     broker.note("deleted", vpn, name)
 
@@ -134,6 +164,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         oldest = (broker.now - int(page.entered[row])) / 1000
     counters: dict[str, Any] = {name: header.counters.get(name, 0) for name in COUNTERS}
     counters["rejected"] = dict(header.rejected)
+    counters["discarded_on_entry"] = dict(header.discarded)
     return {
         "name": definition.name,
         "vpn": definition.vpn,
@@ -144,17 +175,18 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
         "oldest_age_s": oldest,
-        "blocked": _blocked(queue),
-        "consumers": [_consumer(queue, s) for s in header.subscriptions],
+        "blocked": _blocked(broker, queue),
+        "consumers": [_consumer(broker, queue, s) for s in header.subscriptions],
         "ingress": header.ingress,
         "egress": header.egress,
+        "subscriptions": topics_of(broker, queue),
         "counters": counters,
         **counters,
         "definition": msgspec.to_builtins(definition),
     }
 
 
-def _blocked(queue: Queue) -> str | None:
+def _blocked(broker: Broker, queue: Queue) -> str | None:
     """Why ready messages wait, or None."""
     header = queue.header
     waiting = header.depth - header.leased - header.delayed
@@ -167,19 +199,33 @@ def _blocked(queue: Queue) -> str | None:
         return "no consumer"
     if limit is not None and header.leased >= limit:
         return "max_backlog"
+    if _at_limit(broker) and not any(_leaves_on_send(queue, s) for s in header.subscriptions):
+        return "max_delivered_unacked"
     if header.barriers and (queue.ready.first() or header.barriers[0]) >= header.barriers[0]:
         return "barrier"
-    if all(_consumer(queue, s)["blocked"] for s in header.subscriptions):
+    if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"
     if first_inactive(queue) is not None and not header.scan_again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
     return None
 
 
-def _consumer(queue: Queue, subscription: Subscription) -> dict[str, Any]:
+def _at_limit(broker: Broker) -> bool:
+    return broker.unacked_total >= broker.header.system.max_delivered_unacked
+
+
+def _leaves_on_send(queue: Queue, subscription: Subscription) -> bool:
+    return queue.definition.semantics == "at-most-once" or subscription.removes_on_send
+
+
+def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
     backlog = backlog_of(queue.definition, subscription)
     why = None
-    if subscription.held >= backlog:
+    if _leaves_on_send(queue, subscription):
+        pass  # takes no lease, so no limit of leases blocks it
+    elif _at_limit(broker):
+        why = "max_delivered_unacked"
+    elif subscription.held >= backlog:
         flow = queue.definition.max_delivered_unacked_per_flow
         why = "max_delivered_unacked_per_flow" if backlog == flow else "backlog"
     return {
@@ -260,9 +306,27 @@ def _look(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
 
 def purge(broker: Broker, queue: Queue, command: Purge) -> int:
     """Remove messages by predicate (active ones, R5), by ids, or all; returns how many."""
-    ranges = parse_ranges(command.ids) if command.ids else None
     total = 0
-    for page, live in list(_pages(queue) if command.where is None else active_rows(queue)):
+    for page, rows in list(chosen(broker, queue, command.where, command.ids)):
+        ids = queue.remove(page, rows)
+        broker.record("purged", queue, ids.tolist(), reason=command.where or "")
+        broker.spool.release(queue.number, ids)
+        total += len(rows)
+    queue.count("purged", total)
+    return total
+
+
+def chosen(
+    broker: Broker, queue: Queue, where: str | None, ids: str | None
+) -> Iterator[tuple[QueuePage, Array]]:
+    """Pages with their live rows of which an expression is true and which are of these ids.
+
+    An expression finds active messages only (R5).
+    """
+    ranges = parse_ranges(ids) if ids is not None else None
+    if where is not None:
+        compile_program((where,))  # also where nothing is stored, a bad one is refused
+    for page, live in list(_pages(queue) if where is None else active_rows(queue)):
         rows = live
         if ranges is not None:
             numbers = page.id[rows]
@@ -270,14 +334,8 @@ def purge(broker: Broker, queue: Queue, command: Purge) -> int:
             for low, high in ranges:
                 hit |= (numbers >= np.uint64(low)) & (numbers <= np.uint64(high))
             rows = rows[hit]
-        if command.where is not None:
+        if where is not None:
             seqs = rows.astype(np.int64) + (page.number << PAGE_BITS)
-            rows = rows[np.array(matching(broker, queue, seqs, command.where), bool)]
-        if not len(rows):
-            continue
-        ids = queue.remove(page, rows)
-        broker.record("purged", queue, ids.tolist(), reason=command.where or "")
-        broker.spool.release(queue.number, ids)
-        total += len(rows)
-    queue.count("purged", total)
-    return total
+            rows = rows[np.array(matching(broker, queue, seqs, where), bool)]
+        if len(rows):
+            yield page, rows

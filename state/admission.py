@@ -3,11 +3,11 @@
 A record finds the queues that capture its topic; each queue's filter, priority and barrier
 expressions are evaluated now and never again (Q6). Then the checks of S3, in their order. A message
 is stored once, with all its matches, or with none of them if any queue refuses with a nack (S5).
+Before them all comes S8: where storing would need more spool files than there may be, every
+publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last_value` (S10).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,29 +19,17 @@ from ..protocol.outputs import RejectedRecord
 from .broker import Broker
 from .columns import NEVER
 from .deferred import came_early, remove_arrivals
-from .expressions import Program, as_priority, compile_program, is_true
+from .entering import Match, match, program_of, refusal
+from .expressions import Program
+from .last_value import keep_last
 from .lifetime import expires_at
 from .producers import Producer
 from .queue import Queue
 from .routing import Routes
 
-LOW_PRIORITY_BELOW = 4
-SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
+RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 
 NACK, DISCARD = "nack", "discard"
-
-
-@dataclass(slots=True)
-class _Match:
-    queue: Queue
-    priority: int
-    barrier: bool
-
-
-def _program(queue: Queue) -> Program | None:
-    d = queue.definition
-    texts = (d.filter, d.priority, d.barrier_expression)
-    return compile_program(texts) if any(texts) else None
 
 
 def headers_size(text: str) -> int:
@@ -63,9 +51,11 @@ class Admission:
         self._programs: dict[int, Program | None] = {}
         self._spooled: dict[tuple[int, str], Segment] = {}
         self._early: list[tuple[Queue, int]] = []
+        self._file_room: int | None = None  # bytes; None: all of this step fits (S8)
 
     def take(self, records: Records) -> None:
         """Take in records, in their order."""
+        self._look_at_files(records)
         columns = zip(
             records.topics, records.partitions, records.offsets, records.timestamps,
             records.keys, records.values, records.metas, records.headers, strict=True,
@@ -91,6 +81,15 @@ class Admission:
                 for name, queues in self._routes.of_record(topic):
                     self._publish(name, header, queues, record)
 
+    def _look_at_files(self, records: Records) -> None:
+        """Count bytes against spool files only where this step may reach the limit."""
+        room = self._broker.spool.file_room(self._broker.header.system.max_spool_files)
+        if len(records) * RECORD_MAX < room:
+            return
+        sizes = (sum(map(len, filter(None, c))) for c in (records.values, records.keys))
+        if sum(sizes) + sum(map(len, filter(None, records.headers))) * 4 >= room:
+            self._file_room = room
+
     def _malformed(self, vpn: str | None, record: tuple, error: str) -> None:
         topic, partition, offset, _, key, value, _, _ = record
         names = [vpn] if vpn else [name for name, _ in self._routes.of_record(topic)]
@@ -115,43 +114,41 @@ class Admission:
         if not matches:
             self._nowhere(vpn, header, producer, record)
             return
+        if self._file_room is not None and self._file_room <= 0:
+            self._refuse(vpn, header, producer, matches[0].queue, Reason.SPOOL_FILES, record)
+            return
         text = record[7]
         size = len(record[5] or b"") + (headers_size(text) if text else 0)
         reasons = [self._reason(vpn, m.queue, header, size) for m in matches]
-        for match, reason in zip(matches, reasons, strict=True):
-            if reason is not None and self._outcome(match.queue) == NACK:
-                self._count_refusal(vpn, match.queue, reason, record)
-                if producer:
-                    name = match.queue.definition.name
-                    producer.refused(header.seq, reason.value, name, "")
+        for one, reason in zip(matches, reasons, strict=True):
+            if reason is not None and self._outcome(one.queue) == NACK:
+                self._refuse(vpn, header, producer, one.queue, reason, record)
                 return
         kept = []
-        for match, reason in zip(matches, reasons, strict=True):
+        for one, reason in zip(matches, reasons, strict=True):
             if reason is None:
-                kept.append(match)
+                kept.append(one)
             else:
-                self._count_discard(vpn, match.queue, reason, record)
+                self._count_discard(vpn, one.queue, reason, record)
         number = self._store(vpn, header, kept, size, record) if kept else 0
         if producer:
             producer.stored(header.seq, number)
+        if kept and self._file_room is not None:
+            texts = (record[4], record[5], text.encode() if text else None)
+            self._file_room -= sum(len(t) for t in texts if t)
 
     # ------------------------------------------------------------ matching
 
-    def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[_Match]:
+    def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[Match]:
         matches = []
         for queue in queues:
             number = queue.number
             if number not in self._programs:
-                self._programs[number] = _program(queue)
+                self._programs[number] = program_of(queue)
             program = self._programs[number]
-            if program is None:
-                matches.append(_Match(queue, 0, False))
-                continue
-            passes, priority, barrier = program.run(record[5] or b"", header.priority, record[4])
-            d = queue.definition
-            if d.filter is None or is_true(passes):
-                level = 0 if d.priority is None else as_priority(priority)
-                matches.append(_Match(queue, level, is_true(barrier)))
+            found = match(queue, program, record[5] or b"", header.priority, record[4])
+            if found is not None:
+                matches.append(found)
         return matches
 
     def _nowhere(
@@ -161,8 +158,10 @@ class Admission:
         if not record[6] or not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
         reason = Reason.NO_MATCHING_DESTINATION
-        self._journal_refusal("rejected", vpn, "", reason, record)
-        if producer and self._broker.header.system.on_no_match == NACK:
+        nacked = self._broker.header.system.on_no_match == NACK
+        self._journal_refusal("rejected" if nacked else "discarded", vpn, "", reason, record)
+        count_of_vpn(self._broker, vpn, reason)
+        if producer and nacked:
             producer.refused(header.seq, reason.value, "", f"no queue takes {header.to!r}")
         elif producer:
             producer.stored(header.seq, 0)
@@ -179,19 +178,7 @@ class Admission:
             used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
             if used + size > limits.max_spool_usage:
                 return Reason.VPN_QUOTA
-        d = queue.definition
-        stored = queue.header.bytes + queue.arrivals.bytes
-        if stored + size > d.max_spool_usage:
-            return Reason.QUEUE_QUOTA
-        if size > min(d.max_message_size, SIZE_MAX):
-            return Reason.MESSAGE_TOO_LARGE
-        if not queue.header.ingress:
-            return Reason.QUEUE_SHUTDOWN
-        limit = d.reject_low_priority_msg_limit
-        depth = queue.header.depth + len(queue.arrivals.ids)
-        if limit is not None and header.priority < LOW_PRIORITY_BELOW and depth >= limit:
-            return Reason.LOW_PRIORITY_LIMIT
-        return None
+        return refusal(queue, size, header.priority)
 
     def _outcome(self, queue: Queue) -> str:
         """What a failed check leads to (S4)."""
@@ -202,12 +189,20 @@ class Admission:
 
     def _count_discard(self, vpn: str, queue: Queue, reason: Reason, record: tuple) -> None:
         queue.count("discarded")
+        discarded = queue.header.discarded
+        discarded[reason.value] = discarded.get(reason.value, 0) + 1
         self._journal_refusal("discarded", vpn, queue.definition.name, reason, record)
 
-    def _count_refusal(self, vpn: str, queue: Queue, reason: Reason, record: tuple) -> None:
+    def _refuse(
+        self, vpn: str, header: PublishHeader, producer: Producer | None, queue: Queue,
+        reason: Reason, record: tuple,
+    ) -> None:  # fmt: skip
+        name = queue.definition.name
         rejected = queue.header.rejected
         rejected[reason.value] = rejected.get(reason.value, 0) + 1
-        self._journal_refusal("rejected", vpn, queue.definition.name, reason, record)
+        self._journal_refusal("rejected", vpn, name, reason, record)
+        if producer:
+            producer.refused(header.seq, reason.value, name, "")
 
     def _journal_refusal(
         self, event: str, vpn: str, queue: str, reason: Reason, record: tuple
@@ -222,7 +217,7 @@ class Admission:
     # ------------------------------------------------------------ storing
 
     def _store(
-        self, vpn: str, header: PublishHeader, matches: list[_Match], size: int, record: tuple
+        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: tuple
     ) -> int:
         topic, partition, offset, timestamp, key, value, _, text = record
         broker = self._broker
@@ -241,13 +236,13 @@ class Admission:
             matches[0].queue.header.vpn_number,
             [(m.queue.number, m.queue.next_place()) for m in matches],
         )
-        for match in matches:
-            queue = match.queue
+        for one in matches:
+            queue = one.queue
             if queue.header.deferred and came_early(queue, number):
                 self._early.append((queue, queue.next_place()))
             queue.arrive(
-                number, size, match.priority, expires_at(queue.definition, now, ttl_ends),
-                due, match.barrier,
+                number, size, one.priority, expires_at(queue.definition, now, ttl_ends),
+                due, one.barrier,
             )  # fmt: skip
             segment = self._spooled.get((queue.number, topic))
             if segment is None:
@@ -270,8 +265,17 @@ class Admission:
             queue.take_in(broker.now)
         for queue, seq in self._early:
             remove_arrivals(broker, queue, [seq])
+        for queue in broker.touched():
+            if not queue.definition.max_spool_usage:
+                keep_last(broker, queue)
         for _, producer in sorted(self._producers.items()):
             broker.say(producer.close())
+
+
+def count_of_vpn(broker: Broker, vpn: str, reason: Reason) -> None:
+    """Count a refusal that is no queue's."""
+    note = broker.notes.read(f"x/{vpn}") or {}
+    broker.notes.write(f"x/{vpn}", {**note, reason.value: note.get(reason.value, 0) + 1})
 
 
 def reject_record(
@@ -284,10 +288,8 @@ def reject_record(
     value: bytes | None,
     error: str,
 ) -> None:
-    """A record that cannot be understood: to ``<vpn>.rejected`` and into the journal.
-
-    Who runs the step counts what it says: the job in its metrics.
-    """
+    """A record that cannot be understood: to ``<vpn>.rejected``, and counted."""
+    count_of_vpn(broker, vpn, Reason.MALFORMED)
     broker.journal.segments.append(
         Segment(
             "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,

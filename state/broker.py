@@ -19,7 +19,7 @@ from .queue import Queue, QueueHeader
 from .spool import Spool, SpoolHeader
 from .store import Notes, Store
 
-FORMAT = 1
+FORMAT = 2
 EVENTS_MAX = 1000
 BUCKETS = 64
 
@@ -36,9 +36,14 @@ class BrokerHeader(msgspec.Struct):
     vpns: dict[str, int] = {}  # name → number
     vpn_limits: dict[str, VpnLimits] = {}
     regex_vpns: list[str] = []  # VPNs with at least one regular expression
+    topics: dict[str, list[int]] = {}  # per VPN: topic subscriptions by kind
     system: SystemLimits = msgspec.field(default_factory=SystemLimits)
     spool: SpoolHeader = msgspec.field(default_factory=SpoolHeader)
     earliest: dict[int, int] = {}
+    unacked: int = 0  # leased over all queues (B4)
+    waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
+    alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
+    marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
 
 
 _encode = msgspec.msgpack.encode
@@ -63,6 +68,8 @@ class Broker:
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
         self._queues: dict[int, Queue | None] = {}
+        self.unacked_total = header.unacked  # as of the last `count_unacked`, kept by dispatch
+        self.reconfigured = False
         self._vpn_names = {number: name for name, number in header.vpns.items()}
 
     @classmethod
@@ -128,6 +135,19 @@ class Broker:
             q for _, q in sorted(self._queues.items()) if q is not None and not q.deleted
         ]
 
+    def loaded(self) -> list[Queue]:
+        """As `touched`, and those that this step deleted."""
+        return [q for _, q in sorted(self._queues.items()) if q is not None]
+
+    def count_unacked(self) -> int:
+        """Messages that are leased now, over all queues (B4)."""
+        changed = sum(
+            (0 if q.deleted else q.header.leased) - q.leased_before
+            for q in self._queues.values() if q is not None
+        )  # fmt: skip
+        self.unacked_total = self.header.unacked + changed
+        return self.unacked_total
+
     # ------------------------------------------------------------ saying
 
     def say(self, output: Output) -> None:
@@ -153,6 +173,7 @@ class Broker:
 
     def flush(self) -> None:
         """Write everything that changed."""
+        self.header.unacked = self.count_unacked()
         for queue in self.touched():
             self.calendar.set(f"q{queue.number}", queue.deadline())
             queue.flush()

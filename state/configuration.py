@@ -18,7 +18,13 @@ import msgspec
 
 from ..protocol import ConfigError, Problem
 from . import definition_values as read
-from .definition import UNSUPPORTED, QueueDefinition, name_of, try_definition
+from .definition import (
+    UNSUPPORTED,
+    QueueDefinition,
+    dead_message_ring,
+    name_of,
+    try_definition,
+)
 
 BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of a message id
 DEFAULT_BROKER = "broker-0"
@@ -99,6 +105,7 @@ def parse_configuration(mapping: object) -> Configuration:
     vpns = _vpns(mapping.get("vpns"), report)
     brokers = _brokers(mapping.get("brokers"), report)
     queues = _queues(mapping.get("queues"), problems, report)
+    _check_dead_message_queues(queues, report)
     if vpns:
         for index, queue in queues:
             if queue.vpn not in vpns and queue.vpn != DEFAULT_VPN:
@@ -186,6 +193,8 @@ def _brokers(section: object, report: Report) -> tuple[str, ...]:
             continue
         if name in names[:-1]:
             report(f"brokers[{index}]", "name", name, "is given twice; each broker has one name")
+    if len(set(names)) > 1:
+        report("", "brokers", section, "more than one is not supported by this version; name one")
     return tuple(names)
 
 
@@ -211,6 +220,22 @@ def _queues(
             allowed = f"is defined already, as queues[{first[identity]}]; it is unique in its VPN"
             report(where, "name", identity[1], allowed)
     return queues
+
+
+def _check_dead_message_queues(
+    queues: list[tuple[int, QueueDefinition]], report: Report
+) -> None:
+    """X5: dead messages never come back to a queue by way of dead message queues."""
+    targets = {(q.vpn, q.name): q.dead_message_queue for _, q in queues}
+    for index, queue in queues:
+
+        def target_of(name: str, vpn: str = queue.vpn) -> str | None:
+            return targets.get((vpn, name))
+
+        ring = dead_message_ring(queue, target_of)
+        if ring:
+            where = _place(index, queue.name)
+            report(where, "dead_message_queue", queue.dead_message_queue, ring)
 
 
 def _place(index: int, name: str | None) -> str:

@@ -12,6 +12,9 @@ from ..protocol.errors import Reason
 from .broker import Broker
 from .columns import NEVER, Array
 from .deferred import came_early, remove_arrivals
+from .entering import over_quota, program_of
+from .expressions import as_priority, is_true
+from .last_value import keep_last
 from .lifetime import expires_at
 from .queue import Queue, QueuePage
 
@@ -57,6 +60,7 @@ def bury(
     if moved and target is not None:
         target.take_in(broker.now)
         remove_arrivals(broker, target, early)
+        keep_last(broker, target)
     _account(broker, queue, moved, discarded, why)
 
 
@@ -92,9 +96,7 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
 
 
 def _refusal(target: Queue, size: int) -> str:
-    limit = target.definition.max_spool_usage
-    stored = target.header.bytes + target.arrivals.bytes
-    return "dead message queue full" if limit and stored + size > limit else ""
+    return "dead message queue full" if over_quota(target, size) else ""
 
 
 def _move(
@@ -118,9 +120,18 @@ def _move(
         "deliveries": count,
         "detail": detail,
     }
-    ttl_ends = int(broker.spool.gather(np.array([number], np.uint64), "ttl_ends")[0])
+    one = np.array([number], np.uint64)
+    ttl_ends = int(broker.spool.gather(one, "ttl_ends")[0])
     if ttl_ends <= broker.now:
         ttl_ends = NEVER
     expires = expires_at(target.definition, broker.now, ttl_ends)
-    target.arrive(number, size, 0, expires, NEVER, barrier=False)
+    level, barrier = 0, False
+    program = program_of(target)
+    if program is not None:  # its place there, by its expressions; no filter keeps it out
+        payload, key, _ = broker.spool.contents(one)[0]
+        priority = int(broker.spool.gather(one, "priority")[0])
+        _, by_queue, is_barrier = program.run(payload, priority, key)
+        level = 0 if target.definition.priority is None else as_priority(by_queue)
+        barrier = is_true(is_barrier)
+    target.arrive(number, size, level, expires, NEVER, barrier)
     broker.record("spooled", target, [number], reason=reason.value)

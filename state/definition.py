@@ -20,15 +20,16 @@ from typing import Any
 import msgspec
 
 from ..protocol import ConfigError, Problem
+from ..protocol.patterns import REGEX_CHARACTERS
 from . import definition_values as read
 from .expressions import ExpressionError, compile_program
 from .units import format_duration, format_size
 
-UNSUPPORTED = frozenset({"partition_key"})
+UNSUPPORTED = frozenset({"partition_key", "recovery_point"})
+_HARMLESS = {"recovery_point": "epoch"}  # a value that says what happens anyway
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
 TYPE_TAGS = {**{tag: tag for tag in TYPES}, "QueueDefinition": "Queue"}
-REGEX_CHARACTERS = frozenset("^$*+?()[]{}|\\")
 EXPRESSION_KEYS = ("filter", "priority", "barrier_expression", "partition_key")
 TARGET_QUEUE_DEPTH_MIN = 1000
 
@@ -46,6 +47,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     message_type: str  # Q1
     underlying_topic: str  # Q2
     default_publish_target: str  # Q3
+    subscriptions: tuple[str, ...] = ()  # initial topic subscriptions (Q2)
     filter: str | None = None  # Q4
     initial_owner: str | None = None  # Q5, H4
     group_local_queue_domain: str | None = None
@@ -71,6 +73,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     respect_ttl: bool | None = None
     dead_message_queue: str | None = None  # X5
     max_spool_usage: int = 5_000_000_000  # S10
+    max_spool_messages: int | None = None
     max_message_size: int = 10_000_000
     reject_low_priority_msg_limit: int | None = None  # S11
     reject_msg_to_sender_on_discard: str = "when-queue-enabled"  # S4
@@ -91,6 +94,7 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
     "message_type": ("message_type", read.choice("json", "binary", "text")),
     "underlying_topic": ("underlying_topic", read.text),
     "default_publish_target": ("default_publish_target", read.text),
+    "subscriptions": ("subscriptions", read.topic_patterns),
     "filter": ("filter", read.text),
     "initial_owner": ("initial_owner", read.text),
     "group_local_queue_domain": ("group_local_queue_domain", read.text),
@@ -119,7 +123,8 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
     "respect_ttl": ("respect_ttl", read.boolean),
     "dead_message_queue": ("dead_message_queue", read.queue_name),
     "max_spool_usage": ("max_spool_usage", read.size),
-    "max_message_size": ("max_message_size", read.positive_size),
+    "max_spool_messages": ("max_spool_messages", read.count(1)),
+    "max_message_size": ("max_message_size", read.message_size),
     "reject_low_priority_msg_limit": ("reject_low_priority_msg_limit", read.count(1)),
     "reject_msg_to_sender_on_discard": (
         "reject_msg_to_sender_on_discard",
@@ -178,7 +183,7 @@ def try_definition(
     for check in _CHECKS:
         check(values, report)
     for key in sorted(set(unsupported) & {*values, *values.unread}):
-        if values.get(key) is not False:
+        if values.get(key) not in (False, _HARMLESS.get(key, False)):
             report(key, entries.get(key), "is not supported by this version; leave it out")
     if problems:
         return None, problems
@@ -377,6 +382,23 @@ def topic_matcher(definition: QueueDefinition) -> Callable[[str], bool]:
     return lambda name: fullmatch(name) is not None
 
 
+def dead_message_ring(
+    definition: QueueDefinition, target_of: Callable[[str], str | None]
+) -> str | None:
+    """What is wrong with a queue's `dead_message_queue` if its dead messages came back to it (X5).
+
+    target_of: the dead message queue of a queue by name, None where it has none or is not known.
+    """
+    path = [definition.name]
+    name = definition.dead_message_queue
+    while name is not None and name not in path:
+        path.append(name)
+        name = target_of(name)
+    if name != definition.name:
+        return None
+    return f"must not lead back to the queue itself: {' → '.join([*path, name])}"
+
+
 def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:
     """What forbids that `new` replaces `old` while the queue runs (Q9); empty if nothing does."""
     return [
@@ -396,11 +418,11 @@ def to_wire(definition: QueueDefinition) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     for key, (attribute, reader) in _KEYS.items():
         value = getattr(definition, attribute)
-        if value is None or (key == "file_backed_metadata" and value is False):
+        if value is None or value == () or (key == "file_backed_metadata" and value is False):
             continue
         if attribute.endswith("_ms"):
             value = format_duration(value)
-        elif reader in (read.size, read.positive_size):
+        elif reader in (read.size, read.message_size):
             value = format_size(value)
         mapping[key] = value
     return mapping

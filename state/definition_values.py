@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .units import UnitError, parse_duration_ms, parse_size
+from ..protocol.patterns import kind_of
+from .units import UnitError, format_size, parse_duration_ms, parse_size
 
 Reader = Callable[[object], Any]
 
@@ -21,6 +22,8 @@ NAME_CHARACTERS_MAX = 200
 TEXT_CHARACTERS_MAX = 10_000
 COUNT_MAX = 1_000_000_000
 MULTIPLIER_MAX = 1000
+PATTERNS_MAX = 1000
+MESSAGE_SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
 
 
 def text(value: object) -> str:
@@ -129,16 +132,33 @@ def size(value: object) -> int:
     return parse_size(value)
 
 
-def positive_size(value: object) -> int:
-    """A size in bytes above 0."""
+def message_size(value: object) -> int:
+    """The size of a message in bytes: above 0, and within one Kafka record."""
     n = parse_size(value)
-    if n == 0:
-        raise ValueError("must be above 0")
+    if not 0 < n <= MESSAGE_SIZE_MAX:
+        most = format_size(MESSAGE_SIZE_MAX)
+        raise ValueError(f"must be above 0 and at most {most}, so that it fits into a Kafka record")
     return n
 
 
+def topic_patterns(value: object) -> tuple[str, ...]:
+    """A list of topics to subscribe to, each once, sorted (`protocol/patterns.py`)."""
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list of topics, such as ['a/b', 'a/*/c', 'a/>']")
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise ValueError("must be a list of topics, each a text")
+        kind_of(pattern)
+    if len(set(value)) > PATTERNS_MAX:
+        raise ValueError(f"must be at most {PATTERNS_MAX} topics")
+    return tuple(sorted(set(value)))
+
+
 def recovery_point(value: object) -> str:
-    """`epoch`, `now`, `creation`, a bookmark or an ISO-8601 time; a time becomes UTC (R2)."""
+    """`epoch`, `now`, `creation`, a bookmark or an ISO-8601 time; a time becomes UTC (R2).
+
+    The definition refuses all but `epoch` as long as there is no recovery from the tables.
+    """
     allowed = "must be epoch, now, creation, a bookmark or an ISO-8601 time"
     if isinstance(value, datetime.date):
         value = value.isoformat()

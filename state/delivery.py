@@ -29,7 +29,25 @@ LOOKS_PER_STEP = 20_000
 
 
 def dispatch(broker: Broker, queue: Queue) -> None:
-    """Deliver what can be delivered now."""
+    """Deliver what can be delivered now.
+
+    Leases of all queues together stay within `max_delivered_unacked` (B4): what waits for other
+    queues' acks is noted in the broker's header and dispatched when they come.
+    """
+    header = queue.header
+    broker.unacked_total -= header.leased  # now: of the other queues
+    _dispatch(broker, queue)
+    if _free_unacked(broker, queue) <= 0 and queue.ready and header.subscriptions:
+        broker.header.waiting[queue.number] = True
+    broker.unacked_total += header.leased
+
+
+def _free_unacked(broker: Broker, queue: Queue) -> int:
+    limit = broker.header.system.max_delivered_unacked
+    return limit - broker.unacked_total - queue.header.leased
+
+
+def _dispatch(broker: Broker, queue: Queue) -> None:
     header = queue.header
     queue.dispatch_wanted = False
     header.scan_again = False
@@ -72,7 +90,11 @@ def _assign(
     """Choose messages and their seats: (places, seats), taken out of the ready index."""
     definition, header = queue.definition, queue.header
     seats = seats_of(definition, header.subscriptions)
-    room = _room(queue)
+    room, unacked = _room(queue), _free_unacked(broker, queue)
+    if unacked > 0:
+        room = min(room, unacked)
+    else:
+        seats = [s for s in seats if s.free]
     nothing: tuple[Array, list[Seat]] = np.zeros(0, np.int64), []
     if not seats or room <= 0 or not queue.ready:
         return nothing

@@ -18,6 +18,7 @@ from .queue import Queue
 from .ready import SEQ_MASK
 from .spool import PAST, MessagePage
 from .store import DictStore
+from .topic_subscriptions import topics_of
 
 
 def check(store: DictStore, now: int) -> None:
@@ -35,6 +36,10 @@ def check(store: DictStore, now: int) -> None:
             queues[queue.number] = queue
             _check_queue(queue)
     _check_spool(store, broker, queues)
+    _check_topics(store, broker, queues)
+    leased = sum(queue.header.leased for queue in queues.values())
+    assert header.unacked == leased, f"delivered and unacked: {header.unacked}, leased {leased}"
+    assert set(header.waiting) <= set(queues), "a deleted queue waits for acks"
 
 
 def _check_queue(queue: Queue) -> None:
@@ -72,6 +77,8 @@ def _check_queue(queue: Queue) -> None:
     index = [k & SEQ_MASK for k in queue.ready.scan()]
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
+    keeps_last = queue.definition.max_spool_usage == 0
+    assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
     _check_limits(queue, held)
     _check_active(queue)
     _check_counters(queue)
@@ -99,7 +106,8 @@ def _check_limits(queue: Queue, held: dict[int, int]) -> None:
 def _check_counters(queue: Queue) -> None:
     header = queue.header
     n = header.counters.get
-    gone = n("acknowledged", 0) + n("expired", 0) + n("consumer_rejected", 0) + n("purged", 0)
+    ends = ("acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven")
+    gone = sum(n(name, 0) for name in ends)
     assert n("spooled", 0) == header.depth + gone, (
         f"{queue.definition.name}: spooled {n('spooled', 0)} != depth {header.depth} + gone {gone}"
     )
@@ -141,6 +149,23 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
         for entry in _files(d) if entry[0]
     )  # fmt: skip
     assert spool.files == files, f"spool files: {spool.files} counted, {files} in use"
+
+
+def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> None:
+    """Each topic subscription stands once with its queue and once where topics are looked up."""
+    of_queues = {
+        (queue.definition.vpn, number, pattern)
+        for number, queue in queues.items()
+        for pattern in topics_of(broker, queue)
+    }
+    looked_up = [
+        (key.split("/")[1], number, pattern)
+        for key in store.pages if key.startswith("t/")
+        for pattern, numbers in broker.notes.read(key).items() for number in numbers
+    ]  # fmt: skip
+    assert sorted(of_queues) == sorted(looked_up), "topic subscriptions"
+    counted = sum(sum(counts) for counts in broker.header.topics.values())
+    assert counted == len(looked_up), f"topic subscriptions: {counted} counted"
 
 
 def _files(data: bytes) -> list[list[int]]:

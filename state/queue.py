@@ -83,6 +83,7 @@ class QueueHeader(msgspec.Struct):
     bytes: int = 0
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}
+    discarded: dict[str, int] = {}  # on entry, by reason (S4)
     subscriptions: list[Subscription] = []
     served: int = 0  # number of the subscription served last (F2)
     barriers: list[int] = []  # places of barriers that wait, ascending (O3)
@@ -93,13 +94,17 @@ class QueueHeader(msgspec.Struct):
     lines: dict[int, list[int]] = {}
     leaves: list[list[int]] = []
     next_leaf: int = 0
+    usage_high: bool = False  # the alert of the spool's usage is set (S9)
+    flows_high: list[str] = []  # subscriptions whose alert is set (B4)
+    marks: list[list[int]] = []  # earlier levels, for their rates
     ingress: bool = True
     egress: bool = True
 
 
 COUNTERS = (
     "spooled", "delivered", "redelivered", "acknowledged", "canceled", "returned", "lease_ended",
-    "expired", "dead_lettered", "discarded", "consumer_rejected", "purged", "ack_ignored",
+    "expired", "dead_lettered", "discarded", "consumer_rejected", "purged", "replaced", "redriven",
+    "ack_ignored",
 )  # fmt: skip
 
 
@@ -135,6 +140,7 @@ class Queue:
         )
         self._pages: dict[int, QueuePage] = {}
         self.arrivals = Arrivals()
+        self.leased_before = header.leased
         self.by_priority = header.definition.priority is not None
         self.dispatch_wanted = False
         self.deleted = False

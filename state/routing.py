@@ -1,23 +1,19 @@
 """Which queues take a message: topics and the queues that capture them (Q2, Q3).
 
 Queues that name a topic stand in buckets by topic; queues with a regular expression stand in one
-list per VPN and are tried against each topic that comes by.
+list per VPN and are tried against each topic that comes by, once per step. Topic subscriptions come
+on top (`topic_subscriptions`): of whatever is published to a destination, and of plain records
+where a queue of the VPN captures their topic, so that a wildcard takes nothing of another tenant's.
 """
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-
 from ..protocol.outputs import Capture
+from ..protocol.patterns import compiled
 from .broker import Broker, bucket
 from .definition import QueueDefinition, is_regex
 from .queue import Queue
-
-
-@lru_cache(maxsize=1024)
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text)
+from .topic_subscriptions import subscribed
 
 
 def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
@@ -70,7 +66,8 @@ class Routes:
         if found is None:
             named = self._broker.find(vpn, to)
             topic = named.definition.default_publish_target if named else to
-            found = self._of_destination[vpn, to] = self._capturing(vpn, topic)
+            numbers = {*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)}
+            found = self._of_destination[vpn, to] = self._queues(numbers)
         return found
 
     def of_record(self, topic: str) -> list[tuple[str, list[Queue]]]:
@@ -79,17 +76,21 @@ class Routes:
         if found is None:
             found = []
             for vpn in sorted(self._broker.header.vpns):
-                queues = self._capturing(vpn, topic)
-                if queues:
-                    found.append((vpn, queues))
+                numbers = set(self._capturing(vpn, topic))
+                if numbers:
+                    numbers |= subscribed(self._broker, vpn, topic)
+                    found.append((vpn, self._queues(numbers)))
             self._of_record[topic] = found
         return found
 
-    def _capturing(self, vpn: str, topic: str) -> list[Queue]:
+    def _capturing(self, vpn: str, topic: str) -> list[int]:
         notes = self._broker.notes
         numbers = list((notes.read(f"r/{vpn}/{bucket(topic)}") or {}).get(topic, []))
         if vpn in self._broker.header.regex_vpns:
             patterns = notes.read(f"R/{vpn}") or {}
-            numbers += [n for n, text in patterns.items() if _pattern(text).fullmatch(topic)]
+            numbers += [n for n, text in patterns.items() if compiled(text).fullmatch(topic)]
+        return numbers
+
+    def _queues(self, numbers: set[int]) -> list[Queue]:
         queues = [self._broker.queue(n) for n in sorted(numbers)]
         return [q for q in queues if q is not None]

@@ -438,6 +438,37 @@ class Spool:
             held[where] = mine
         return held
 
+    # ------------------------------------------------------------ files
+
+    def _emptied(self) -> int:
+        """Files, but for the open one, whose last message went in this step."""
+        n = 0
+        for file, (count,) in self._freed.items():
+            if file != self.header.file:
+                n += self._notes.read(f"f/{file // FILES_PER_NOTE}")[file][0] == count
+        return n
+
+    def _open_file(self) -> tuple[int, int]:
+        """Of the open file: messages counted, and messages that live."""
+        note = self._notes.read(f"f/{self.header.file // FILES_PER_NOTE}") or {}
+        counted = note[self.header.file][0] if self.header.file in note else 0
+        return counted, counted - self._freed.get(self.header.file, [0])[0]
+
+    def files_in_use(self) -> int:
+        """Spool files that hold messages now (S8)."""
+        counted, alive = self._open_file()
+        return self.header.files - self._emptied() - (counted > 0 and not alive)
+
+    def file_room(self, files_max: int) -> int:
+        """How many bytes may be stored before a file beyond ``files_max`` is begun (S8).
+
+        A file takes blocks until it has `FILE_BYTES`, so a message is stored whole where less
+        than the room is taken.
+        """
+        counted, _ = self._open_file()
+        others = self.header.files - self._emptied() - (counted > 0)
+        return (files_max - others) * FILE_BYTES - self.header.file_bytes
+
     # ------------------------------------------------------------ end of the step
 
     def flush(self) -> None:

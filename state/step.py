@@ -16,14 +16,16 @@ from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output, Reply
-from . import administration, sessions, settling
+from . import administration, sessions, settling, topic_subscriptions
 from .admission import Admission, reject_record
+from .alerts import watch
 from .broker import Broker
 from .columns import NEVER
 from .delivery import dispatch
 from .expiry import act_on_deadlines
 from .expressions import ExpressionError
 from .queue import Queue
+from .redrive import redrive
 from .store import Store
 
 DISPATCH_ROUNDS = 8
@@ -54,6 +56,7 @@ def step(
         admission.close()
     _deadlines(work)
     _deliver(work)
+    watch(work)
     _perform(work, [d for d in decoded if isinstance(d[1], _Look)])
     work.flush()
     if work.journal.segments:
@@ -136,7 +139,8 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
 
 _QueueCommand = (
     c.Delete | c.Subscribe | c.SetBacklog | c.Unsubscribe | c.Ack | c.Cancel | c.Reject | c.Renew
-    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown
+    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown | c.SubscribeTopic
+    | c.UnsubscribeTopic | c.Redrive
 )  # fmt: skip
 
 
@@ -163,6 +167,12 @@ def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
             return administration.shutdown(broker, vpn, queue, command)
         case c.Purge():
             return administration.purge(broker, queue, command)
+        case c.Redrive():
+            return redrive(broker, queue, command)
+        case c.SubscribeTopic():
+            return topic_subscriptions.subscribe_topic(broker, vpn, queue, command)
+        case c.UnsubscribeTopic():
+            return topic_subscriptions.unsubscribe_topic(broker, vpn, queue, command)
         case _:
             return _settle(broker, queue, command)
 
@@ -186,7 +196,10 @@ def _settle(
 
 
 def _events(broker: Broker, vpn: str, limit: int) -> list[dict[str, Any]]:
-    ring = [e for e in broker.notes.read("e") or [] if e[1] == vpn]
+    # What concerns the whole broker is told in every VPN.
+    ring = [
+        e for e in broker.notes.read("e") or [] if e[1] == vpn or e[4].get("scope") == "broker"
+    ]
     return [
         {"event": event, "vpn": name, "queue": queue, "time": time, **details}
         for event, name, queue, time, details in ring[-max(limit, 0) :]
@@ -211,10 +224,26 @@ def _deadlines(broker: Broker) -> None:
 
 
 def _deliver(broker: Broker) -> None:
-    """Dispatch every queue that changed; dead messages may change others in turn."""
+    """Dispatch what waits for others' acks, then every queue that changed; dead messages may
+    change others in turn."""
+    broker.count_unacked()
+    _dispatch_waiting(broker)
     for _ in range(DISPATCH_ROUNDS):
         wanting = [q for q in broker.touched() if q.dispatch_wanted]
         if not wanting:
-            return
+            break
         for queue in wanting:
+            dispatch(broker, queue)
+    _dispatch_waiting(broker)
+
+
+def _dispatch_waiting(broker: Broker) -> None:
+    """Queues that `max_delivered_unacked` held back, the longest waiting first, while there is
+    room (B4). One that finds none again goes to the end."""
+    waiting = broker.header.waiting
+    while waiting and broker.unacked_total < broker.header.system.max_delivered_unacked:
+        number = next(iter(waiting))
+        del waiting[number]
+        queue = broker.queue(number)
+        if queue is not None:
             dispatch(broker, queue)

@@ -286,6 +286,8 @@ class Engine:
         if kind == "deadline":
             broker, _, at = rest.rpartition(":")
             self._ticker.set(broker, int(at))
+        elif kind == "alert":
+            log.warning("%s", rest)
         elif kind == "capture" and rest not in self._captured:
             self._more.add(rest)
         elif kind == "malformed":

@@ -10,7 +10,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from ..protocol import wire
-from ..protocol.outputs import Capture, Deadline, Output, RejectedRecord
+from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
 from ..sources.records import to_batch
 from ..state import step
 from .store import HandleStore
@@ -55,6 +55,8 @@ def notes_of(broker: str, outputs: list[Output]) -> list[str]:
             notes.append(f"deadline:{broker}:{output.at}")
         elif isinstance(output, Capture):
             notes.append(f"capture:{output.topic}")
+        elif isinstance(output, Alert):
+            notes.append(f"alert:{broker}: {output.text()}")
         elif isinstance(output, RejectedRecord):
             malformed[output.vpn] += 1
     return notes + [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]

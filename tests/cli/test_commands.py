@@ -345,6 +345,28 @@ def test_purge_needs_to_be_told_what(engine: Engine) -> None:
     assert engine.run("purge", "orders", "--yes", "--all", "--where", "/n = 1").exit_code == 2
 
 
+def test_redrive_says_what_moved_and_what_stayed_and_why(engine: Engine) -> None:
+    admin = engine.connection.admin()
+    admin.define({"name": "dmq", "message_type": "json"})
+    admin.define({"name": "orders", "message_type": "json", "dead_message_queue": "dmq"})
+    producer = engine.connection.producer(ttl="1s")
+    for n in range(3):
+        producer.send("orders", b'{"n": %d}' % n)
+    engine.connection.advance("1s")
+    result = engine.run("redrive", "dmq", "--where", "/n > 1")
+    assert (result.exit_code, result.stdout) == (0, "1 moved: 1 to orders\n")
+    ids = ",".join(m.id for m in admin.browse("dmq", limit=1))
+    assert engine.run("redrive", "dmq", "--ids", ids).exit_code == 0
+    admin.delete("orders")
+    result = engine.run("redrive", "dmq")
+    assert result.exit_code == 1
+    assert result.stdout == "0 moved\n1 stayed in dmq: 1 no_such_queue\n"
+    result = engine.run("redrive", "dmq", "--json")
+    assert json.loads(result.stdout) == {
+        "queue": "dmq", "moved": 0, "stayed": 1, "queues": {}, "why": {"no_such_queue": 1},
+    }  # fmt: skip
+
+
 def test_a_bad_expression_is_a_sentence(engine: Engine) -> None:
     engine.send(b"1")
     result = engine.run("browse", "orders", "--where", "/n >")

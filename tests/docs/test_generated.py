@@ -150,6 +150,7 @@ def test_pages_of_the_state(table: Table) -> None:
             "default_publish_target": "orders",
         }
     )
+    admin.subscribe_topic("orders", "a/>")
     connection.producer().send("orders", b"{}", ttl="1h")
     connection.consumer("orders")
     connection.engine.command("default.commands", b"", b"not a command")

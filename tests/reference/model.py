@@ -43,6 +43,16 @@ def size_bytes(size: str | int) -> int:
     return round(float(match[1]) * UNITS_BYTES[match[2]])
 
 
+def subscribed(pattern: str, topic: str) -> bool:
+    """A subscription is a wildcard if `*` ends levels and `>` the topic; else as in Q2."""
+    special = REGEX_SIGNS & set(pattern)
+    if not special - {"*"} and ".*" not in pattern:
+        levels = [re.escape(level) for level in pattern.split("/")]
+        text = "/".join(level.replace(r"\*", "[^/]*") for level in levels)
+        pattern = text[:-1] + ".*" if text.endswith(">") else text
+    return re.fullmatch(pattern, topic) is not None
+
+
 class Refused(Exception):
     """The producer gets a nack."""
 
@@ -133,6 +143,7 @@ class Queue:
     entries: list[Entry] = field(default_factory=list)
     held_ever: set[int] = field(default_factory=set)
     deferred: dict[int, int] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
     served_last: int = 0
     counters: Counter[str] = field(default_factory=Counter)
 
@@ -154,7 +165,9 @@ class Queue:
         return str(self.get("fairness_model", default))
 
     def captures(self, topic: str) -> bool:
-        """Q2: a regular expression matches the whole topic name."""
+        """Q2: a regular expression matches the whole topic name; topic subscriptions too."""
+        if any(subscribed(pattern, topic) for pattern in self.topics):
+            return True
         pattern = self.get("underlying_topic", self.name)
         if REGEX_SIGNS & set(pattern):
             return re.fullmatch(pattern, topic) is not None
@@ -204,6 +217,13 @@ class Model:
         else:
             self.queues[name] = Queue(name, dict(definition))
         self.dispatch()
+
+    def subscribe_topic(self, name: str, pattern: str) -> None:
+        self.queues[name].topics.add(pattern)
+
+    def unsubscribe_topic(self, name: str, pattern: str) -> None:
+        """S7: what was taken in stays."""
+        self.queues[name].topics.remove(pattern)
 
     def delete(self, name: str) -> None:
         """S7: the messages of a deleted endpoint are gone."""

@@ -420,6 +420,12 @@ class Admin(Context):
         self.model.define(definition)
         self.connection.pump()
 
+    def subscribe_topic(self, queue: str, topic: str) -> None:
+        self.model.subscribe_topic(queue, topic)
+
+    def unsubscribe_topic(self, queue: str, topic: str) -> None:
+        self.model.unsubscribe_topic(queue, topic)
+
     def delete(self, queue: str) -> None:
         self.model.delete(queue)
 

@@ -7,6 +7,7 @@ clock is moved, and on a real job, where it is waited for; so messages are numbe
     queue orders max_per_subscription_backlog=2     define; message_type is json unless named
     redefine orders lease_period=1s                 define again with these keys changed
     delete orders
+    topic orders a/*/c                              a topic subscription; `untopic orders a/*/c`
     sub a orders backlog=2 filter="/n > 1"          a consumer; mode=individual unless named
     send orders n=1 kind=x | ttl=1s priority=5      fields of the payload | options of send
     send orders n=1..3                              three messages
@@ -215,6 +216,12 @@ class Runner:
 
     def do_delete(self, line: Line) -> None:
         self.admin.delete(self.rename(line.words[1]))
+
+    def do_topic(self, line: Line) -> None:
+        self.admin.subscribe_topic(self.rename(line.words[1]), self.rename(line.words[2]))
+
+    def do_untopic(self, line: Line) -> None:
+        self.admin.unsubscribe_topic(self.rename(line.words[1]), self.rename(line.words[2]))
 
     # Producers
 

@@ -236,9 +236,16 @@ def test_X2_max_ttl_with_respect_ttl_is_the_earliest_model() -> None:
     ],
 )
 def test_R2_recovery_points(written: str, kept: str) -> None:
-    queue = define(recovery_point=written)
+    mapping = {"name": "q", "message_type": "json", "recovery_point": written}
+    queue = parse_definition(mapping, unsupported=())
     assert queue.recovery_point == kept
-    assert parse_definition(to_wire(queue)) == queue
+    assert parse_definition(to_wire(queue), unsupported=()) == queue
+
+
+def test_R2_only_epoch_is_accepted_as_long_as_nothing_is_recovered() -> None:
+    assert define(recovery_point="epoch").recovery_point == "epoch"
+    allowed = problems(recovery_point="now")["recovery_point"].allowed
+    assert "not supported by this version" in allowed
 
 
 OPTIONAL = {
@@ -292,10 +299,10 @@ def test_Q7_anything_is_read_or_refused(mapping: object) -> None:
 GOOD = """
 system: {max_spool_usage: 1GB, on_no_match: discard, heartbeat_timeout: 20s}
 vpns: {east: {max_spool_usage: 10MB}}
-brokers: [west, east]
+brokers: [west]
 queues:
   - LocalQueue: {name: orders, message_type: json, filter: /price > 1}
-  - {name: orders, vpn: east, message_type: text, recovery_point: 2026-01-01T00:00:00Z}
+  - {name: orders, vpn: east, message_type: text, recovery_point: epoch}
 bridges: []
 """
 
@@ -309,7 +316,7 @@ def test_Q7_a_configuration_file(tmp_path: Path) -> None:
     assert configuration.system.spool_files_high_percent == 80, "S9"
     assert configuration.vpns["east"].max_spool_usage == 10**7
     assert configuration.vpns["default"].max_spool_usage is None
-    assert configuration.brokers == ("west", "east")
+    assert configuration.brokers == ("west",)
     assert [(queue.vpn, queue.type) for queue in configuration.queues] == [
         ("default", "LocalQueue"),
         ("east", "Queue"),

@@ -1,0 +1,73 @@
+"""What decides whether and how a message enters a queue: the queue's own checks, and its
+expressions (Q4, Q6, S3, S10, S11, O2, O3). The same for publishes and for what is redriven (X6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.errors import Reason
+from .expressions import Program, as_priority, compile_program, is_true
+from .queue import Queue
+
+LOW_PRIORITY_BELOW = 4
+
+
+def over_quota(queue: Queue, size: int) -> bool:
+    """Whether a message of this size would exceed the queue's quotas, in bytes or in messages.
+
+    Counts what entered in this step too. A quota of 0 bytes keeps the last message, so it is never
+    exceeded (S10).
+    """
+    d = queue.definition
+    arrivals = queue.arrivals
+    if d.max_spool_usage and queue.header.bytes + arrivals.bytes + size > d.max_spool_usage:
+        return True
+    most = d.max_spool_messages
+    if most is None or not d.max_spool_usage:
+        return False
+    return queue.header.depth + len(arrivals.ids) >= most
+
+
+def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
+    """The first of the queue's own checks in S3 that fails. priority: the publisher's."""
+    d = queue.definition
+    if over_quota(queue, size):
+        return Reason.QUEUE_QUOTA
+    if size > d.max_message_size:
+        return Reason.MESSAGE_TOO_LARGE
+    if not queue.header.ingress:
+        return Reason.QUEUE_SHUTDOWN
+    limit = d.reject_low_priority_msg_limit
+    if limit is None or priority >= LOW_PRIORITY_BELOW:
+        return None
+    depth = queue.header.depth + len(queue.arrivals.ids)
+    return Reason.LOW_PRIORITY_LIMIT if depth >= limit else None
+
+
+def program_of(queue: Queue) -> Program | None:
+    """The queue's expressions, compiled; None where it has none."""
+    d = queue.definition
+    texts = (d.filter, d.priority, d.barrier_expression)
+    return compile_program(texts) if any(texts) else None
+
+
+@dataclass(slots=True)
+class Match:
+    """A queue that a message enters. priority: by the queue's expression (O2)."""
+
+    queue: Queue
+    priority: int
+    barrier: bool
+
+
+def match(
+    queue: Queue, program: Program | None, payload: bytes, priority: int, key: bytes | None
+) -> Match | None:
+    """How a message enters a queue; None if its filter keeps it out (Q4)."""
+    if program is None:
+        return Match(queue, 0, False)
+    passes, level, barrier = program.run(payload, priority, key)
+    d = queue.definition
+    if d.filter is not None and not is_true(passes):
+        return None
+    return Match(queue, 0 if d.priority is None else as_priority(level), is_true(barrier))

@@ -1,0 +1,135 @@
+"""Topic subscriptions of queues, added and removed while they run (Q2, S1, S7).
+
+Besides its underlying topic a queue takes what is published to the topics it has subscribed to
+(`protocol/patterns.py` says how they are written). Subscriptions stand in notes, so that a topic
+is compared with few of them: plain topics by name, wildcards by their first level, the rest in
+one list each for wildcards without a first level and for regular expressions. The header counts
+them, so that a VPN without any reads nothing.
+
+A message keeps the matches that it was stored with: removing a subscription takes nothing back.
+"""
+
+from __future__ import annotations
+
+from ..protocol.commands import SubscribeTopic, UnsubscribeTopic
+from ..protocol.patterns import REGEX, TOPIC, compiled, kind_of, wildcard_matches
+from .broker import Broker, bucket
+from .definition import QueueDefinition
+from .queue import Queue
+
+TOPICS_MAX = 10_000  # of one queue
+
+_TOPICS, _WILDCARDS, _ANY_FIRST, _REGEXES = range(4)  # places in the header's counts
+
+
+def topics_of(broker: Broker, queue: Queue) -> list[str]:
+    """The topics that a queue has subscribed to, sorted."""
+    return list(broker.notes.read(f"u/{queue.number}") or [])
+
+
+def _slot(pattern: str) -> tuple[int, str]:
+    """Which of the counts a pattern belongs to, and its note within the VPN."""
+    kind = kind_of(pattern)
+    if kind == TOPIC:
+        return _TOPICS, f"t{bucket(pattern)}"
+    if kind == REGEX:
+        return _REGEXES, "r"
+    first = pattern.partition("/")[0]
+    if first.endswith("*") or first == ">":
+        return _ANY_FIRST, "*"
+    return _WILDCARDS, f"w{bucket(first)}"
+
+
+def _change(broker: Broker, vpn: str, queue: Queue, pattern: str, add: bool) -> None:
+    which, slot = _slot(pattern)
+    key = f"t/{vpn}/{slot}"
+    note = dict(broker.notes.read(key) or {})
+    others = [n for n in note.pop(pattern, []) if n != queue.number]
+    if add:
+        others = sorted([*others, queue.number])
+    if others:
+        note[pattern] = others
+    broker.notes.write(key, note)
+    counts = broker.header.topics.setdefault(vpn, [0, 0, 0, 0])
+    counts[which] += 1 if add else -1
+    if not any(counts):
+        del broker.header.topics[vpn]
+
+
+def add(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[str]:
+    """Subscribe a queue to topics; returns those that are new. Raises ValueError."""
+    present = topics_of(broker, queue)
+    new = sorted(set(patterns) - set(present))
+    if len(present) + len(new) > TOPICS_MAX:
+        raise ValueError(
+            f"topic: {new[0]!r} – a queue subscribes to at most {TOPICS_MAX} topics; "
+            f"{queue.definition.name!r} has {len(present)}"
+        )
+    for pattern in new:
+        _change(broker, vpn, queue, pattern, add=True)
+    if new:
+        broker.notes.write(f"u/{queue.number}", sorted([*present, *new]))
+    return new
+
+
+def remove(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[str]:
+    """End subscriptions; returns those that were there."""
+    present = topics_of(broker, queue)
+    gone = sorted(set(patterns) & set(present))
+    for pattern in gone:
+        _change(broker, vpn, queue, pattern, add=False)
+    if gone:
+        broker.notes.write(f"u/{queue.number}", sorted(set(present) - set(gone)))
+    return gone
+
+
+def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTopic) -> bool:
+    """Carry out the command; answers whether the subscription is new."""
+    kind_of(command.topic)
+    new = add(broker, vpn, queue, [command.topic])
+    if new:
+        broker.note("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
+    return bool(new)
+
+
+def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: UnsubscribeTopic) -> None:
+    """Carry out the command; what was spooled is still delivered (S7). Raises ValueError."""
+    if not remove(broker, vpn, queue, [command.topic]):
+        there = ", ".join(map(repr, topics_of(broker, queue)[:20])) or "none"
+        raise ValueError(
+            f"topic: {command.topic[:200]!r} – queue {queue.definition.name!r} has not subscribed "
+            f"to it; it has: {there}"
+        )
+    broker.note("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
+
+
+def follow_definition(
+    broker: Broker, vpn: str, queue: Queue, old: QueueDefinition | None, new: QueueDefinition
+) -> None:
+    """Apply what a definition's ``subscriptions`` gained and lost; those added since stay."""
+    before = set(old.subscriptions) if old else set()
+    remove(broker, vpn, queue, sorted(before - set(new.subscriptions)))
+    add(broker, vpn, queue, sorted(set(new.subscriptions) - before))
+
+
+def subscribed(broker: Broker, vpn: str, topic: str) -> set[int]:
+    """The numbers of the queues of a VPN that have subscribed to a topic."""
+    counts = broker.header.topics.get(vpn)
+    if counts is None:
+        return set()
+    read = broker.notes.read
+    found: set[int] = set()
+    if counts[_TOPICS]:
+        found.update((read(f"t/{vpn}/t{bucket(topic)}") or {}).get(topic, ()))
+    levels = topic.split("/")
+    slots = [f"w{bucket(levels[0])}"] if counts[_WILDCARDS] else []
+    slots += ["*"] if counts[_ANY_FIRST] else []
+    for slot in slots:
+        for pattern, numbers in (read(f"t/{vpn}/{slot}") or {}).items():
+            if wildcard_matches(pattern.split("/"), levels):
+                found.update(numbers)
+    if counts[_REGEXES]:
+        for pattern, numbers in (read(f"t/{vpn}/r") or {}).items():
+            if compiled(pattern).fullmatch(topic):
+                found.update(numbers)
+    return found

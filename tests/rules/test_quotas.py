@@ -1,0 +1,472 @@
+"""S3, S4, S5, S8, S10, S11, S12, X5: files, quotas, the last message; within one step too."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
+from lakequeue.protocol.outputs import Deliveries, Receipt, Reply
+from lakequeue.state import Batch, DictStore, check, parse_configuration, parse_definition, step
+from lakequeue.state.spool import FILE_BYTES
+from rules.harness import Bench, drain, ids
+
+MB = 1_000_000
+
+
+# ---------------------------------------------------------------- steps with many messages at once
+
+
+class Core:
+    """The pure step, with batches that a connection cannot make: many producers at once."""
+
+    def __init__(self, *definitions: dict[str, Any], **system: Any) -> None:
+        self.store = CountingStore()
+        self.now = 0
+        self.offset = 0
+        self.sequences: dict[str, int] = {}
+        named = [{"message_type": "binary", **d} for d in definitions]
+        self.run(c.Configure(system=system), *(c.Define(definition=d) for d in named))
+
+    def run(self, *given: c.Command, publishes: Records | None = None) -> list[Any]:
+        n = len(given)
+        values: list[bytes | None] = [c.encode_command(g) for g in given]
+        records = Records(
+            ["default.commands"] * n, [0] * n, list(range(n)), [0] * n, [None] * n, values,
+            [None] * n, [None] * n,
+        )  # fmt: skip
+        self.now += 1
+        outputs = step(self.store, Batch(records, publishes or Records()), self.now)
+        check(self.store, self.now)
+        return outputs
+
+    def publish(self, *sent: tuple[str, str, bytes], priority: int = 4, before: Any = ()) -> Any:
+        """(producer, destination, payload) in one step; by producer: ids and refusals, by
+        sequence."""
+        records = Records()
+        for producer, to, payload in sent:
+            seq = self.sequences[producer] = self.sequences.get(producer, 0) + 1
+            header = PublishHeader(to=to, producer=producer, seq=seq, priority=priority)
+            row = (
+                "default.publish", 0, self.offset, self.now, None, payload,
+                encode_publish_header(header), None,
+            )  # fmt: skip
+            self.offset += 1
+            for name, value in zip(Records.__slots__, row, strict=True):
+                getattr(records, name).append(value)
+        outcome: dict[str, dict[int, Any]] = {}
+        for receipt in self.run(*before, publishes=records):
+            if isinstance(receipt, Receipt):
+                known = outcome.setdefault(receipt.producer, {})
+                for first, count, number in receipt.runs:
+                    for i in range(count):
+                        known[first + i] = number + i if number else None
+                for seq, reason, _, _ in receipt.nacks:
+                    known[seq] = reason
+        return outcome
+
+    def seen(self, queue: str = "q") -> dict[str, Any]:
+        reply = c.ReplyTo("default.deliveries")
+        outputs = self.run(c.Describe(queue=queue, reply=reply))
+        return next(o.result for o in outputs if isinstance(o, Reply))
+
+
+class CountingStore(DictStore):
+    """Notes which pages are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[str] = []
+
+    def get(self, key: str) -> bytes | None:
+        self.reads.append(key)
+        return super().get(key)
+
+
+@pytest.mark.parametrize("key", ["max_spool_usage", "max_spool_messages"])
+def test_S4_a_quota_is_exact_within_one_step_and_over_several_producers(key: str) -> None:
+    limit = 30 if key == "max_spool_usage" else 3
+    core = Core({"name": "q", key: limit})
+    sent = [(p, "q", b"x" * 10) for _ in range(3) for p in ("a", "b")]
+    assert core.publish(*sent) == {
+        "a": {1: 1, 2: 3, 3: "queue_quota"}, "b": {1: 2, 2: "queue_quota", 3: "queue_quota"},
+    }  # fmt: skip
+    seen = core.seen()
+    assert (seen["depth"], seen["rejected"]) == (3, {"queue_quota": 3})
+
+
+def test_S4_a_smaller_message_still_fits() -> None:
+    core = Core({"name": "q", "max_spool_usage": 25})
+    sent = [("a", "q", b"x" * n) for n in (20, 10, 5, 1)]
+    assert core.publish(*sent) == {"a": {1: 1, 2: "queue_quota", 3: 2, 4: "queue_quota"}}
+
+
+def test_S4_never_discards_and_acknowledges_exactly_what_is_over() -> None:
+    core = Core({"name": "q", "max_spool_messages": 2, "reject_msg_to_sender_on_discard": "never"})
+    assert core.publish(*[("a", "q", b"x")] * 4) == {"a": {1: 1, 2: 2, 3: None, 4: None}}
+    seen = core.seen()
+    assert (seen["depth"], seen["discarded"], seen["rejected"]) == (2, 2, {})
+    assert seen["discarded_on_entry"] == {"queue_quota": 2}
+
+
+def test_S5_one_that_is_full_within_the_step_refuses_for_all() -> None:
+    core = Core(
+        {"name": "q", "underlying_topic": "t"},
+        {"name": "small", "underlying_topic": "t", "max_spool_messages": 2},
+    )
+    sent = [(p, "t", b"x") for p in ("a", "b", "c", "d")]
+    assert core.publish(*sent) == {
+        "a": {1: 1}, "b": {1: 2}, "c": {1: "queue_quota"}, "d": {1: "queue_quota"},
+    }  # fmt: skip
+    assert core.seen("q")["depth"] == core.seen("small")["depth"] == 2
+    assert core.seen("q")["rejected"] == {}
+
+
+def test_S5_a_queue_that_discards_does_not_refuse_for_the_others() -> None:
+    core = Core(
+        {"name": "q", "underlying_topic": "t"},
+        {"name": "small", "underlying_topic": "t", "max_spool_messages": 1,
+         "reject_msg_to_sender_on_discard": "never"},
+    )  # fmt: skip
+    assert core.publish(*[("a", "t", b"x")] * 3) == {"a": {1: 1, 2: 2, 3: 3}}
+    assert (core.seen("q")["depth"], core.seen("small")["depth"]) == (3, 1)
+    assert core.seen("small")["discarded"] == 2
+
+
+def test_S3_the_brokers_quota_is_exact_within_one_step() -> None:
+    core = Core({"name": "q"}, {"name": "r"}, max_spool_usage=30)
+    sent = [(p, q, b"x" * 10) for p, q in zip("abab", "qrqr", strict=True)]
+    assert core.publish(*sent) == {"a": {1: 1, 2: 3}, "b": {1: 2, 2: "broker_quota"}}
+
+
+def test_S11_the_limit_is_exact_within_one_step() -> None:
+    core = Core({"name": "q", "reject_low_priority_msg_limit": 2})
+    assert core.publish(*[("a", "q", b"x")] * 3, priority=3) == {
+        "a": {1: 1, 2: 2, 3: "low_priority_limit"}
+    }
+    assert core.publish(("a", "q", b"x"), priority=4) == {"a": {4: 3}}
+    assert core.seen()["rejected"] == {"low_priority_limit": 1}
+
+
+# ---------------------------------------------------------------- S8
+
+
+def test_S8_every_publisher_is_nacked_until_acks_free_files() -> None:
+    core = Core({"name": "q"}, {"name": "r"}, max_spool_files=2)
+    big = b"x" * MB
+    first = core.publish(*[("a", "q", big)] * 10, *[("b", "r", big)] * 10)
+    numbers = [n for n in (*first["a"].values(), *first["b"].values()) if n != "spool_files"]
+    assert len(numbers) == 16, "two files of 8 MB"
+    assert core.publish(("a", "q", b"x"), ("c", "r", b"")) == {
+        "a": {11: "spool_files"}, "c": {1: "spool_files"},
+    }  # fmt: skip
+    assert core.seen("q")["rejected"] == {"spool_files": 1}
+    assert core.seen("r")["rejected"] == {"spool_files": 5}
+    core.run(c.Ack(queue="q", ids="1-7"))  # the last message of the file holds it
+    assert core.publish(("a", "q", b"x")) == {"a": {12: "spool_files"}}
+    core.run(c.Ack(queue="q", ids="8"))
+    assert core.publish(("a", "q", b"x")) == {"a": {13: 17}}
+
+
+def test_S8_acks_of_the_same_step_free_files() -> None:
+    core = Core({"name": "q"}, max_spool_files=1)
+    core.publish(*[("a", "q", b"x" * MB)] * 8)
+    assert core.publish(("a", "q", b"x")) == {"a": {9: "spool_files"}}
+    ack = c.Ack(queue="q", ids="1-8")
+    assert core.publish(("a", "q", b"x"), before=[ack]) == {"a": {10: 9}}
+
+
+def test_S8_one_file_holds_many_messages_and_the_limit_counts_files() -> None:
+    core = Core({"name": "q"}, max_spool_files=1)
+    for n in range(4):
+        outcome = core.publish(*[("a", "q", b"x" * 100_000)] * 20)["a"]
+        assert "spool_files" not in outcome.values(), n
+    assert set(core.publish(*[("a", "q", b"x" * 100_000)] * 5)["a"].values()) == {"spool_files"}
+
+
+def test_S8_nacked_whatever_the_queues_policy() -> None:
+    core = Core({"name": "q", "reject_msg_to_sender_on_discard": "never"}, max_spool_files=1)
+    core.publish(*[("a", "q", b"x" * MB)] * 8)
+    assert core.publish(("a", "q", b"x")) == {"a": {9: "spool_files"}}
+    assert core.seen()["discarded"] == 0
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(300_000, 13), (2_500_000, 2), (9_000_000, 1)])
+def test_S8_the_limit_holds_for_messages_of_any_size(size: int, at_once: int) -> None:
+    core = Core({"name": "q"}, max_spool_files=2)
+    outcomes: list[Any] = []
+    while "spool_files" not in outcomes:
+        outcomes += core.publish(*[("a", "q", b"x" * size)] * at_once)["a"].values()
+        assert len(outcomes) < 100
+    notes = [
+        msgspec.msgpack.decode(v, strict=False)
+        for k, v in core.store.pages.items() if k.startswith("f/")
+    ]  # fmt: skip
+    assert sum(1 for note in notes for entry in note.values() if entry[0]) <= 2
+    assert (len(outcomes) - outcomes.count("spool_files")) * size >= 2 * FILE_BYTES - size
+
+
+def test_S8_alerts_at_80_percent_of_the_files_and_clears_below_60() -> None:
+    bench = Bench(config={"system": {"max_spool_files": 5}})
+    bench.define(message_type="binary", max_spool_usage="1GB", max_per_subscription_backlog=99)
+    consumer = bench.consumer()
+    told: list[Any] = []
+
+    def look() -> list[Any]:
+        events = [e for e in bench.admin.events() if e["event"].startswith("spool_files")]
+        return [(e["event"], e["level"], e["limit"], e["scope"]) for e in events]
+
+    for _ in range(6):
+        bench.send(b"x" * 4 * MB)
+    assert look() == told  # 24 MB are three files
+    bench.send(b"x")
+    told.append(("spool_files_high", 4, 5, "broker"))
+    assert look() == told
+    messages = drain(consumer)
+    for message in messages[:2]:
+        message.ack()
+    assert look() == told  # 3 of 5 is not below 60 %
+    for message in messages[2:4]:
+        message.ack()
+    told.append(("spool_files_cleared", 2, 5, "broker"))
+    assert look() == told
+
+
+# ---------------------------------------------------------------- S10: the last message
+
+
+def test_S10_quota_0_keeps_only_the_last_message(empty: Bench) -> None:
+    empty.define(max_spool_usage=0)
+    sent = [empty.send({"n": n}) for n in range(3)]
+    assert [m.id for m in empty.admin.browse("orders")] == sent[2:]
+    seen = empty.seen()
+    assert (seen["depth"], seen["spooled"], seen["replaced"]) == (1, 3, 2)
+    assert empty.events().count("replaced") == 2
+    assert ids(drain(empty.consumer())) == sent[2:]
+
+
+def test_S10_quota_0_within_one_step() -> None:
+    core = Core({"name": "q", "max_spool_usage": 0})
+    assert core.publish(*[("a", "q", b"x" * n) for n in (1, 2, 3)]) == {"a": {1: 1, 2: 2, 3: 3}}
+    seen = core.seen()
+    assert (seen["depth"], seen["spool_bytes"], seen["replaced"]) == (1, 3, 2)
+
+
+@pytest.mark.parametrize("state", ["leased", "delayed"])
+def test_S10_a_last_message_that_is_out_is_replaced_too(empty: Bench, state: str) -> None:
+    """Its holder keeps what it has; its ack has no effect, as after an expiry (X3)."""
+    empty.define(max_spool_usage=0)
+    consumer = empty.consumer()
+    empty.send({"n": 1})
+    (first,) = drain(consumer)
+    if state == "delayed":
+        first.cancel(delay="1m")
+    assert empty.seen()[state] == 1
+    second = empty.send({"n": 2})
+    seen = empty.seen()
+    assert (seen["depth"], seen["replaced"]) == (1, 1)
+    assert ids(drain(consumer)) == [second]
+    if state == "leased":
+        first.ack()
+        assert empty.seen()["depth"] == 1
+    empty.advance("1m")
+    assert drain(consumer) == []
+
+
+def test_S10_what_is_replaced_goes_to_no_dead_message_queue(empty: Bench) -> None:
+    empty.define("dead")
+    empty.define(max_spool_usage=0, dead_message_queue="dead")
+    empty.send()
+    empty.send()
+    assert empty.seen("dead")["depth"] == 0
+
+
+def test_S10_other_queues_keep_their_match(empty: Bench) -> None:
+    empty.define("last", underlying_topic="t", max_spool_usage=0)
+    empty.define("all", underlying_topic="t")
+    sent = [empty.send(queue="t") for _ in range(3)]
+    assert [m.id for m in empty.admin.browse("all")] == sent
+    assert [m.id for m in empty.admin.browse("last")] == sent[2:]
+
+
+def test_S10_a_dead_message_queue_of_quota_0_keeps_the_last_dead_message(empty: Bench) -> None:
+    empty.define("dead", max_spool_usage=0)
+    empty.define(dead_message_queue="dead")
+    sent = [empty.send(ttl=f"{n}s") for n in (1, 2, 2)]
+    empty.advance("1s")
+    assert [m.id for m in empty.admin.browse("dead")] == sent[:1]
+    empty.advance("1s")
+    assert [m.id for m in empty.admin.browse("dead")] == sent[2:]
+    assert (empty.seen()["dead_lettered"], empty.seen()["discarded"]) == (3, 0)
+
+
+def test_S10_quota_0_still_refuses_what_is_too_large_and_fills_the_broker(empty: Bench) -> None:
+    empty.define(message_type="binary", max_spool_usage=0, max_message_size=5)
+    with pytest.raises(Rejected, match="message_too_large"):
+        empty.send(b"x" * 6)
+
+
+def test_S10_defaults() -> None:
+    queue = parse_definition({"name": "q", "message_type": "json"})
+    assert (queue.max_spool_usage, queue.max_message_size) == (5000 * MB, 10 * MB)
+    assert queue.reject_low_priority_msg_limit is queue.max_spool_messages is None
+
+
+def test_S10_a_dead_message_queue_full_by_messages_discards(empty: Bench) -> None:
+    empty.define("dead", max_spool_messages=2)
+    empty.define(dead_message_queue="dead", expiration="1s")
+    for _ in range(3):
+        empty.send()
+    empty.advance("1s")
+    assert (empty.seen()["dead_lettered"], empty.seen()["discarded"]) == (2, 1)
+
+
+# ---------------------------------------------------------------- S12
+
+
+def block_reads(core: Core, *commands: c.Command, publishes: int = 0) -> tuple[int, int]:
+    """Blocks read by a step without the check, and the payloads delivered."""
+    n = len(commands)
+    values: list[bytes | None] = [c.encode_command(g) for g in commands]
+    records = Records(
+        ["default.commands"] * n, [0] * n, list(range(n)), [0] * n, [None] * n, values,
+        [None] * n, [None] * n,
+    )  # fmt: skip
+    sent = Records(
+        ["default.publish"] * publishes, [0] * publishes, list(range(publishes)),
+        [0] * publishes, [None] * publishes, [b"x" * 1000] * publishes,
+        [encode_publish_header(PublishHeader(to="q"))] * publishes, [None] * publishes,
+    )  # fmt: skip
+    core.now += 1
+    core.store.reads.clear()
+    outputs = step(core.store, Batch(records, sent), core.now)
+    payloads = [p for o in outputs if isinstance(o, Deliveries) for p in o.payloads]
+    assert all(p == b"x" * 1000 for p in payloads)
+    return len([k for k in core.store.reads if k.startswith("b/")]), len(payloads)
+
+
+def test_S12_only_the_backlog_is_read_in_large_blocks() -> None:
+    core = Core({"name": "q", "max_per_subscription_backlog": 10_000})
+    subscribe = c.Subscribe(
+        queue="q", subscription="s", inbox=c.Inbox("default.deliveries"), max_backlog=10_000
+    )
+    assert block_reads(core, publishes=5000) == (0, 0)  # nobody is there: written, not read
+    reads, delivered = block_reads(core, subscribe)  # the consumer was offline
+    assert (reads, delivered) == (5, 5000), "blocks of 1 MB, each read once"
+    assert block_reads(core, publishes=3000) == (0, 3000)  # now it is fast
+    assert block_reads(core, c.Ack(queue="q", ids="1-8000")) == (0, 0)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"dead_message_queue": "orders"}, "dead_message_queue"),
+        ({"expiration": 0}, "expiration"),
+        ({"expiration": "-1s"}, "expiration"),
+        ({"max_ttl": "0s"}, "max_ttl"),
+        ({"max_spool_usage": "5 bananas"}, "max_spool_usage"),
+        ({"max_spool_usage": -1}, "max_spool_usage"),
+        ({"max_spool_usage": "5gigs"}, "max_spool_usage"),
+        ({"max_message_size": "20MB"}, "max_message_size"),
+        ({"max_message_size": 0}, "max_message_size"),
+        ({"max_spool_messages": 0}, "max_spool_messages"),
+        ({"max_spool_messages": "many"}, "max_spool_messages"),
+        ({"recovery_point": "now"}, "recovery_point"),
+    ],
+)
+def test_Q7_bad_limits_are_refused_with_key_and_value(
+    empty: Bench, keys: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        empty.define(**keys)
+    (problem,) = caught.value.problems
+    assert problem.key == named
+    assert problem.value == keys[named]
+    assert problem.allowed
+
+
+@pytest.mark.parametrize("ttl", [0, -1, "0s", "-5s", "soon"])
+def test_X4_a_ttl_is_a_positive_duration(empty: Bench, ttl: Any) -> None:
+    empty.define()
+    with pytest.raises(ConfigError, match="ttl"):
+        empty.send(ttl=ttl)
+    assert empty.seen()["depth"] == 0
+
+
+def test_X5_dead_messages_never_come_back_by_way_of_dead_message_queues(empty: Bench) -> None:
+    empty.define("a", dead_message_queue="b")
+    empty.define("b", dead_message_queue="c")
+    with pytest.raises(ConfigError, match=r"a.* must not lead back to the queue itself: c → a → b"):
+        empty.define("c", dead_message_queue="a")
+    empty.define("c")
+    with pytest.raises(ConfigError, match="c → b → c"):
+        empty.define("c", dead_message_queue="b")
+    assert empty.seen("c")["definition"]["dead_message_queue"] is None
+
+
+def test_X5_a_file_with_a_ring_of_dead_message_queues_is_refused_as_a_whole() -> None:
+    def queue(name: str, target: str | None, vpn: str = "default") -> dict[str, Any]:
+        return {"name": name, "message_type": "json", "vpn": vpn, "dead_message_queue": target}
+
+    with pytest.raises(ConfigError) as caught:
+        parse_configuration({"queues": [queue("a", "b"), queue("b", "a"), queue("c", "a")]})
+    assert [p.where for p in caught.value.problems] == ["queues[0] 'a'", "queues[1] 'b'"]
+    other = [queue("a", "b"), queue("b", "a", "east")]
+    assert len(parse_configuration({"queues": other}).queues) == 2
+
+
+def test_Q9_a_quota_below_what_is_stored_throws_nothing_away(empty: Bench) -> None:
+    """Limits apply from then on: what is stored stays, nothing more enters until it fits."""
+    empty.define(message_type="binary", max_spool_usage=100)
+    for _ in range(4):
+        empty.send(b"x" * 10)
+    empty.define(message_type="binary", max_spool_usage=25)
+    assert empty.seen()["depth"] == 4
+    with pytest.raises(Rejected, match="queue_quota"):
+        empty.send(b"x")
+    consumer = empty.consumer()
+    for left in (30, 20):
+        drain(consumer)[0].ack()
+        assert empty.seen()["spool_bytes"] == left
+    empty.send(b"x" * 5)
+
+
+def test_S10_quota_0_is_refused_while_more_than_one_message_is_stored(empty: Bench) -> None:
+    empty.define()
+    empty.send()
+    empty.send()
+    with pytest.raises(ConfigError, match=r"max_spool_usage: 0 – keeps the last message only.*2"):
+        empty.define(max_spool_usage=0)
+    assert empty.seen()["depth"] == 2
+    empty.admin.purge("orders", ids="1")
+    empty.define(max_spool_usage=0)
+    assert empty.seen()["depth"] == 1
+
+
+def test_S3_a_message_that_no_kafka_record_holds_is_refused(empty: Bench) -> None:
+    empty.define(message_type="binary", max_message_size="11MB")
+    with pytest.raises(Rejected, match="message_too_large"):
+        empty.send(b"x" * 11_000_001)
+    assert empty.seen()["depth"] == 0
+
+
+@pytest.mark.parametrize("destination", ["", None, 7])
+def test_S6_a_destination_is_a_name(empty: Bench, destination: Any) -> None:
+    with pytest.raises(ConfigError, match="destination"):
+        empty.send(queue=destination)
+
+
+def test_S6_discarded_by_configuration_is_acknowledged_and_journaled_as_such() -> None:
+    bench = Bench(config={"system": {"on_no_match": "discard"}})
+    assert bench.send(queue="nowhere") is None
+    (row,) = [r for r in bench.engine.journal() if r["reason"] == "no_matching_destination"]
+    assert row["event"] == "discarded"
+
+
+def test_Q7_a_second_broker_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"brokers: .* not supported by this version"):
+        parse_configuration({"brokers": ["a", "b"]})

@@ -1,0 +1,254 @@
+"""X6, X5: dead messages go back to where they came from."""
+
+from typing import Any
+
+import lakequeue
+import pytest
+from lakequeue.protocol.errors import ConfigError
+from rules.harness import Bench, drain, ids
+
+
+def die(bench: Bench, *bodies: Any, queue: str = "orders", **options: Any) -> list[str]:
+    """Messages that expire in a queue at once."""
+    sent = [bench.send(body, queue, **{"ttl": "1s"} | options) for body in bodies]
+    bench.advance("1s")
+    return sent
+
+
+@pytest.fixture
+def dead() -> Bench:
+    """Queues `orders` and its dead message queue `dmq`."""
+    bench = Bench()
+    bench.define("dmq", max_per_subscription_backlog=100)
+    bench.define(dead_message_queue="dmq", max_per_subscription_backlog=100)
+    return bench
+
+
+def test_X6_a_redriven_message_keeps_id_payload_key_and_headers(dead: Bench) -> None:
+    (sent,) = die(dead, {"n": 1}, headers={"k": "v"}, key=b"key", priority=7)
+    assert dead.seen("dmq")["depth"] == 1
+    done = dead.admin.redrive("dmq")
+    assert (done.moved, done.stayed, done.queues, done.why) == (1, 0, {"orders": 1}, {})
+    (message,) = drain(dead.consumer())
+    assert (message.id, message.payload, message.key) == (sent, b'{"n": 1}', b"key")
+    assert (message.headers, message.priority) == ({"k": "v"}, 7)
+    assert (message.delivery_count, message.redelivered) == (1, False)
+    assert dead.seen("dmq")["depth"] == 0
+    message.ack()
+    assert dead.seen()["depth"] == dead.seen()["spool_bytes"] == 0
+
+
+def test_X6_counted_and_journaled(dead: Bench) -> None:
+    die(dead, 1, 2)
+    dead.admin.redrive("dmq")
+    assert dead.seen("dmq")["redriven"] == 2
+    assert dead.seen()["spooled"] == 4
+    assert dead.events("dmq")[-3:] == ["redriven", "redriven", "redriven"]  # two, and the event
+    rows = [r for r in dead.engine.journal() if r["event"] == "redriven" and r["message_id"]]
+    assert [(r["message_id"], r["reason"]) for r in rows] == [("1", "orders"), ("2", "orders")]
+    (event,) = [e for e in dead.admin.events() if e["event"] == "redriven"]
+    assert (event["queue"], event["moved"], event["stayed"]) == ("dmq", 2, 0)
+
+
+def test_X5_a_spent_ttl_no_longer_counts_the_queues_expiration_does(dead: Bench) -> None:
+    dead.define(dead_message_queue="dmq", expiration="10s")
+    die(dead, 1)
+    dead.admin.redrive("dmq")
+    dead.advance("9s")
+    assert dead.seen()["depth"] == 1
+    dead.advance("1s")
+    assert (dead.seen()["depth"], dead.seen("dmq")["depth"]) == (0, 1)
+
+
+def test_X5_a_ttl_that_is_not_spent_still_counts(dead: Bench) -> None:
+    consumer = dead.consumer()
+    dead.send(ttl="10s")
+    drain(consumer)[0].reject()
+    consumer.close()
+    dead.advance("4s")
+    assert dead.admin.redrive("dmq").moved == 1
+    dead.advance("5s")
+    assert dead.seen()["depth"] == 1
+    dead.advance("1s")
+    assert (dead.seen()["depth"], dead.seen()["expired"]) == (0, 1)
+
+
+@pytest.mark.parametrize("limit", [{"max_deliveries": 1}, {"max_cancels": 1}])
+def test_X6_deliveries_and_cancels_count_from_nothing(dead: Bench, limit: dict[str, int]) -> None:
+    dead.define(dead_message_queue="dmq", **limit)
+    consumer = dead.consumer()
+    dead.send()
+    for _ in range(3):
+        (message,) = drain(consumer)
+        assert message.delivery_count == 1
+        message.cancel()
+        assert dead.seen("dmq")["depth"] == 1
+        assert dead.admin.redrive("dmq").moved == 1
+
+
+def test_X6_by_predicate_and_by_ids(dead: Bench) -> None:
+    sent = die(dead, *({"n": n} for n in range(6)))
+    assert dead.admin.redrive("dmq", where="/n > 3").moved == 2
+    assert dead.admin.redrive("dmq", ids=[sent[0]]).moved == 1
+    assert dead.admin.redrive("dmq", ids="2-3", where="/n = 2").moved == 1
+    assert [m.id for m in dead.admin.browse("dmq")] == [sent[1], sent[3]]
+    assert [m.id for m in dead.admin.browse("orders")] == [sent[i] for i in (4, 5, 0, 2)]
+
+
+def test_X6_each_goes_back_to_its_own_queue(dead: Bench) -> None:
+    dead.define("more", dead_message_queue="dmq")
+    die(dead, 1, 2)
+    die(dead, 3, queue="more")
+    assert dead.admin.redrive("dmq").queues == {"orders": 2, "more": 1}
+    assert (dead.seen()["depth"], dead.seen("more")["depth"]) == (2, 1)
+
+
+def test_X6_along_a_chain_of_dead_message_queues_one_step_back(dead: Bench) -> None:
+    dead.define("last")
+    dead.define("dmq", dead_message_queue="last", expiration="1s")
+    die(dead, 1)
+    dead.advance("1s")
+    assert dead.seen("last")["depth"] == 1
+    assert dead.admin.redrive("last").queues == {"dmq": 1}
+    assert dead.seen("dmq")["expired"] == 1
+    dead.advance("1s")
+    assert dead.seen("last")["depth"] == 1
+
+
+@pytest.mark.parametrize(
+    ("why", "change"),
+    [
+        ("no_such_queue", lambda b: b.admin.delete("orders")),
+        ("queue_shutdown", lambda b: b.admin.shutdown("orders", ingress=True)),
+        ("queue_quota", lambda b: b.define(max_spool_usage=1)),
+        ("message_too_large", lambda b: b.define(max_message_size=1)),
+        ("filter", lambda b: b.define(filter="/n = 9")),
+        ("leased", lambda b: b.consumer("dmq")),
+    ],
+)
+def test_X6_what_cannot_go_back_stays_and_is_reported(dead: Bench, why: str, change: Any) -> None:
+    sent = die(dead, {"n": 1}, {"n": 2})
+    change(dead)
+    done = dead.admin.redrive("dmq")
+    assert (done.moved, done.stayed, done.why) == (0, 2, {why: 2})
+    assert [m.id for m in dead.admin.browse("dmq")] == sent
+    reasons = {m.headers["lq-dead-reason"] for m in dead.admin.browse("dmq")}
+    assert reasons == {"expired"}
+
+
+def test_X6_a_queue_that_fills_up_takes_what_fits(dead: Bench) -> None:
+    die(dead, 1, 2, 3)
+    dead.define(dead_message_queue="dmq", max_spool_messages=2)
+    done = dead.admin.redrive("dmq")
+    assert (done.moved, done.stayed, done.why) == (2, 1, {"queue_quota": 1})
+    assert [m.id for m in dead.admin.browse("dmq")] == ["3"]
+
+
+def test_X6_what_was_published_to_the_dead_message_queue_has_nowhere_to_go(dead: Bench) -> None:
+    dead.send(queue="dmq")
+    assert dead.admin.redrive("dmq").why == {"not_dead": 1}
+
+
+def test_X6_low_priority_is_refused_at_the_limit(dead: Bench) -> None:
+    die(dead, 1, 2, priority=1)
+    dead.define(dead_message_queue="dmq", reject_low_priority_msg_limit=1)
+    assert dead.admin.redrive("dmq").why == {"low_priority_limit": 1}
+
+
+def test_X6_a_queue_that_keeps_the_last_message_keeps_it(dead: Bench) -> None:
+    dead.define("last", max_spool_usage=0, dead_message_queue="dmq")
+    die(dead, 1, queue="last")
+    newer = dead.send(queue="last")
+    assert dead.admin.redrive("dmq").why == {"keeps_last_message": 1}
+    dead.admin.purge("last", ids=newer)
+    assert dead.admin.redrive("dmq").moved == 1
+
+
+def test_X6_expressions_hold_as_for_a_new_message(dead: Bench) -> None:
+    die(dead, {"p": 1}, {"p": 9})
+    dead.define(dead_message_queue="dmq", priority="/p", max_per_subscription_backlog=9)
+    dead.send({"p": 5})
+    dead.admin.redrive("dmq")
+    assert ids(drain(dead.consumer())) == ["2", "3", "1"]
+
+
+def test_O2_a_dead_message_queue_orders_by_its_own_priority(dead: Bench) -> None:
+    dead.define("dmq", priority="/p", max_per_subscription_backlog=9)
+    die(dead, {"p": 1}, {"p": 9})
+    assert [m.id for m in dead.admin.browse("dmq")] == ["2", "1"]
+
+
+def test_X6_goes_out_at_once_and_wakes_the_consumer(dead: Bench) -> None:
+    die(dead, 1)
+    consumer = dead.consumer()
+    assert drain(consumer) == []
+    dead.admin.redrive("dmq")
+    assert ids(drain(consumer)) == ["1"]
+
+
+def test_X6_another_match_of_the_message_is_left_alone(dead: Bench) -> None:
+    dead.define("copies", underlying_topic="orders")
+    consumer = dead.consumer("copies")
+    (sent,) = die(dead, 1, ttl="1s")
+    assert dead.seen("copies")["expired"] == 1  # it had no dead message queue
+    assert dead.admin.redrive("dmq").queues == {"orders": 1}
+    assert [m.id for m in dead.admin.browse("orders")] == [sent]
+    assert len(drain(consumer)) == 1
+
+
+def test_X6_survives_a_restart(dead: Bench) -> None:
+    die(dead, 1, 2)
+    dead.admin.redrive("dmq", ids="1")
+    dead.engine.restart()
+    assert [m.id for m in dead.admin.browse("orders")] == ["1"]
+    assert dead.admin.redrive("dmq").moved == 1
+
+
+def test_L9_an_ack_of_a_message_that_died_has_no_effect_on_its_redrive(dead: Bench) -> None:
+    consumer = dead.consumer()
+    dead.send(ttl="1s")
+    (message,) = drain(consumer)
+    dead.advance("1s")
+    message.ack()
+    dead.admin.redrive("dmq")
+    assert dead.seen()["depth"] == 1
+
+
+def test_X6_across_pages(dead: Bench) -> None:
+    dead.engine.checking = False
+    sent = [dead.send(ttl="1s") for _ in range(1100)]
+    dead.advance("1s")
+    assert dead.admin.redrive("dmq", ids=f"{sent[500]}-{sent[-1]}").moved == 600
+    assert (dead.seen()["depth"], dead.seen("dmq")["depth"]) == (600, 500)
+    dead.engine.check()
+
+
+def test_X6_bad_input_is_refused(dead: Bench) -> None:
+    for bad in ({"where": "/n >"}, {"ids": "x"}, {"ids": []}):
+        with pytest.raises(ConfigError):
+            dead.admin.redrive("dmq", **bad)
+    with pytest.raises(ConfigError, match="no such queue"):
+        dead.admin.redrive("nowhere")
+
+
+def test_R6_a_purge_of_no_ids_removes_nothing(dead: Bench) -> None:
+    dead.send()
+    with pytest.raises(ConfigError, match="ids"):
+        dead.admin.purge("orders", ids=[])
+    assert dead.seen()["depth"] == 1
+
+
+def test_X6_within_its_vpn() -> None:
+    def queues(vpn: str) -> list[dict[str, Any]]:
+        keys = {"message_type": "json", "vpn": vpn}
+        return [{"name": "dmq", **keys}, {"name": "q", "dead_message_queue": "dmq", **keys}]
+
+    config = {"vpns": {"a": {}, "b": {}}, "queues": [*queues("a"), *queues("b")]}
+    one = lakequeue.connect("memory://redrive-of-vpns", vpn="a", config=config)
+    other = lakequeue.connect("memory://redrive-of-vpns", vpn="b")
+    one.engine.checking = True
+    one.producer().send("q", b"1", ttl="1s")
+    one.advance("1s")
+    assert one.admin().redrive("dmq").moved == 1
+    assert one.admin().describe("q")["depth"] == 1
+    assert other.admin().describe("q")["depth"] == 0
