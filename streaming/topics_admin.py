@@ -57,8 +57,8 @@ def ensure_topics(
 def _sizes(described: Iterable[dict[str, Any]], made: dict[str, int]) -> dict[str, int]:
     """Topics with their numbers of partitions: as Kafka describes them, or as they were just made.
 
-    A busy broker describes a topic that was made a moment ago without partitions, or not at all. The
-    engine would then answer nobody there, as long as it runs: receipts went to `<vpn>.rejected`.
+    A busy broker describes a topic that was made a moment ago without partitions, or not at all.
+    The engine would then answer nobody there as long as it runs: receipts went to `<vpn>.rejected`.
     """
     found = {topic["name"]: len(topic["partitions"]) for topic in described}
     return found | {name: found.get(name) or count for name, count in made.items()}
