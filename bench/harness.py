@@ -52,7 +52,7 @@ def url(engine: Engine) -> str:
     return f"kafka://{engine.bootstrap}"
 
 
-def publish(address: str, count: int, window: int = 10_000) -> None:
+def publish(address: str, count: int, window: int = 50_000) -> None:
     """Publish ``count`` messages of 1 KB and wait until all are stored."""
     with connect(address, client_name="bench-producer") as connection:
         with connection.producer(window=window) as producer:

@@ -34,7 +34,11 @@ _MESSAGES_SCHEMA = (
     "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, key BINARY, payload BINARY, "
     "lq STRING, headers STRING"
 )
-_PROPERTIES = "'delta.checkpointInterval' = '100'"
+# Minimum and maximum per file only of what people search by.
+_SKIPPING = {
+    MESSAGES: "topic,partition,offset,time",
+    JOURNAL: "step,queue,event,message_id,time",
+}
 
 
 def create_tables(spark: SparkSession, folder: Path | str) -> None:
@@ -42,7 +46,8 @@ def create_tables(spark: SparkSession, folder: Path | str) -> None:
     for name, schema in ((MESSAGES, _MESSAGES_SCHEMA), (JOURNAL, _JOURNAL_SCHEMA)):
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS delta.`{folder}/{name}` ({schema}) "
-            f"USING delta TBLPROPERTIES ({_PROPERTIES})"
+            f"USING delta TBLPROPERTIES ('delta.checkpointInterval' = '100', "
+            f"'delta.dataSkippingStatsColumns' = '{_SKIPPING[name]}')"
         )
 
 
@@ -66,18 +71,32 @@ class TableWriter:
             spark.read.format("delta").load(f"{folder}/{MESSAGES}").groupBy("topic", "partition")
             .agg(f.max("offset").alias("offset"), f.max("time").alias("time")).collect()
         )  # fmt: skip
-        self._not_stored = _not_stored({(r.topic, r.partition): (r.offset, r.time) for r in stored})
+        # Expressions are made once: PySpark asks the Java process for each function by name.
+        journal = f.col("topic").endswith(f".{topics.JOURNAL}")
+        known = _not_stored({(r.topic, r.partition): (r.offset, r.time) for r in stored})
+        self._is_journal = journal
+        self._is_message = ~journal if known is None else ~journal & known
+        self._message = [
+            f.col("topic"), f.col("partition"), f.col("offset"), f.col("timestamp").alias("time"),
+            f.col("key"), f.col("value").alias("payload"),
+            f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
+            headers_column().alias("headers"),
+        ]  # fmt: skip
+        self._record = [
+            f.col("key").cast("string").alias("broker"),
+            f.expr(
+                f"cast(get(filter(headers, h -> h.key = '{STEP}'), 0).value as string)"
+            ).alias("step"),
+            f.col("topic"), f.col("partition"), f.col("offset"), f.col("value"),
+        ]  # fmt: skip
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         batch.persist()
         try:
-            is_journal = f.col("topic").endswith(f".{topics.JOURNAL}")
-            messages = batch.where(~is_journal)
-            if self._not_stored is not None:
-                messages = messages.where(self._not_stored)
-            self._append(MESSAGES, self._messages(messages))
+            messages = batch.where(self._is_message).select(*self._message)
+            self._append(MESSAGES, messages)
             last = dict(self._last)
-            journal = self._new_only(batch.where(is_journal), last)
+            journal = self._new_only(batch.where(self._is_journal), last)
             if journal is not None:
                 self._append(JOURNAL, journal)
             self._last = last
@@ -89,23 +108,11 @@ class TableWriter:
     def _append(self, table: str, rows: DataFrame) -> None:
         rows.coalesce(1).write.format("delta").mode("append").save(f"{self._folder}/{table}")
 
-    def _messages(self, batch: DataFrame) -> DataFrame:
-        return batch.select(
-            "topic", "partition", "offset", f.col("timestamp").alias("time"), "key",
-            f.col("value").alias("payload"),
-            f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
-            headers_column().alias("headers"),
-        )  # fmt: skip
-
     def _new_only(
         self, batch: DataFrame, last: dict[tuple[str, str], tuple[int, int]]
     ) -> DataFrame | None:
         """Journal rows of records that are not in the table yet; advances ``last``."""
-        step = f.expr(f"cast(get(filter(headers, h -> h.key = '{STEP}'), 0).value as string)")
-        named = batch.select(
-            f.col("key").cast("string").alias("broker"), step.alias("step"), "topic", "partition",
-            "offset", "value",
-        )  # fmt: skip
+        named = batch.select(*self._record)
         known = named.drop("value").where("step IS NOT NULL")
         index = known.orderBy("topic", "partition", "offset")
         old: dict[str, list[int]] = {}

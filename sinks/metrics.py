@@ -30,16 +30,17 @@ class Metrics:
         self._server: Any = None
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
-    def batch(self, progress: Any) -> None:
-        """One batch is done. ``progress``: Spark's StreamingQueryProgress."""
-        ms = int((progress.durationMs or {}).get("triggerExecution", 0))
+    def batch(self, progress: dict[str, Any]) -> None:
+        """One batch is done. ``progress``: Spark's StreamingQueryProgress, as in its JSON."""
+        ms = int(progress["durationMs"].get("triggerExecution", 0))
+        rows = int(progress["numInputRows"])
         self._batches.inc()
-        self._rows.inc(progress.numInputRows)
+        self._rows.inc(rows)
         self._seconds.observe(ms / 1000)
-        self.batches = [*self.batches[-9_999:], (progress.numInputRows, ms)]
-        for operator in progress.stateOperators or ():
-            self._state.set(operator.numRowsTotal)
-            self._memory.set(operator.memoryUsedBytes)
+        self.batches = [*self.batches[-9_999:], (rows, ms)]
+        for operator in progress["stateOperators"]:
+            self._state.set(operator["numRowsTotal"])
+            self._memory.set(operator["memoryUsedBytes"])
 
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""

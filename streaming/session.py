@@ -39,6 +39,7 @@ ROOMS = (
     "state",
     "streaming",
 )
+LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -85,6 +86,11 @@ def spark_settings(
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.executor.extraJavaOptions"] = logging
+        for jar in jars:
+            if jar.name.startswith("hadoop-bare-naked-local-fs"):  # see conf/jars.xml
+                settings["spark.driver.extraClassPath"] = str(jar)
+                settings["spark.executor.extraClassPath"] = str(jar)
+                settings["spark.hadoop.fs.file.impl"] = LOCAL_FILES
     settings.update({key: str(value) for key, value in (extra or {}).items()})
     return settings
 

@@ -60,7 +60,7 @@ def test_the_list_is_pinned_and_flat() -> None:
     assert len(entries) == 40
     assert all('transitive="false"' in entry and 'rev="' in entry for entry in entries)
     jars = module._expected(Path("x"))
-    assert (len(jars.spark), len(jars.broker)) == (6, 34)
+    assert (len(jars.spark), len(jars.broker)) == (7, 34)
 
 
 def test_fetched_once(ivy: Path, cache: Path) -> None:
@@ -68,7 +68,7 @@ def test_fetched_once(ivy: Path, cache: Path) -> None:
     lines: list[str] = []
     first = ensure_jars(lines.append)
     assert all(p.is_file() and p.is_relative_to(cache) for p in first.spark + first.broker)
-    assert lines[0].startswith("Fetching 40 jars")
+    assert lines[0].startswith("Fetching 41 jars")
     assert ensure_jars(lines.append) == first == cached_jars()
     assert len(lines) == 2
     assert ivy.read_text() == "run\n"
