@@ -58,6 +58,20 @@ def _add(name: str, title: str, help: str, *options: Callable) -> Callable:
     return wrap
 
 
+def _numbers(text: str) -> list[int]:
+    """Numbers with commas between; each above the one before."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found != sorted(set(found)):
+        raise click.BadParameter(
+            f"{text!r} is no list of growing numbers, such as 100000,1000000",
+            param_hint="--counts",
+        )
+    return found
+
+
 def _messages(default: int) -> Callable:
     return click.option("--messages", default=default, show_default=True, help="How many.")
 
@@ -94,6 +108,18 @@ def _depth(depths: str, rounds: int) -> list[dict[str, Any]]:
     from .depth import run
 
     return run([int(d) for d in depths.split(",")], rounds, _say)
+
+
+@_add(
+    "churn", "The checkpoint after messages came and went",
+    "Bytes of the checkpoint after more and more messages in and out, with fast consumers.",
+    click.option("--counts", default="100000,1000000", show_default=True,
+                 help="Messages over all, at each look."),
+)  # fmt: skip
+def _churn(counts: str) -> list[dict[str, Any]]:
+    from .churn import run
+
+    return run(_numbers(counts), _say)
 
 
 @_add(

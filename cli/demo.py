@@ -1,4 +1,5 @@
 """`lakequeue demo`: real flights through real queues, with failures, and the accounts at the end.
+The other story, `lakequeue demo spool`, is told in `demo_spool`.
 
 The engine and each worker are processes of their own; this one publishes, looks on, kills a worker
 in the middle, and compares what Delta holds with what was sent.
@@ -16,18 +17,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..protocol.errors import LakequeueError
 from .common import console, interrupt_on_sigterm, json_option, option, say_json
+from .demo_processes import until
 from .group import EXIT_FAILED
 from .publish import Tally
 
 if TYPE_CHECKING:
     from .demo_data import Flights
     from .demo_processes import EngineProcess, WorkerProcess
+    from .demo_spool import SpoolDemo
     from .demo_view import View
 
 CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo.yaml"
+STORIES = ("flights", "spool")
+OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto")
 FLIGHTS = 20_000
 WINDOW = 4000
@@ -41,6 +47,7 @@ DELTA_SECONDS_MAX = 60.0
 
 
 @click.command()
+@click.argument("story", type=click.Choice(STORIES), default=STORIES[0])
 @option("--flights", "count", type=click.IntRange(1, 336_776), default=FLIGHTS, show_default=True,
         help="How many, the first in the order of scheduled departure.")  # fmt: skip
 @option("--all", "everything", is_flag=True, help="All 336,776 flights.")
@@ -53,6 +60,7 @@ DELTA_SECONDS_MAX = 60.0
 @click.pass_context
 def demo(
     ctx: click.Context,
+    story: str,
     count: int,
     everything: bool,
     workers: int,
@@ -60,24 +68,36 @@ def demo(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Send real flights through real queues, break things, and check the accounts.
+    """Run real queues on real Kafka and Spark, break things, and check the accounts.
 
-    Starts Kafka and the engine, publishes the flights that left New York City in 2013, once each,
-    into three queues: all of them with a barrier at the end of each day, the delayed ones by
-    priority, and one carrier's. Workers cancel one message in a hundred, and one is killed with
-    leases held. At the end each message has to be accounted for in the Delta tables; exit status 1
-    if one is not.
+    flights: publishes the flights that left New York City in 2013, once each, into three queues:
+    all of them with a barrier at the end of each day, the delayed ones by priority, and one
+    carrier's. Workers cancel one message in a hundred, and one is killed with leases held.
+
+    spool: fills a queue that nobody consumes. It warns, then refuses; a consumer comes, the engine
+    is killed and goes on, dead messages are redriven.
+
+    At the end each message has to be accounted for in the Delta tables; exit status 1 if one is
+    not.
 
     \b
     Examples:
       lakequeue demo
+      lakequeue demo spool
       lakequeue demo --flights 2000 --workers 2
       lakequeue demo --all --home flights-demo
     """
     if home is not None and home.is_dir() and any(home.iterdir()):
         raise click.BadParameter(f"{home} is not empty", param_hint="--home")
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
-    play = Demo(place.absolute(), None if everything else count, workers, seed, as_json)
+    play: Demo | SpoolDemo
+    if story == "spool":
+        _refuse_options_of_flights(ctx)
+        from .demo_spool import SpoolDemo
+
+        play = SpoolDemo(place.absolute(), as_json)
+    else:
+        play = Demo(place.absolute(), None if everything else count, workers, seed, as_json)
     try:
         with interrupt_on_sigterm():
             good = play.run()
@@ -94,6 +114,14 @@ def demo(
         click.echo(f"Everything is kept in {place}.")
     if not good:
         ctx.exit(EXIT_FAILED)
+
+
+def _refuse_options_of_flights(ctx: click.Context) -> None:
+    for parameter in ctx.command.params:
+        if parameter.name in OF_FLIGHTS:
+            source = ctx.get_parameter_source(parameter.name)
+            if source is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{parameter.opts[0]} belongs to the story 'flights'.")
 
 
 def share_jobs(workers: int) -> list[list[str]]:
@@ -193,7 +221,7 @@ class Demo:
     def _start_workers(self, engine: EngineProcess) -> None:
         for at, jobs in enumerate(self._shares, 1):
             self._start_worker(f"worker-{at}", jobs)
-        _until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
+        until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
 
     def _start_worker(self, name: str, jobs: list[str]) -> None:
         from .demo_processes import WorkerProcess
@@ -353,14 +381,3 @@ class Demo:
         if status:
             problems.append(f"the engine ended with status {status}")
         return problems
-
-
-def _until(
-    condition: Callable[[], bool], seconds: float, check: Callable[[], None], what: str
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        check()
-        if time.monotonic() > deadline:
-            raise LakequeueError(f"Waited {seconds:.0f} s in vain for {what}.")
-        time.sleep(0.1)

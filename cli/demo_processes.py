@@ -105,6 +105,11 @@ class EngineProcess:
         self._stderr.join(timeout=2) if self._process.poll() is not None else None
         return self._errors[-1] if self._errors else "it gave no reason"
 
+    def kill(self) -> None:
+        """End it as a crash would, and its Kafka with it."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> int:
         """End it in order; its exit status."""
         if self._process.poll() is None:
@@ -202,3 +207,19 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def until(
+    condition: Callable[[], bool],
+    seconds: float,
+    check: Callable[[], None],
+    what: str,
+    every_s: float = 0.1,
+) -> None:
+    """Wait for a condition; ``check`` raises what makes waiting vain."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        check()
+        if time.monotonic() > deadline:
+            raise LakequeueError(f"Waited {seconds:.0f} s in vain for {what}.")
+        time.sleep(every_s)

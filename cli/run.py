@@ -7,16 +7,9 @@ from pathlib import Path
 
 import click
 
-from .common import DEFAULT_HOME, interrupt_on_sigterm, json_option, option, pairs
+from .common import DEFAULT_HOME, json_option, option, pairs
 from .group import EnvironmentFault
-from .service import (
-    Progress,
-    environment_faults,
-    goodbye,
-    serve,
-    show_addresses,
-    write_address,
-)
+from .service import in_the_foreground, run_engine
 from .up import PACKAGE_CONFIGURATION
 
 CONNECT_SECONDS_MAX = 5.0
@@ -67,32 +60,14 @@ def run(
     spark_settings = pairs(settings, "--set")
     home = home.expanduser().absolute()
     check_kafka(bootstrap)
-    progress = Progress()
-    try:
-        with interrupt_on_sigterm():
-            from ..streaming import Engine
+    with in_the_foreground(home, as_json) as progress:
+        from ..streaming import Engine
 
-            engine = Engine(
-                bootstrap, home, configuration,
-                master=master, settings=spark_settings or None, progress=progress,
-            )  # fmt: skip
-            try:
-                with environment_faults():
-                    engine.start()
-                    address = write_address(home, bootstrap)
-                try:
-                    progress.close()
-                    show_addresses(engine.addresses, home, as_json)
-                    serve(engine, home, as_json)
-                finally:
-                    address.unlink(missing_ok=True)
-            finally:
-                engine.stop()
-    except KeyboardInterrupt:
-        pass  # asked to end while it was starting: it ended in order
-    finally:
-        progress.close()
-    goodbye(home, as_json)
+        engine = Engine(
+            bootstrap, home, configuration,
+            master=master, settings=spark_settings or None, progress=progress,
+        )  # fmt: skip
+        run_engine(engine, home, bootstrap, as_json, progress)
 
 
 def check_kafka(bootstrap: str) -> None:

@@ -9,13 +9,16 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import ADDRESS_FILE, console, note, say_json
+from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
 from .group import EnvironmentFault
+
+if TYPE_CHECKING:
+    from ..streaming import Engine
 
 
 @contextlib.contextmanager
@@ -31,6 +34,38 @@ def environment_faults() -> Iterator[None]:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         raise EnvironmentFault(f"{place}{error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def in_the_foreground(home: Path, as_json: bool) -> Iterator[Progress]:
+    """Around everything that a command runs until it is asked to end; ends with a goodbye."""
+    progress = Progress()
+    try:
+        with interrupt_on_sigterm():
+            yield progress
+    except KeyboardInterrupt:
+        pass  # asked to end while it was starting: it ended in order
+    finally:
+        progress.close()
+    goodbye(home, as_json)
+
+
+def run_engine(
+    engine: Engine, home: Path, bootstrap: str, as_json: bool, progress: Progress
+) -> None:
+    """Start an engine, show where it is, and serve until a signal or a failure."""
+    try:
+        with environment_faults():
+            engine.start()
+            address = write_address(home, bootstrap)
+        try:
+            progress.close()
+            show_addresses(engine.addresses, home, as_json)
+            serve(engine, home, as_json)
+        finally:
+            address.unlink(missing_ok=True)
+    finally:
+        engine.stop()
 
 
 class Progress:

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import DEFAULT_HOME, interrupt_on_sigterm, json_option, option
-from .service import (
-    Progress,
-    environment_faults,
-    goodbye,
-    serve,
-    show_addresses,
-    write_address,
-)
+from .common import DEFAULT_HOME, json_option, option
+from .service import Progress, environment_faults, in_the_foreground, run_engine
 
 if TYPE_CHECKING:
     from ..state import Configuration
@@ -56,15 +49,8 @@ def up(home: Path, config: Path, port: int | None, as_json: bool) -> None:
 
     configuration = load(config)  # Q7: a broken file starts nothing
     home = home.expanduser().absolute()
-    progress = Progress()
-    try:
-        with interrupt_on_sigterm():
-            _run(home, configuration, _port(home, port), as_json, progress)
-    except KeyboardInterrupt:
-        pass  # asked to end while it was starting: it ended in order
-    finally:
-        progress.close()
-    goodbye(home, as_json)
+    with in_the_foreground(home, as_json) as progress:
+        _run(home, configuration, _port(home, port), as_json, progress)
 
 
 def _port(home: Path, port: int | None) -> int:
@@ -86,17 +72,6 @@ def _run(
         kafka.start()
     try:
         engine = Engine(kafka.bootstrap_servers, home, configuration, progress=progress)
-        try:
-            with environment_faults():
-                engine.start()
-                address = write_address(home, kafka.bootstrap_servers)
-            try:
-                progress.close()
-                show_addresses(engine.addresses, home, as_json)
-                serve(engine, home, as_json)
-            finally:
-                address.unlink(missing_ok=True)
-        finally:
-            engine.stop()
+        run_engine(engine, home, kafka.bootstrap_servers, as_json, progress)
     finally:
         kafka.stop()

@@ -39,11 +39,10 @@ from .transport import (
     Record,
     no_answer,
     normal,
-    require_listener,
+    require_broker,
 )
 
 _T = TypeVar("_T")
-_SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
 _CHUNK_RECORDS = 500
 _WATCH_SECONDS = 3.0
 _MISSING = (
@@ -71,7 +70,7 @@ class ConfluentTransport(KafkaTransport):
     def __init__(self, bootstrap: str, client_name: str) -> None:
         bootstrap = normal(bootstrap)
         deadline = time.monotonic() + OPEN_SECONDS_MAX
-        require_listener(bootstrap, deadline)
+        require_broker(bootstrap)
         self._shared: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
             "client.id": client_name,
@@ -103,10 +102,7 @@ class ConfluentTransport(KafkaTransport):
             logger=_log,
         )
         self._consumer: Consumer | None = None
-        self._consuming = threading.Lock()
-        self._listening = threading.Condition()
         self._wanted: list[TopicPartition] = []
-        self._listened: set[tuple[str, int]] = set()
         self._admin: AdminClient | None = None
         # Only `poll` uses these: the next offset of each partition, and the watch over it.
         self._next: dict[tuple[str, int], int] = {}
@@ -139,6 +135,7 @@ class ConfluentTransport(KafkaTransport):
         headers: list[tuple[str, bytes]],
         partition: int | None = None,
     ) -> None:
+        """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
         fields: Any = headers or None  # its type wants `str | bytes | None` exactly
@@ -166,6 +163,7 @@ class ConfluentTransport(KafkaTransport):
                 raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
 
     def listen(self, topic: str, partition: int) -> None:
+        """See `Transport.listen`."""
         self._check()
         place = (topic, partition)
         with self._listening:
@@ -187,6 +185,7 @@ class ConfluentTransport(KafkaTransport):
                 self._listening.notify_all()
 
     def partitions(self, topic: str) -> int:
+        """See `Transport.partitions`."""
         self._check()
 
         def count(seconds: float) -> int:
@@ -197,32 +196,15 @@ class ConfluentTransport(KafkaTransport):
 
         return self._ask(f"topic {topic!r}", count)
 
-    def poll(self, timeout: float) -> list[Record]:
-        self._check()
-        deadline = time.monotonic() + timeout
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            with self._listening:
-                if not self._listened:
-                    self._listening.wait(min(left, _SLICE_SECONDS))
-                some = bool(self._listened)
-            if some:
-                with self._consuming:
-                    self._check()
-                    records = self._take(min(left, _SLICE_SECONDS))
-                if records:
-                    return records
-            if time.monotonic() >= deadline:
-                return []
-            self._check()
-
     def flush(self, timeout: float) -> bool:
+        """See `Transport.flush`."""
         self._check()
         left = self._producer.flush(max(0.0, timeout))
         self._raise_failure()
         return left == 0
 
     def close(self) -> None:
+        """See `Transport.close`."""
         if not self._begin_close():
             return
         left = self._producer.flush(CLOSE_SECONDS_MAX)

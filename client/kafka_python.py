@@ -41,11 +41,10 @@ from .transport import (
     Record,
     no_answer,
     normal,
-    require_listener,
+    require_broker,
 )
 
 _T = TypeVar("_T")
-_SLICE_SECONDS = 0.05  # how long a new `listen` waits for a poll that is under way
 _BATCH_BYTES = 256 * 1024
 _FOREVER_MS = 2**31 - 1
 _UNKNOWN_TOPIC_CODE = 3
@@ -61,7 +60,7 @@ class KafkaPythonTransport(KafkaTransport):
         _quiet()
         bootstrap = normal(bootstrap)
         deadline = time.monotonic() + OPEN_SECONDS_MAX
-        require_listener(bootstrap, deadline)
+        require_broker(bootstrap)
         self._shared: dict[str, Any] = {
             "bootstrap_servers": bootstrap.split(","),
             "client_id": client_name,
@@ -75,10 +74,7 @@ class KafkaPythonTransport(KafkaTransport):
         self._admin: Any = None
         self._asking = threading.Lock()
         self._consumer: Any = None
-        self._consuming = threading.Lock()
-        self._listening = threading.Condition()
         self._wanted: list[tuple[TopicPartition, int]] = []
-        self._listened: set[TopicPartition] = set()
         try:
             self._producer = KafkaProducer(
                 **self._shared,
@@ -109,6 +105,7 @@ class KafkaPythonTransport(KafkaTransport):
         headers: list[tuple[str, bytes]],
         partition: int | None = None,
     ) -> None:
+        """See `Transport.publish`."""
         self._check()
         size = len(value) + 100
         if key is not None:
@@ -125,6 +122,7 @@ class KafkaPythonTransport(KafkaTransport):
         future.add_both(settled)
 
     def listen(self, topic: str, partition: int) -> None:
+        """See `Transport.listen`."""
         self._check()
         place = TopicPartition(topic, partition)
         with self._listening:
@@ -143,6 +141,7 @@ class KafkaPythonTransport(KafkaTransport):
                 self._listening.notify_all()
 
     def partitions(self, topic: str) -> int:
+        """See `Transport.partitions`."""
         self._check()
 
         def count(admin: Any) -> int:
@@ -158,26 +157,8 @@ class KafkaPythonTransport(KafkaTransport):
             self._producer.partitions_for(topic)
         return found
 
-    def poll(self, timeout: float) -> list[Record]:
-        self._check()
-        deadline = time.monotonic() + timeout
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            with self._listening:
-                if not self._listened:
-                    self._listening.wait(min(left, _SLICE_SECONDS))
-                some = bool(self._listened)
-            if some:
-                with self._consuming:
-                    self._check()
-                    records = self._take(min(left, _SLICE_SECONDS))
-                if records:
-                    return records
-            if time.monotonic() >= deadline:
-                return []
-            self._check()
-
     def flush(self, timeout: float) -> bool:
+        """See `Transport.flush`."""
         self._check()
         with self._room:
             done = self._room.wait_for(lambda: not self._waiting_records, max(0.0, timeout))
@@ -185,6 +166,7 @@ class KafkaPythonTransport(KafkaTransport):
         return done
 
     def close(self) -> None:
+        """See `Transport.close`."""
         if not self._begin_close():
             return
         with self._room:
@@ -272,7 +254,9 @@ class KafkaPythonTransport(KafkaTransport):
                         f"{what} does not exist in Kafka at {self.bootstrap}"
                     ) from error
             except kafka_errors.KafkaError as error:
-                if not error.retriable:
+                # A partition that was just made has no leader for a moment: broker -1.
+                leaderless = isinstance(error, kafka_errors.UnknownBrokerIdError)
+                if not error.retriable and not leaderless:
                     raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
                 if time.monotonic() - started > ASK_SECONDS_MAX:
                     raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -40,6 +41,7 @@ FETCH_WAIT_MS = 100
 LINGER_MS = 2
 RECONNECT_MS_MAX = 1_000
 PORT_DEFAULT = 9092
+SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
 _REPEAT_SECONDS = 30.0  # the same warning of a library is passed on this often
 
 
@@ -114,6 +116,9 @@ class KafkaTransport:
         self._closed = False
         self._closing = threading.Lock()
         self._failure: str | None = None
+        self._consuming = threading.Lock()  # the library's consumer has one user at a time
+        self._listening = threading.Condition()
+        self._listened: set[tuple[str, int]] = set()
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes) -> None:
@@ -133,6 +138,30 @@ class KafkaTransport:
 
     def close(self) -> None:
         """See `Transport.close`."""
+        raise NotImplementedError
+
+    def poll(self, timeout: float) -> list[Record]:
+        """See `Transport.poll`."""
+        self._check()
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            with self._listening:
+                if not self._listened:
+                    self._listening.wait(min(left, SLICE_SECONDS))
+                some = bool(self._listened)
+            if some:
+                with self._consuming:
+                    self._check()
+                    records = self._take(min(left, SLICE_SECONDS))
+                if records:
+                    return records
+            if time.monotonic() >= deadline:
+                return []
+            self._check()
+
+    def _take(self, timeout: float) -> list[Record]:
+        """One round of the library's consumer, which only the caller uses meanwhile."""
         raise NotImplementedError
 
     def __enter__(self) -> KafkaTransport:
@@ -213,23 +242,51 @@ def no_answer(bootstrap: str, reason: str) -> NotConnected:
     return NotConnected(f"no Kafka broker answers at {bootstrap} – {reason}")
 
 
-def require_listener(bootstrap: str, deadline: float) -> None:
-    """Raise NotConnected unless something accepts connections at one of the addresses.
+def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
+    """Raise NotConnected unless a Kafka broker answers at one of the addresses in time.
 
-    The libraries would try for their whole timeout, and then not say why.
+    The libraries would try for their whole timeout, and then not say why; with what answers in
+    another protocol they try for longer than that.
     """
     reason = "no time left"
     addresses = servers(bootstrap)
+    deadline = time.monotonic() + seconds
     for left, (host, port) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
-            seconds = max(0.1, (deadline - time.monotonic()) / (left + 1))
-            socket.create_connection((host, port), timeout=seconds).close()
-            return
+            with socket.create_connection((host, port), until - time.monotonic()) as peer:
+                if _speaks_kafka(peer, until):
+                    return
+            reason = "something listens there but does not speak Kafka"
         except TimeoutError:
             reason = "it does not accept a connection in time"
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
     raise no_answer(bootstrap, reason)
+
+
+# Size, api_key 18 (ApiVersions, which every broker answers to everybody), version 0, correlation
+# id, no client id; the answer begins with its size and the same correlation id.
+_HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
+_ANSWER = struct.Struct(">ii")
+_ANSWER_BYTES_MAX = 100_000
+
+
+def _speaks_kafka(peer: socket.socket, until: float) -> bool:
+    """Whether a peer answers Kafka's simplest question until then."""
+    found = b""
+    try:
+        peer.sendall(_HELLO)
+        while len(found) < _ANSWER.size:
+            peer.settimeout(max(0.01, until - time.monotonic()))
+            part = peer.recv(_ANSWER.size - len(found))
+            if not part:
+                return False
+            found += part
+    except OSError:
+        return False
+    size, correlation = _ANSWER.unpack(found)
+    return 4 < size < _ANSWER_BYTES_MAX and correlation == 0x6C717565
 
 
 class LibraryLog(logging.Handler):

@@ -1,11 +1,13 @@
 """Message ids and ranges of them, as they stand on the wire: ``"1-500,503"``.
 
 A message id is a 64-bit number written as text: the broker's number in the top 16 bits, the
-broker's own counter below. Ranges are inclusive. Parsing never expands a range.
+broker's own counter below. Ranges are inclusive. Parsing never expands a range. What is parsed is
+ascending and without overlap, whatever was written: an id that is named twice is meant once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 COUNTER_BITS = 48
@@ -22,7 +24,10 @@ def make_id(broker_number: int, counter: int) -> int:
 
 
 def parse_ranges(text: str) -> Ranges:
-    """Read ``"1-500,503"`` into ``[(1, 500), (503, 503)]``; raises ValueError naming the part."""
+    """Read ``"1-500,503"`` into ``[(1, 500), (503, 503)]``, ascending and without overlap.
+
+    Raises ValueError naming the part that is wrong.
+    """
     ranges: Ranges = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -40,7 +45,20 @@ def parse_ranges(text: str) -> Ranges:
         ranges.append((low, high))
         if len(ranges) > RANGES_MAX:
             raise ValueError(f"ids: more than {RANGES_MAX} ranges in one command")
-    return ranges
+    if all(one[1] < other[0] for one, other in itertools.pairwise(ranges)):
+        return ranges
+    return _joined(sorted(ranges))
+
+
+def _joined(ranges: Ranges) -> Ranges:
+    """Sorted ranges without their overlaps."""
+    joined = ranges[:1]
+    for low, high in ranges[1:]:
+        if low <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return joined
 
 
 def format_ranges(ids: Iterable[int]) -> str:

@@ -23,6 +23,10 @@ class Metrics:
         self._memory = Gauge(
             "lakequeue_state_memory_bytes", "Memory of the state store", registry=self.registry
         )
+        self._malformed = Counter(
+            "lakequeue_malformed_records", "Records that cannot be understood, by VPN", ["vpn"],
+            registry=self.registry,
+        )  # fmt: skip
         self._server: Any = None
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
@@ -37,6 +41,10 @@ class Metrics:
         for operator in progress["stateOperators"]:
             self._state.set(operator["numRowsTotal"])
             self._memory.set(operator["memoryUsedBytes"])
+
+    def malformed(self, vpn: str, count: int) -> None:
+        """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""
+        self._malformed.labels(vpn).inc(count)
 
     def serve(self, port: int) -> str:
         """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""

@@ -75,7 +75,7 @@ def read_stream(
     return reader.load()
 
 
-# Our clients put the header `lq` first, and most messages have no other: two comparisons then, where
+# Our clients put the header `lq` first, and most messages have no other: two comparisons, where
 # a search through the headers copies them.
 _LQ_FIRST = f"get(headers, 0).key = '{HEADER}'"
 

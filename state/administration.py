@@ -12,6 +12,7 @@ import numpy as np
 from ..protocol.commands import Browse, Configure, Define, Purge, Shutdown
 from ..protocol.errors import ConfigError, Problem
 from ..protocol.ids import parse_ranges
+from .active_set import active_rows, first_inactive
 from .broker import Broker, bucket
 from .columns import NEVER, PAGE_BITS, Array
 from .configuration import parse_configuration
@@ -180,6 +181,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "ready": header.depth - header.leased - header.delayed,
         "leased": header.leased,
         "delayed": header.delayed,
+        "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
         "oldest_age_s": oldest,
         "blocked": _blocked(broker, queue),
@@ -239,6 +241,8 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return "barrier"
     if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"
+    if first_inactive(queue) is not None and not header.scan_again:
+        return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
     return None
 
 
@@ -272,7 +276,7 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
 
 
 def browse(broker: Broker, queue: Queue, command: Browse) -> list[dict[str, Any]]:
-    """Messages in the queue's order, without taking them."""
+    """Active messages in the queue's order, without taking them (R5, R6)."""
     wanted = {name: code for code, name in NAMES.items() if code != GONE}
     if command.state is not None and command.state not in wanted:
         raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(wanted))}")
@@ -292,8 +296,10 @@ def browse(broker: Broker, queue: Queue, command: Browse) -> list[dict[str, Any]
 
 
 def _in_order(queue: Queue) -> Iterator[Array]:
-    """Places of live messages in the order of delivery, in parts (O1, O2)."""
-    places = (rows.astype(np.int64) + (page.number << PAGE_BITS) for page, rows in _pages(queue))
+    """Places of active messages in the order of delivery, in parts (O1, O2, R5)."""
+    places = (
+        rows.astype(np.int64) + (page.number << PAGE_BITS) for page, rows in active_rows(queue)
+    )
     if not queue.by_priority:
         yield from places
         return
@@ -335,7 +341,7 @@ def _look(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
 
 
 def purge(broker: Broker, queue: Queue, command: Purge) -> int:
-    """Remove messages by predicate, by ids, or all; returns how many."""
+    """Remove messages by predicate (active ones, R5), by ids, or all; returns how many."""
     total = 0
     for page, rows in list(chosen(broker, queue, command.where, command.ids)):
         ids = queue.remove(page, rows)
@@ -349,11 +355,14 @@ def purge(broker: Broker, queue: Queue, command: Purge) -> int:
 def chosen(
     broker: Broker, queue: Queue, where: str | None, ids: str | None
 ) -> Iterator[tuple[QueuePage, Array]]:
-    """Pages with their live rows of which an expression is true and which are of these ids."""
+    """Pages with their live rows of which an expression is true and which are of these ids.
+
+    An expression finds active messages only (R5).
+    """
     ranges = parse_ranges(ids) if ids is not None else None
     if where is not None:
         compile_program((where,))  # also where nothing is stored, a bad one is refused
-    for page, live in list(_pages(queue)):
+    for page, live in list(_pages(queue) if where is None else active_rows(queue)):
         rows = live
         if ranges is not None:
             numbers = page.id[rows]

@@ -25,9 +25,7 @@ from . import definition_values as read
 from .expressions import ExpressionError, compile_program
 from .units import format_duration, format_size
 
-UNSUPPORTED = frozenset(
-    {"partition_key", "target_queue_depth", "file_backed_metadata", "recovery_point"}
-)
+UNSUPPORTED = frozenset({"partition_key", "recovery_point"})
 _HARMLESS = {"recovery_point": "epoch"}  # a value that says what happens anyway
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
@@ -81,7 +79,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     reject_msg_to_sender_on_discard: str = "when-queue-enabled"  # S4
     recovery_point: str = "epoch"  # R2
     target_queue_depth: int | None = None  # R5
-    file_backed_metadata: bool = False
+    file_backed_metadata: bool = False  # pages are always in the store; enabled changes nothing
     spool_usage_high_percent: float = 25  # S9
     spool_usage_clear_percent: float = 18
     delivered_unacked_high_percent: float = 80  # B4

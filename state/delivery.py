@@ -1,9 +1,10 @@
-"""Delivery: ready messages go to subscriptions with room (L2–L4, B1–B3, F1–F5, O1–O3).
+"""Delivery: ready messages go to subscriptions with room (L2–L4, B1–B3, F1–F5, O1–O3, R5).
 
 At the end of a step every queue that changed is dispatched. Messages go out in the order of the
-ready index; nothing behind a waiting barrier goes out (O3). If no subscription has a filter, whole
-runs are shared out at once. With filters each filter scans on its own: it remembers how far it has
-looked (its *cursor*), so that a message is looked at once per filter, however long it stays.
+ready index; nothing behind a waiting barrier goes out (O3), nor what is not active yet (R5). If no
+subscription has a filter, whole runs are shared out at once. With filters each filter scans on its
+own: it remembers how far it has looked (its *cursor*), so that a message is looked at once per
+filter, however long it stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..protocol.outputs import Deliveries
+from .active_set import first_inactive
 from .broker import Broker
 from .columns import NEVER, Array
 from .expressions import compile_program, is_true
@@ -59,17 +61,22 @@ def _dispatch(broker: Broker, queue: Queue) -> None:
         seqs, seats = _assign(broker, queue, budget, below)
         if not len(seqs):
             return
+        assert below is None or seqs.max() < below, f"{queue.definition.name}: sent past {below}"
         _send(broker, queue, seqs, seats)
         budget -= len(seqs)
         if budget <= 0:
             header.scan_again = bool(queue.ready)
             return
-        if not header.barriers:
+        if below is None:
             return
 
 
 def _fence(queue: Queue) -> int | None:
-    return queue.header.barriers[0] if queue.header.barriers else None
+    """The first place that is held back: a barrier's, or of what is not active; None without."""
+    barriers = queue.header.barriers[:1]
+    end = first_inactive(queue)
+    # Both only where a definition that had one was exchanged for one that has the other.
+    return min(barriers if end is None else [*barriers, end], default=None)
 
 
 def _room(queue: Queue) -> int:

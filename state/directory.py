@@ -92,6 +92,19 @@ class Directory:
         for number in sorted(n for n, line in self.lines.items() if line[0]):
             yield from self._pages(number, self._chunk(number).live > 0)
 
+    def find(self, nth: int) -> tuple[int, int]:
+        """The page that holds the ``nth`` live message (the first is 0), and its number there."""
+        self.settle()
+        for number in sorted(n for n, line in self.lines.items() if line[0]):
+            live = self.lines[number][0]
+            if nth < live:
+                sums = np.cumsum(self._chunk(number).live, dtype=np.int64)
+                row = int(np.searchsorted(sums, nth, side="right"))
+                before = int(sums[row - 1]) if row else 0
+                return (number << PAGE_BITS) + row, nth - before
+            nth -= live
+        raise IndexError(f"there are fewer live messages than {nth}")
+
     def deadline(self) -> int:
         """The earliest deadline of all."""
         self.settle()

@@ -3,13 +3,14 @@ operator who wants to be sure.
 
 Each message is in exactly one state per queue; counts in headers are the sums of the rows; leases
 stay within backlog limits; spool bytes are the sum of what is stored; counters add up; nothing
-behind a waiting barrier is leased.
+behind a waiting barrier is leased; the active set is as large as it may be and first in order.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from .active_set import active_rows, first_inactive
 from .alerts import is_over, level_of
 from .broker import Broker, _decoder
 from .columns import PAGE_BITS
@@ -83,7 +84,19 @@ def _check_queue(queue: Queue) -> None:
     keeps_last = queue.definition.max_spool_usage == 0
     assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
     _check_limits(queue, held)
+    _check_active(queue)
     _check_counters(queue)
+
+
+def _check_active(queue: Queue) -> None:
+    """R5. What is leased may stand behind the active set when the limit was lowered (Q9); that
+    nothing behind it goes out is asserted where leases are given."""
+    limit, name = queue.definition.target_queue_depth, queue.definition.name
+    active = sum(len(rows) for _, rows in active_rows(queue))
+    depth = queue.header.depth
+    assert active == min(depth, limit or depth), f"{name}: {active} active of {depth}"
+    end = first_inactive(queue)
+    assert (end is None) == (active == depth), f"{name}: the active set ends at {end}"
 
 
 def _check_limits(queue: Queue, held: dict[int, int]) -> None:

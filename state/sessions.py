@@ -37,11 +37,12 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     if command.acks not in ("explicit", "none"):
         raise ValueError(f"acks: {command.acks!r} – allowed are 'explicit' and 'none'")
     if command.filter is not None:
-        if queue.definition.message_type != "json":
+        kind = queue.definition.message_type
+        if compile_program((command.filter,)).needs_payload and kind != "json":  # Q1
             raise ValueError(
-                f"filter: {command.filter!r} – allowed on queues of message_type 'json' only"
+                f"filter: {command.filter!r} – reads fields, which needs message_type 'json', not "
+                f"{kind!r}; allowed are /@priority and @key"
             )
-        compile_program((command.filter,))
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"

@@ -7,17 +7,20 @@ ack for an id that this queue never held is kept for a while (L9).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned
 from ..protocol.errors import Reason
 from ..protocol.ids import Ranges, make_id, parse_ranges
 from . import deferred
+from .active_set import active_rows
 from .broker import Broker
 from .columns import NEVER, PAGE_BITS, Array
 from .dead import bury
 from .delivery import matching
-from .lifecycle import GONE, LEASED
+from .lifecycle import LEASED
 from .queue import Queue, QueuePage, Subscription
 
 IGNORED_MAX = 10_000
@@ -73,33 +76,50 @@ def _ignored(broker: Broker, queue: Queue, ids: Array, name: str, why: str) -> N
 def _without_effect(
     broker: Broker, queue: Queue, ranges: Ranges, found: Array, name: str
 ) -> None:
-    """Ids that the queue does not hold: gone already, or not come yet (L9)."""
+    """Ids that the queue does not hold: gone already, or not come yet (L9).
+
+    The first `IGNORED_MAX` of those that were given are looked up; of more nothing is said.
+    """
     spool = broker.spool
     next_id = make_id(broker.header.number, spool.header.next_counter)
-    here = set(found.tolist())
-    late: list[int] = []
-    for low, high in ranges:
-        for number in range(low, min(high, next_id - 1, low + IGNORED_MAX) + 1):
-            if number in here:
-                continue
-            if spool.was_held(number, queue.number):
-                late.append(number)
-            else:
-                deferred.keep(broker, queue, number, number, name)
+    given: list[Array] = []
+    left = IGNORED_MAX
+    for low, high in _gaps(ranges, sorted(found.tolist())):
+        last = min(high, next_id - 1, low + left - 1)
+        if low <= last:
+            given.append(np.arange(low, last + 1, dtype=np.uint64))
+            left -= last + 1 - low
         if high >= next_id:
             deferred.keep(broker, queue, max(low, next_id), high, name)
-    _ignored(broker, queue, np.array(late, np.uint64), name, "not in the queue")
+    if not given:
+        return
+    ids = np.concatenate(given)
+    held = spool.were_held(ids, queue.number)
+    _ignored(broker, queue, ids[held], name, "not in the queue")
+    never = ids[~held]
+    for run in np.split(never, np.flatnonzero(np.diff(never) > 1) + 1) if len(never) else ():
+        deferred.keep(broker, queue, int(run[0]), int(run[-1]), name)
+
+
+def _gaps(ranges: Ranges, held: list[int]) -> Iterator[tuple[int, int]]:
+    """The ids in ranges that are not among some, as ranges; both ascending."""
+    at = 0
+    for first, high in ranges:
+        low = first
+        while at < len(held) and held[at] <= high:
+            if low < held[at]:
+                yield low, held[at] - 1
+            low = held[at] + 1
+            at += 1
+        if low <= high:
+            yield low, high
 
 
 def _where(broker: Broker, queue: Queue, text: str) -> Array:
-    """Places of all messages of the queue for which an expression is true (L13)."""
+    """Places of all active messages for which an expression is true (L13, R5)."""
     found: list[Array] = []
-    queue.settle()
-    for number in list(queue.directory.live()):
-        page = queue.page(number)
-        assert page is not None
-        rows = np.flatnonzero(page.state[: page.used] != GONE)
-        seqs = rows.astype(np.int64) + (number << PAGE_BITS)
+    for page, rows in active_rows(queue):
+        seqs = rows.astype(np.int64) + (page.number << PAGE_BITS)
         found.append(seqs[np.array(matching(broker, queue, seqs, text), bool)])
     return np.concatenate(found) if found else np.zeros(0, np.int64)
 

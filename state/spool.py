@@ -435,16 +435,17 @@ class Spool:
             )
         return False
 
-    def was_held(self, number: int, queue: int) -> bool:
-        """Whether a queue holds or held a message; True for one that is gone altogether."""
-        for page, rows, _ in self.rows(np.array([number], np.uint64)):
-            row = int(rows[0])
-            if page is None or row >= page.used or not page.queue[row]:
-                return True
-            return page.queue[row] == queue or any(
-                m[0] == queue for m in page.extras.get(row, [])
-            )
-        return True
+    def were_held(self, ids: Array, queue: int) -> Array:
+        """Which messages a queue holds or held; True for those that are gone altogether."""
+        held = np.ones(len(ids), bool)
+        for page, rows, where in self.rows(ids):
+            if page is None:
+                continue
+            mine = (page.queue[rows] == 0) | (page.queue[rows] == queue)
+            for at in np.flatnonzero(~mine).tolist() if page.extras else ():
+                mine[at] = any(m[0] == queue for m in page.extras.get(int(rows[at]), ()))
+            held[where] = mine
+        return held
 
     # ------------------------------------------------------------ files
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client.kafka import open_kafka
 from ..client.memory import configure_commands
+from ..client.transport import require_broker
 from ..protocol import LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from ..state import Configuration
@@ -88,6 +89,7 @@ class Engine:
         self._check_home()
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._remembered() | set(named)
+        require_broker(self.bootstrap)
         self._remember()
         self._ensure_topics()
         self._progress("starting Spark")
@@ -126,7 +128,7 @@ class Engine:
                         f"version reads {FORMAT}: use that version, or another --home"
                     )
             else:
-                about.write_text(json.dumps({"format": FORMAT}))
+                _write(about, {"format": FORMAT})
         except (OSError, ValueError, KeyError) as error:
             raise LakequeueError(f"home {self.home} cannot be used: {error}") from error
 
@@ -141,10 +143,7 @@ class Engine:
             ) from error
 
     def _remember(self) -> None:
-        file = self.home / "captured.json"
-        draft = file.with_suffix(".draft")
-        draft.write_text(json.dumps(sorted(self._captured)))
-        draft.replace(file)
+        _write(self.home / "captured.json", sorted(self._captured))
 
     def _session(self) -> SparkSession:
         from .session import is_local, package_zip, spark_session
@@ -158,7 +157,12 @@ class Engine:
             "lakequeue",
             master=master,
             jars=jars.spark,
-            extra={"spark.scheduler.mode": "FAIR", **self._settings},
+            extra={
+                "spark.scheduler.mode": "FAIR",
+                # Spark makes this folder, and by default where the process was started.
+                "spark.sql.warehouse.dir": str(self.home / "spark-warehouse"),
+                **self._settings,
+            },
             ui_port=port or None,
             log_file=self.home / "spark.log",
         )
@@ -286,6 +290,9 @@ class Engine:
             log.warning("%s", rest)
         elif kind == "capture" and rest not in self._captured:
             self._more.add(rest)
+        elif kind == "malformed":
+            vpn, _, count = rest.rpartition(":")
+            self.metrics.malformed(vpn, int(count))
 
     def wait(self) -> None:
         """Until stopped; restarts a query that failed, raises when that does not help."""
@@ -364,3 +371,10 @@ class Engine:
                 self.metrics.stop()
             finally:
                 self._stopped.set()
+
+
+def _write(file: Path, value: Any) -> None:
+    """Write JSON whole or not at all: a crash must not leave half a file."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps(value))
+    draft.replace(file)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, assert_never
+from typing import Any
 
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from ..protocol import wire
-from ..protocol.outputs import Alert, Capture, Deadline
+from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
 from ..sources.records import to_batch
 from ..state import step
 from .store import HandleStore
@@ -39,26 +40,26 @@ class BrokerProcessor(StatefulProcessor):
         (name,) = key
         batch, now = to_batch(rows)
         outputs = step(self._store, batch, now, name, self._numbers[name])
-        notes = [
-            _note(name, o) for o in outputs if isinstance(o, Deadline | Capture | Alert)
-        ]
-        yield from _frames(wire.encode(outputs, self._partitions), notes)
+        yield from _frames(wire.encode(outputs, self._partitions), notes_of(name, outputs))
 
     def close(self) -> None:
         """Called by Spark after the batch."""
 
 
-def _note(broker: str, output: Deadline | Capture | Alert) -> str:
-    """What the driver is told, as one line: its kind, a colon, the rest."""
-    match output:
-        case Deadline():
-            return f"deadline:{broker}:{output.at}"
-        case Capture():
-            return f"capture:{output.topic}"
-        case Alert():
-            return f"alert:{broker}: {output.text()}"
-        case _:
-            assert_never(output)
+def notes_of(broker: str, outputs: list[Output]) -> list[str]:
+    """What the driver is told of a step; `Engine._on_note` reads it."""
+    notes = []
+    malformed: Counter[str] = Counter()
+    for output in outputs:
+        if isinstance(output, Deadline):
+            notes.append(f"deadline:{broker}:{output.at}")
+        elif isinstance(output, Capture):
+            notes.append(f"capture:{output.topic}")
+        elif isinstance(output, Alert):
+            notes.append(f"alert:{broker}: {output.text()}")
+        elif isinstance(output, RejectedRecord):
+            malformed[output.vpn] += 1
+    return notes + [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]
 
 
 def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd.DataFrame]:

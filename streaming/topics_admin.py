@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
@@ -48,6 +49,16 @@ def ensure_topics(
             except TopicAlreadyExistsError:
                 continue
         names = sorted({*admin.list_topics(), *missing})
-        return {t["name"]: len(t["partitions"]) for t in admin.describe_topics(names)}
+        return _sizes(admin.describe_topics(names), {name: wanted[name] for name in missing})
     finally:
         admin.close()
+
+
+def _sizes(described: Iterable[dict[str, Any]], made: dict[str, int]) -> dict[str, int]:
+    """Topics with their numbers of partitions: as Kafka describes them, or as they were just made.
+
+    A busy broker describes a topic that was made a moment ago without partitions, or not at all.
+    The engine would then answer nobody there as long as it runs: receipts went to `<vpn>.rejected`.
+    """
+    found = {topic["name"]: len(topic["partitions"]) for topic in described}
+    return found | {name: found.get(name) or count for name, count in made.items()}

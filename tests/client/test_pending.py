@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ALL_COMPLETED, TimeoutError, wait
 
 import pytest
-
 from lakequeue import Rejected
 from lakequeue.client.pending import Pending, settle
 
@@ -30,9 +29,11 @@ def answer_later(condition, pending, number, error=None):
 
 def test_it_gives_the_receipt(condition):
     pending = Pending(condition, 7, ("record",), 0.0)
-    assert not pending.done() and pending.running()
+    assert not pending.done()
+    assert pending.running()
     settle(pending, 42)
-    assert pending.done() and pending.record is None
+    assert pending.done()
+    assert pending.record is None
     assert (pending.result().sequence, pending.result().message_id) == (7, "42")
 
 
@@ -52,7 +53,8 @@ def test_a_refusal_is_raised(condition):
 
 def test_a_sent_message_cannot_be_called_back(condition):
     pending = Pending(condition, 1, None, 0.0)
-    assert pending.cancel() is False and not pending.cancelled()
+    assert pending.cancel() is False
+    assert not pending.cancelled()
 
 
 def test_it_waits_through_other_messages_answers(condition):
@@ -78,7 +80,8 @@ def test_concurrent_futures_can_wait_for_many(condition):
     answer_later(condition, several[1], 2)
     answer_later(condition, several[2], 0, Rejected("queue_quota", "q"))
     done, missing = wait(several, timeout=5, return_when=ALL_COMPLETED)
-    assert done == set(several) and not missing
+    assert done == set(several)
+    assert not missing
 
 
 def test_asyncio_can_wait_for_it(condition):

@@ -1,6 +1,23 @@
-"""Makes `reference` importable."""
+"""Makes `reference` importable, and small active sets allowed: walks are short (R5)."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lakequeue.state import definition
+from lakequeue.state import definition_values as read
+from reference import twin
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_active_sets() -> Iterator[None]:
+    """`target_queue_depth` from 1 on, instead of from 1000 on."""
+    with pytest.MonkeyPatch.context() as patch:
+        key = "target_queue_depth"
+        patch.setitem(definition._KEYS, key, (key, read.count(1)))
+        patch.setattr(twin, "TARGET_DEPTH_MIN", 1)
+        yield

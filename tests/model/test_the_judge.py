@@ -180,6 +180,32 @@ class TakesOneTooMany(Model):
             queue.definition = before
 
 
+class AllAreActive(Model):
+    """R5: an expression finds what is not active yet."""
+
+    def acknowledge_where(self, subscription: Subscription, where: str) -> None:
+        definition = self.queues[subscription.queue].definition
+        limit = definition.pop("target_queue_depth", None)
+        super().acknowledge_where(subscription, where)
+        if limit is not None:
+            definition["target_queue_depth"] = limit
+
+
+class LeasedAreNotCounted(Model):
+    """R5: the active set is so many besides those that are leased."""
+
+    def deliver_first(self, queue: Queue) -> bool:
+        before = queue.definition
+        limit = before.get("target_queue_depth")
+        if limit is not None:
+            leased = sum(e.state == "leased" for e in queue.entries)
+            queue.definition = before | {"target_queue_depth": limit + leased}
+        try:
+            return super().deliver_first(queue)
+        finally:
+            queue.definition = before
+
+
 MISTAKES = [
     EarlyLimit,
     LosesItsPlace,
@@ -199,14 +225,17 @@ MISTAKES = [
     ForgetsWhatWasSpooled,
     RedrivesTheDeadTtl,
     TakesOneTooMany,
+    AllAreActive,
+    LeasedAreNotCounted,
 ]
 
 
+EXCLUSIVE = {"priority", "barrier_expression", "target_queue_depth"}
 NAMES = (
     *["send"] * 4,
     *["burst", "subscribe", "subscribe", "close", "settle", "settle", "ack", "done", "done"],
-    *["ack_of_another", "ack_range", "ack_early", "cancel", "cancel", "renew", "backlog"],
-    *["advance", "advance", "redefine"],
+    *["ack_of_another", "ack_range", "ack_early", "ack_where", "cancel", "cancel", "renew"],
+    *["backlog", "advance", "advance", "redefine"],
     *["topic", "topic", "untopic", "send_to", "send_to", "redrive"],
 )
 
@@ -247,11 +276,12 @@ def random_queues(generator: random.Random) -> list[dict[str, Any]]:
         "barrier_expression": [None, "/kind >= 3"],
         "max_spool_usage": [None, None, None, 0],
         "max_spool_messages": [None, None, 4],
+        "target_queue_depth": [None, 3],
     }
     orders = {"name": "orders", "message_type": "json"}
     for key, values in keys.items():
         value = generator.choice(values)
-        if value is not None and not (key == "barrier_expression" and "priority" in orders):
+        if value is not None and not (EXCLUSIVE & {key} and EXCLUSIVE & set(orders)):
             orders[key] = value
     return with_companions(orders)
 

@@ -36,6 +36,8 @@ REDEFINITIONS = (
     {"filter": "/n > 3"},
     {"max_spool_messages": 3},
     {"max_delivered_unacked_per_flow": 1},
+    {"target_queue_depth": 2},
+    {"target_queue_depth": 7},
 )
 TOPICS = ("a", "a/b", "a/b/c", "b/b", "orders")
 PATTERNS = ("a", "*", "a/*", "*/b", "a/>", ">", "a/b*", "a/(b|c).*", "ord.*", "b/b")
@@ -46,6 +48,8 @@ SHAPES: list[dict[str, Any]] = [
     {"barrier_expression": "/kind >= 3"},
     {"barrier_expression": "/kind >= 3"},
     {"filter": "/n > 2"},
+    {"target_queue_depth": 3},
+    {"target_queue_depth": 3},
 ]
 Operation = tuple[Any, ...]
 Small = st.integers(0, 15)
@@ -315,7 +319,7 @@ class Walk:
         if pair is None:
             return
         where, flow = f"/kind = {kind % 5}", self.flow(pair)
-        matching = [e for e in self.model.queues[pair.queue].entries if e.matches(where)]
+        matching = [e for e in self.model.queues[pair.queue].active() if e.matches(where)]
         if all(e.holder is flow for e in matching):
             pair.real.ack(where=where)
             self.model.acknowledge_where(flow, where)
@@ -373,6 +377,8 @@ class Walk:
 
     def do_redefine(self, which: int) -> None:
         change = REDEFINITIONS[which % len(REDEFINITIONS)]
+        if "target_queue_depth" in change and {"priority", "barrier_expression"} & set(self.orders):
+            return  # they exclude each other (R5)
         self.orders |= change
         self.admin.define(dict(self.orders))
         self.model.define(dict(self.orders))

@@ -177,6 +177,11 @@ class Queue:
         """O1, O2: higher priority first, then as taken in."""
         return sorted(self.entries, key=lambda e: (-e.rank, e.arrival))
 
+    def active(self) -> list[Entry]:
+        """R5: the first so many, leased and delayed ones too. Silent: what limits them to
+        deliveries, browsing and filters does not reach acks by id, purges by id, and time."""
+        return self.in_order()[: self.get("target_queue_depth")]
+
     def find(self, message_id: int) -> Entry | None:
         return next((e for e in self.entries if e.id == message_id), None)
 
@@ -440,7 +445,7 @@ class Model:
     def acknowledge_where(self, subscription: Subscription, where: str) -> None:
         """L13. Silent: whatever the leasing lets it acknowledge, leased or not."""
         queue = self.queues[subscription.queue]
-        for entry in queue.in_order():
+        for entry in queue.active():
             if entry.matches(where):
                 self.acknowledge_one(queue, subscription, entry)
         self.dispatch()
@@ -594,7 +599,7 @@ class Model:
     def deliver_first(self, queue: Queue) -> bool:
         """Delivers the first message that can be; False where there is none."""
         nothing_before = True
-        for entry in queue.in_order():
+        for entry in queue.active():
             if entry.is_barrier:
                 return nothing_before and self.deliver_barrier(queue, entry)
             if entry.state == "ready" and (able := self.able_to_take(queue, entry)):
@@ -683,6 +688,7 @@ class Model:
         }
         return counted | {
             "depth": len(queue.entries),
+            "active": len(queue.active()),
             "ready": states["ready"],
             "leased": states["leased"],
             "delayed": states["delayed"],
@@ -690,7 +696,7 @@ class Model:
         }
 
     def browse(self, name: str) -> list[int]:
-        return [e.id for e in self.queues[name].in_order()]
+        return [e.id for e in self.queues[name].active()]
 
     def check(self) -> None:
         """What must hold after every step."""

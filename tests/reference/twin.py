@@ -25,6 +25,7 @@ from reference.model import (
     size_bytes,
 )
 
+TARGET_DEPTH_MIN = 1000
 STARTED = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 DURATIONS = (
     "lease_period",
@@ -67,6 +68,7 @@ OTHERS = (
     "target_queue_depth",
     "initial_owner",
     "group_local_queue_domain",
+    "file_backed_metadata",
 )
 
 
@@ -139,8 +141,11 @@ def check_target(definition: dict[str, Any], wrong: Callable[[str, str], None]) 
             wrong("default_publish_target", "one of the captured topics")
     elif target is not None and target != topics:
         wrong("default_publish_target", "one of the captured topics")
-    if depth is not None and (depth < 1000 or "priority" in definition):
-        wrong("target_queue_depth", "at least 1000, without priority or barrier_expression")
+    if depth is not None and (
+        depth < TARGET_DEPTH_MIN or {"priority", "barrier_expression"} & set(definition)
+    ):
+        allowed = f"at least {TARGET_DEPTH_MIN}, without priority or barrier_expression"
+        wrong("target_queue_depth", allowed)
     kind = definition.get("type", "Queue")
     if ("initial_owner" in definition) != (kind == "GroupLocalQueue"):
         wrong("initial_owner", "required for GroupLocalQueue, and only there")
@@ -461,7 +466,7 @@ class Admin(Context):
     ) -> list[Message]:
         found = [
             Message(e, queue, None, None)
-            for e in self.model.queues[queue].in_order()
+            for e in self.model.queues[queue].active()
             if e.matches(where) and state in (None, e.state)
         ]
         return found[:limit]

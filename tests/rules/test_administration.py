@@ -6,7 +6,7 @@ import datetime as dt
 
 import lakequeue
 import pytest
-from lakequeue.protocol.errors import ConfigError, Rejected
+from lakequeue.protocol.errors import Rejected
 
 
 @pytest.fixture
@@ -109,12 +109,3 @@ def test_R6_browse_takes_nothing_and_purge_removes_by_predicate(
     assert [m.payload for m in admin.browse("orders", where="/n > 2")] == [b'{"n": 3}']
     assert admin.purge("orders", where="/n > 1") == 2
     assert admin.describe("orders")["depth"] == 2
-
-
-@pytest.mark.parametrize("key", ["target_queue_depth", "file_backed_metadata"])
-def test_R5_what_this_version_lacks_is_refused_plainly(
-    connection: lakequeue.Connection, key: str
-) -> None:
-    value = 1000 if key == "target_queue_depth" else "enabled"
-    with pytest.raises(ConfigError, match="not supported by this version"):
-        connection.admin().define({"name": "r5", "message_type": "json", key: value})

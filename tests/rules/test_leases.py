@@ -2,10 +2,11 @@
 
 import contextlib
 import datetime as dt
+import time
 
 import pytest
 from lakequeue.protocol.errors import LeaseLost
-from rules.harness import Bench, drain, ids
+from rules.harness import ON_REFERENCE, Bench, drain, ids
 
 
 def test_L1_a_message_is_handed_over_whole(bench: Bench) -> None:
@@ -172,6 +173,53 @@ def test_L9_a_deferred_ack_is_journaled(bench: Bench) -> None:
     bench.send()
     seen = bench.seen()
     assert (seen["spooled"], seen["acknowledged"], seen["delivered"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("text", ["2-4,3-5", "5,2-4,2", "2-5,3"])
+def test_L13_an_id_that_is_named_twice_is_meant_once(bench: Bench, text: str) -> None:
+    consumer = bench.consumer()
+    for n in range(6):
+        bench.send({"n": n})
+    consumer.ack(ids=text)
+    assert (bench.seen()["depth"], bench.seen()["acknowledged"]) == (2, 4)
+    assert bench.admin.purge("orders", ids="6-6,1-6") == 2
+
+
+def test_L8_L9_L13_a_range_of_every_kind(bench: Bench) -> None:
+    """Held, gone, of another queue, and not given yet: each has what it has alone."""
+    bench.define("others")
+    consumer = bench.consumer(backlog=1)
+    for queue in ("orders", "orders", "others", "others", "orders", "orders"):
+        bench.send(queue=queue)
+    consumer.ack(ids="1,5")
+    consumer.ack(ids="1-8")
+    assert bench.seen()["depth"] == 0
+    assert bench.seen()["acknowledged"] == 4
+    assert bench.events().count("ack_ignored") == 2  # 1 and 5
+    assert bench.seen("others")["depth"] == 2
+    drain(consumer)
+    bench.send(queue="others")
+    bench.send()
+    bench.send()
+    assert [m.id for m in drain(consumer)] == ["9"]
+
+
+@pytest.mark.skipif(ON_REFERENCE, reason="the naive model goes through the ids one by one")
+def test_L8_L13_many_ids_without_effect_cost_little(bench: Bench) -> None:
+    """Time follows what the ranges find, not how often or how far they reach."""
+    bench.define("others")
+    bench.engine.checking = False
+    for _ in range(1500):
+        bench.send(queue="others")
+    consumer = bench.consumer()
+    reaching = ",".join(f"{first}-{first + 10**15}" for first in range(1, 3000))
+    started = time.monotonic()
+    consumer.ack(ids=reaching)
+    assert time.monotonic() - started < 1  # it was minutes
+    bench.engine.check()
+    bench.send()
+    assert bench.seen()["depth"] == 0  # within a range: an ack that came early
+    assert bench.seen("others")["depth"] == 1500
 
 
 def test_L9_deferred_acks_are_kept_per_queue(bench: Bench) -> None:

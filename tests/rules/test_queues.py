@@ -254,3 +254,18 @@ def test_Q9_a_new_expiration_model_after_a_restart(bench: Bench) -> None:
     for n in range(5):
         bench.send({"n": n})
     assert len(drain(bench.consumer())) == 3
+
+
+@pytest.mark.parametrize("kind", ["binary", "text"])
+def test_Q1_F5_a_consumer_filters_any_queue_by_what_the_record_carries(
+    empty: Bench, kind: str
+) -> None:
+    """As a definition may: fields of the payload need json, priority and key do not."""
+    empty.define(message_type=kind, max_per_subscription_backlog=10)
+    urgent = empty.consumer(filter="/@priority > 4 AND @key LIKE 'a%'")
+    empty.send(b"\xff1", priority=9, key="b")
+    empty.send(b"\xff2", priority=9, key="ab")
+    empty.send(b"\xff3", key="ab")
+    assert [m.payload for m in drain(urgent)] == [b"\xff2"]
+    with pytest.raises(ConfigError, match=f"needs message_type 'json', not '{kind}'"):
+        empty.consumer(filter="/price > 10")

@@ -1,0 +1,69 @@
+"""What has gone must not stay in the checkpoint: its size after more and more messages in and out.
+
+Two consumers keep up with the producer, so at each look nothing is in the queue. The checkpoint
+then holds the state of an empty queue and the versions that Spark keeps to fall back on, whose
+number is fixed. Wanted: after a million messages at most three times what it was after 100,000.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ..client import connect
+from .harness import PAYLOAD, QUEUE, Say, consume, process, running, url, wait_for
+
+CONSUMERS = 2
+CHUNK = 10_000  # sent, then waited for: the consumers are never far behind
+ENDLESS = 1 << 40
+QUIET_S = 300.0  # a consumer that gets nothing for so long gives up
+
+
+def run(counts: list[int], say: Say) -> list[dict[str, Any]]:
+    """Per count: bytes under the engine's checkpoint when so many messages have come and gone."""
+    rows: list[dict[str, Any]] = []
+    with running(say, {"lakequeue.tables_interval_s": "0"}) as engine:
+        address = url(engine)
+        children = [process(consume, address, ENDLESS, QUIET_S) for _ in range(CONSUMERS)]
+        try:
+            with connect(address, client_name="bench") as connection:
+                admin = connection.admin()
+                wait_for(
+                    lambda: len(admin.describe(QUEUE)["consumers"]) == CONSUMERS, 60, "consumers"
+                )
+                with connection.producer(window=CHUNK) as producer:
+                    for count in counts:
+                        _send_until(admin, producer, count, say)
+                        wait_for(lambda: admin.describe(QUEUE)["depth"] == 0, 300, "draining")
+                        size = folder_bytes(engine.home / "checkpoint")
+                        say(f"{count:,} messages in and out: {size:,} bytes in the checkpoint")
+                        rows.append({"messages": count, "checkpoint_bytes": size})
+        finally:
+            for child in children:
+                child.terminate()
+                child.join(10)
+    first = rows[0]["checkpoint_bytes"]
+    return [{**row, "over_first": row["checkpoint_bytes"] / first} for row in rows]
+
+
+def _send_until(admin: Any, producer: Any, count: int, say: Say) -> None:
+    """Publish until the queue has taken in so many messages over all."""
+    sent = admin.describe(QUEUE)["spooled"]
+    while sent < count:
+        chunk = min(CHUNK, count - sent)
+        for _ in range(chunk):
+            producer.send_async(QUEUE, PAYLOAD)
+        producer.flush(300)
+        sent += chunk
+        if sent < count:
+            say(f"{sent:,} of {count:,} in, {admin.describe(QUEUE)['depth']:,} in the queue")
+
+
+def folder_bytes(folder: Path) -> int:
+    """The size of all files below; one that goes meanwhile does not count."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -1,0 +1,58 @@
+"""What listens and is not Kafka is told soon, in one sentence. Needs no broker."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from lakequeue.client.kafka import LIBRARIES, open_kafka
+from lakequeue.client.transport import OPEN_SECONDS_MAX, require_broker
+from lakequeue.protocol.errors import NotConnected
+
+Listen = Callable[[bytes | None], str]
+ANSWER = bytes.fromhex("0000000a 6c717565 0000 00000000")
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Addresses where somebody answers everything with the same bytes, or (None) never."""
+    servers: list[socket.socket] = []
+
+    def answer(server: socket.socket, words: bytes) -> None:
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                return
+            with peer:
+                peer.recv(1000)
+                peer.sendall(words)
+
+    def one(words: bytes | None) -> str:
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+        if words is not None:
+            threading.Thread(target=answer, args=(server, words), daemon=True).start()
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+    yield one
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "words", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closes", "http"]
+)
+def test_what_is_no_kafka_is_told_soon(listen: Listen, library: str, words: bytes | None) -> None:
+    address = listen(words)
+    started = time.monotonic()
+    with pytest.raises(NotConnected, match="does not speak Kafka") as error:
+        open_kafka(address, "test", library)
+    assert address in str(error.value)
+    assert time.monotonic() - started < OPEN_SECONDS_MAX + 1
+
+
+def test_one_of_several_addresses_is_enough(listen: Listen) -> None:
+    require_broker(f"127.0.0.1:1,{listen(None)},{listen(ANSWER)}", 3.0)
