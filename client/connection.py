@@ -69,7 +69,9 @@ class Connection:
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
         self._thread: threading.Thread | None = None
-        if not self.is_memory:
+        if self.is_memory:
+            memory.attend(self)
+        else:
             self._thread = threading.Thread(
                 target=_run, args=(weakref.ref(self),), daemon=True, name=f"lakequeue-{client_name}"
             )
@@ -99,6 +101,11 @@ class Connection:
     def now_ms(self) -> int:
         """The engine's time, epoch ms."""
         return self.engine.now if self.is_memory else round(time.time() * 1000)
+
+    def clock_ms(self) -> float:
+        """Milliseconds that pass as the engine's time does: real ones, on ``memory://`` those of
+        its clock."""
+        return self.engine.now if self.is_memory else time.monotonic() * 1000
 
     def advance(self, duration: str | float) -> None:
         """On ``memory://``: move the clock, stopping at every deadline on the way."""
@@ -135,8 +142,7 @@ class Connection:
                 consumer.close()
             self.command(commands.Bye(session=self.session))
             self.is_open = False
-            with self._changed:
-                self._changed.notify_all()
+            self.wake()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(timeout=5)
             self._transport.flush(10.0)
@@ -215,6 +221,11 @@ class Connection:
                 condition()
             )
 
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        with self._changed:
+            self._changed.notify_all()
+
     def report(self, text: str) -> None:
         """Something that the application should hear of."""
         log.warning(text)
@@ -267,11 +278,23 @@ class Connection:
         for record in records:
             self._dispatch(record)
         if records:
-            with self._changed:
-                self._changed.notify_all()
+            self.wake()
             for hook in list(self._hooks.values()):
                 hook()
+        if self.is_memory:
+            for consumer in list(self._consumers.values()):
+                consumer.tick()
         return bool(records)
+
+    def due(self) -> int | None:
+        """On ``memory://``: when a client's own duty is due next, as `clock_ms` counts."""
+        times = [t for c in self._consumers.values() if (t := c.due()) is not None]
+        return min(times, default=None)
+
+    def attend(self) -> None:
+        """On ``memory://``: what the background thread does over Kafka."""
+        if self.is_open:
+            self._pump(0)
 
     def _dispatch(self, record: Record) -> None:
         name = (record.key or b"").decode("utf-8", "replace")

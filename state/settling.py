@@ -24,13 +24,15 @@ IGNORED_MAX = 10_000
 
 
 def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
-    """Remove messages; returns how many went."""
+    """Remove messages; returns how many went. Raises ValueError unless exactly one of ids, up_to
+    and where says which (L13)."""
+    _one_choice(command)
     subscription = queue.subscription(command.subscription)
     if command.where is not None:
         seqs = _where(broker, queue, command.where)
         return _remove(broker, queue, seqs, subscription, command.subscription)
     if command.up_to is not None:
-        ranges = [(0, parse_ranges(command.up_to)[0][1])]
+        ranges = [(0, _one_id(command.up_to))]
     else:
         ranges = parse_ranges(command.ids or "")
     ids, seqs = broker.spool.held_by(ranges, queue.number)
@@ -43,6 +45,20 @@ def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
     if len(ids) < wanted:
         _without_effect(broker, queue, ranges, ids, command.subscription)
     return gone
+
+
+def _one_choice(command: Ack) -> None:
+    given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise ValueError(f"ack: {found} – exactly one of ids, up_to, where is given")
+
+
+def _one_id(text: str) -> int:
+    ranges = parse_ranges(text)
+    if len(ranges) != 1 or ranges[0][0] != ranges[0][1]:
+        raise ValueError(f"up_to: {text[:60]!r} – allowed is one message id, such as '17'")
+    return ranges[0][1]
 
 
 def _remove(
