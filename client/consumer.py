@@ -68,10 +68,15 @@ class Consumer:
         self.subscribe()
 
     def subscribe(self) -> None:
-        """Bind to the queue under a new subscription id; what was held before is lost."""
+        """Bind to the queue under a new subscription id; what was held before is lost. What the
+        engine has let go of already (pre_ack, no_ack) stays in the buffer: it comes to nobody."""
         connection = self._connection
+        if self._mode == "pre_ack":
+            self._flush_acks()
         with self._lock:
+            mine = [m for m in self._buffer if not self._tracks(m)]
             self._buffer.clear()
+            self._buffer.extend(mine)
             self._held.clear()
             self._acks.clear()
             self.subscription = connection.new_name(self.name)
