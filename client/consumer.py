@@ -16,6 +16,7 @@ from ..protocol import ConfigError, LeaseLost, NotConnected, commands, wire
 from ..protocol.ids import format_ranges
 from ..protocol.outputs import Deliveries
 from .acking import ack_rule
+from .arrivals import GATHER_MS, WINDOW_PERCENT, Arrivals
 from .message import Message
 from .values import duration_ms
 
@@ -41,10 +42,14 @@ class Consumer:
         dups_ok_count: int | None = None,
         dups_ok_interval: str | float = "1s",
         name: str | None = None,
+        transport_ack_window: int = WINDOW_PERCENT,
+        transport_ack_time: str | float = "1s",
     ) -> None:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
             self._rule.fit(max_backlog)
+        gather_ms = 0 if connection.is_memory else GATHER_MS
+        self._arrivals = Arrivals(transport_ack_window, transport_ack_time, gather_ms)
         self._connection = connection
         self.queue = queue
         self.ack_mode = ack_mode
@@ -55,6 +60,7 @@ class Consumer:
         self._buffer: deque[Message] = deque()
         self._held: dict[int, Message] = {}
         self._seen: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+        self._seen_max = SEEN_MAX  # deliveries; twice the prefetch where that is more
         self._acks: list[int] = []
         self._lock = threading.RLock()
         self._closed = False  # nothing is received any more
@@ -79,6 +85,7 @@ class Consumer:
             self._buffer.extend(mine)
             self._held.clear()
             self._acks.clear()
+            self._arrivals.reset()
             self.subscription = connection.new_name(self.name)
             connection.attach_consumer(self)
         result = connection.request(
@@ -92,9 +99,11 @@ class Consumer:
                 filter=self._filter,
                 acks="none" if self.ack_mode == "no_ack" else "explicit",
                 framing="batch",
+                transport_acks=True,
             )
         )
         self._removes_on_send = result["removes_on_send"]
+        self._seen_max = max(SEEN_MAX, 2 * result["backlog"])
         try:
             self._rule.fit(result["backlog"])
         except ConfigError:
@@ -309,9 +318,26 @@ class Consumer:
                 return
             text = format_ranges(self._acks)
             self._acks.clear()
+            received = self._arrivals.tell()
             self._connection.command(
-                commands.Ack(queue=self.queue, subscription=self.subscription, ids=text)
+                commands.Ack(
+                    queue=self.queue, subscription=self.subscription, ids=text, received=received
+                )
             )
+
+    def _say_what_arrived(self) -> None:
+        """Send a transport ack if one is due and no ack has carried it (C1)."""
+        due = self._arrivals.due_at(self._rule.backlog)
+        if due is None or due > self._connection.clock_ms():
+            return
+        with self._lock:
+            received = self._arrivals.tell()
+            if received:
+                self._connection.command(
+                    commands.TransportAck(
+                        queue=self.queue, subscription=self.subscription, received=received
+                    )
+                )
 
     def _dups_ok(self) -> None:
         """Mode dups_ok: after n messages or k ms, whichever is first (C4)."""
@@ -447,10 +473,22 @@ class Consumer:
         with self._lock:
             if deliveries.subscription != self.subscription or self._closed:
                 return
+            if deliveries.flow is not None:
+                count, now_ms = len(deliveries.ids), self._connection.clock_ms()
+                self._arrivals.take(deliveries.flow, count, now_ms)
+            if deliveries.again:
+                self._remember_held(deliveries)
             before = len(self._buffer)
             self._take(deliveries)
             if self._mode == "pre_ack":
                 self._pre_ack(before)
+
+    def _remember_held(self, d: Deliveries) -> None:
+        """What is sent again may be held so long that it is forgotten: it is not new (C2)."""
+        for number, place, count in zip(d.ids, d.places, d.counts, strict=True):
+            held = self._held.get(number)
+            if held is not None and held.delivery_count == count:
+                self._seen[number, place, count] = None
 
     def _pre_ack(self, before: int) -> None:
         """Mode pre_ack: acknowledge what has just come in, before anybody asks for it (C4). At most
@@ -476,16 +514,18 @@ class Consumer:
             )  # fmt: skip
             self._held.pop(number, None)
             self._buffer.append(message)
-        while len(seen) > SEEN_MAX:
+        while len(seen) > self._seen_max:
             seen.popitem(last=False)
 
     def tick(self) -> None:
         """Called by the connection now and then: acks that are due are sent."""
         self._dups_ok_due()
         self._flush_acks()
+        self._say_what_arrived()
 
     def due(self) -> int | None:
         """When the next duty of `tick` is due, as the connection's clock counts; None: none is."""
+        times = [self._arrivals.due_at(self._rule.backlog)]
         if self._mode == "dups_ok" and self._rule.interval_ms and self._held:
-            return round(self._last_dups_ack) + self._rule.interval_ms
-        return None
+            times.append(self._last_dups_ack + self._rule.interval_ms)
+        return min((round(t) for t in times if t is not None), default=None)

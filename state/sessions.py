@@ -47,9 +47,10 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         compile_program((command.filter,))
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
+    removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
     bound = queue.subscription(command.subscription)
     if bound is not None:
-        _same_again(bound, command)
+        _same_again(bound, command, removes)
         return _answer(broker, queue, bound)
     header = queue.header
     subscription = Subscription(
@@ -63,6 +64,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         removes_on_send=command.acks == "none",
         filter=command.filter,
         max_backlog=command.max_backlog,
+        transport_acks=command.transport_acks and not removes,
     )
     header.subscriptions.append(subscription)
     header.next_subscription += 1
@@ -85,7 +87,7 @@ def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[st
     }
 
 
-def _same_again(bound: Subscription, command: Subscribe) -> None:
+def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
     """Raise ValueError if a subscription is bound in another way than this command says. Its
     backlog may have been changed since (B3), so it is not compared."""
     wanted = {
@@ -94,6 +96,7 @@ def _same_again(bound: Subscription, command: Subscribe) -> None:
         "framing": command.framing,
         "acks": command.acks,
         "filter": command.filter,
+        "transport_acks": command.transport_acks and not removes,
     }
     found = {
         "inbox": (bound.topic, bound.partition),
@@ -101,6 +104,7 @@ def _same_again(bound: Subscription, command: Subscribe) -> None:
         "framing": bound.framing,
         "acks": "none" if bound.removes_on_send else "explicit",
         "filter": bound.filter,
+        "transport_acks": bound.transport_acks,
     }
     for key, value in wanted.items():
         if value != found[key]:

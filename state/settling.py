@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned
+from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
 from ..protocol.errors import Reason
 from ..protocol.ids import Ranges, make_id, parse_ranges
-from . import deferred
+from . import deferred, transport
 from .broker import Broker
 from .columns import NEVER, PAGE_BITS, Array
 from .dead import bury
@@ -28,6 +28,8 @@ def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
     and where says which (L13)."""
     _one_choice(command)
     subscription = queue.subscription(command.subscription)
+    if command.received and subscription is not None:
+        transport.confirm(subscription, command.received, broker.now)
     if command.where is not None:
         seqs = _where(broker, queue, command.where)
         return _remove(broker, queue, seqs, subscription, command.subscription)
@@ -45,6 +47,13 @@ def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
     if len(ids) < wanted:
         _without_effect(broker, queue, ranges, ids, command.subscription)
     return gone
+
+
+def has_arrived(broker: Broker, queue: Queue, command: TransportAck) -> None:
+    """The client has what was sent up to a number (C1); an unknown subscription has ended."""
+    subscription = queue.subscription(command.subscription)
+    if subscription is not None:
+        transport.confirm(subscription, command.received, broker.now)
 
 
 def _one_choice(command: Ack) -> None:

@@ -136,14 +136,14 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
 
 _QueueCommand = (
     c.Delete | c.Subscribe | c.SetBacklog | c.Unsubscribe | c.Ack | c.Cancel | c.Reject | c.Renew
-    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown
+    | c.Returned | c.TransportAck | c.Describe | c.Browse | c.Purge | c.Shutdown
 )  # fmt: skip
 
 
 def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
     queue = broker.find(vpn, command.queue)
     if queue is None:
-        if isinstance(command, c.Unsubscribe):
+        if isinstance(command, c.Unsubscribe | c.TransportAck):
             return None
         raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
     match command:
@@ -163,6 +163,8 @@ def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
             return administration.shutdown(broker, vpn, queue, command)
         case c.Purge():
             return administration.purge(broker, queue, command)
+        case c.TransportAck():
+            return settling.has_arrived(broker, queue, command)
         case _:
             return _settle(broker, queue, command)
 

@@ -11,6 +11,7 @@ things to real processes over Kafka and compares.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -132,10 +133,8 @@ def on_memory(mode: str, point: str) -> tuple[set[str], set[str], set[str]]:
         producer.send(queue_of(mode, point), name)
     connection.attend()
     work = Work(consumer, mode, point, fail, lambda condition: None)
-    try:
+    with contextlib.suppress(Died):
         work.go()
-    except Died:
-        pass
     connection.advance("16s")
     kept = connection.admin().browse(queue_of(mode, point), state="leased")
     kept = {m.payload.decode() for m in kept if m.holder == consumer.name and not heirs}

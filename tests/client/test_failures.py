@@ -130,7 +130,10 @@ def test_C3_C4_a_connection_is_lost(stub: StubEngine, connection: Any) -> None:
     victim.send_signal(signal.SIGCONT)
     assert again == expected(("away",))
     wait_for(lambda: len(admin.describe("auto-away")["consumers"]) == 2, 10)
-    victim.stdin.write("\n\n")
+    victim.stdin.write("\n")  # the callbacks of "away" return
+    victim.stdin.flush()
+    time.sleep(1)
+    victim.stdin.write("\n")
     victim.stdin.flush()
     handled = json.loads(victim.stdout.readline())
     assert victim.wait(20) == 0

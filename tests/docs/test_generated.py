@@ -19,7 +19,7 @@ from lakequeue.state import configuration, definition, units
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]
-PARTS = ("publish-header", "commands", "inbox", "command-line", "metrics")
+PARTS = ("failures", "publish-header", "commands", "inbox", "command-line", "metrics")
 
 
 @pytest.mark.parametrize("name", PARTS)
