@@ -11,6 +11,7 @@ from .protocol import (
     NotConnected,
     Rejected,
     Timeout,
+    WindowFull,
 )
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "Receipt",
     "Rejected",
     "Timeout",
+    "WindowFull",
     "connect",
 ]

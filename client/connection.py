@@ -34,6 +34,19 @@ POLL_S = 0.05
 REQUEST_TIMEOUT_S = 30.0
 
 
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connection in list(_connections):
+        if not connection.is_memory:
+            connection.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Connection:
     """Made by `lakequeue.connect`. Gives producers, consumers and the administrator's face."""
 
@@ -46,6 +59,7 @@ class Connection:
         self.engine = memory
         self.is_memory = memory is not None
         self.is_open = True
+        _connections.add(self)
         self._names = 0
         self._tag = memory.new_tag() if memory is not None else uuid4().hex[:8]
         self.session = f"{client_name}-{self._tag}"
@@ -156,11 +170,22 @@ class Connection:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise NotConnected("the connection is closed")
+            raise self.closed("the connection is closed")
+
+    def closed(self, text: str) -> NotConnected:
+        """The error for a use after the end: ``text``, or that this is a forked child."""
         if os.getpid() != self._pid:
-            raise NotConnected(
-                f"this connection was opened in process {self._pid}; open a new one after a fork"
-            )
+            text = f"this connection was opened in process {self._pid}; open a new one after a fork"
+        return NotConnected(text)
+
+    def forked(self) -> None:
+        """In a forked child: nothing of this connection works here. Its thread is not here, locks
+        may be held for ever by threads that are not here, and what it sent would be sent twice."""
+        self.is_open = False
+        for consumer in self._consumers.values():
+            consumer._closed = consumer._ended = True
+        for producer in self._producers.values():
+            producer._closed = True
 
     # ------------------------------------------------------------ for producers and consumers
 

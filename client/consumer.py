@@ -12,12 +12,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import ConfigError, LeaseLost, NotConnected, commands, wire
+from ..protocol import ConfigError, LeaseLost, commands, wire
 from ..protocol.ids import format_ranges
 from ..protocol.outputs import Deliveries
 from .acking import ack_rule
 from .arrivals import GATHER_MS, WINDOW_PERCENT, Arrivals
 from .message import Message
+from .renewal import LIMIT, Renewal
 from .values import duration_ms
 
 if TYPE_CHECKING:
@@ -44,12 +45,15 @@ class Consumer:
         name: str | None = None,
         transport_ack_window: int = WINDOW_PERCENT,
         transport_ack_time: str | float = "1s",
+        auto_renew: bool = False,
+        auto_renew_limit: str | float = LIMIT,
     ) -> None:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
             self._rule.fit(max_backlog)
         gather_ms = 0 if connection.is_memory else GATHER_MS
         self._arrivals = Arrivals(transport_ack_window, transport_ack_time, gather_ms)
+        self._renewal = Renewal(auto_renew_limit) if auto_renew else None
         self._connection = connection
         self.queue = queue
         self.ack_mode = ack_mode
@@ -188,29 +192,43 @@ class Consumer:
             self._drain(callback)
 
     def _call(self, callback: Callable[[Message], Any]) -> None:
+        message = self._begin()
+        if message is None:
+            return
+        try:
+            callback(message)
+        except Exception as error:
+            self._failed(message, error)
+        else:
+            self._returned(message)
+
+    def _begin(self) -> Message | None:
+        """The next message for a callback; None when there is none."""
         with self._lock:
             if not self._buffer:
-                return
+                return None
             message = self._buffer.popleft()
             if self._tracks(message):
                 self._held[message.number] = message
-        mode = self._mode
-        if mode == "pre_ack":
+        if self._mode == "pre_ack":
             self._settle_acks([message])
-        elif mode == "dups_ok":
+        elif self._mode == "dups_ok":
             self._working = message
-        try:
-            callback(message)
-        except Exception as error:  # the application's: reported, and the message returns (C4)
-            self._working = None
-            self._connection.report(f"callback failed on message {message.id}: {error!r}")
-            if mode in ("auto", "dups_ok") and self._holds(message):
-                self._cancel_message(message, None)
-            return
+        return message
+
+    def _failed(self, message: Message, error: Exception) -> None:
+        """The callback raised: reported, and in some modes the message returns (C4)."""
         self._working = None
-        if mode == "auto" and self._holds(message):
+        self._connection.report(f"callback failed on message {message.id}: {error!r}")
+        if self._mode in ("auto", "dups_ok") and self._holds(message):
+            self._cancel_message(message, None)
+
+    def _returned(self, message: Message) -> None:
+        """The callback has returned (C4)."""
+        self._working = None
+        if self._mode == "auto" and self._holds(message):
             self._settle_acks([message])
-        elif mode == "dups_ok":
+        elif self._mode == "dups_ok":
             self._dups_ok()
 
     def _holds(self, message: Message) -> bool:
@@ -458,12 +476,12 @@ class Consumer:
 
     def _check_open(self) -> None:
         if self._closed or not self._connection.is_open:
-            raise NotConnected("the consumer is closed")
+            raise self._connection.closed("the consumer is closed")
 
     def _check_settling(self) -> None:
         """While it closes, a callback that still runs may settle its message."""
         if self._ended or not self._connection.is_open:
-            raise NotConnected("the consumer is closed")
+            raise self._connection.closed("the consumer is closed")
 
     # ------------------------------------------------------------ called by the connection
 
@@ -482,6 +500,8 @@ class Consumer:
             self._take(deliveries)
             if self._mode == "pre_ack":
                 self._pre_ack(before)
+            if self._renewal is not None:
+                self._renewal.arrived(self._connection.now_ms())
 
     def _remember_held(self, d: Deliveries) -> None:
         """What is sent again may be held so long that it is forgotten: it is not new (C2)."""
@@ -522,10 +542,29 @@ class Consumer:
         self._dups_ok_due()
         self._flush_acks()
         self._say_what_arrived()
+        if self._renewal is not None:
+            self._renew_due(self._renewal)
+
+    def _renew_due(self, renewal: Renewal) -> None:
+        now_ms = self._connection.now_ms()
+        if now_ms < renewal.look_at:
+            return
+        with self._lock:
+            due = renewal.look([*self._held.values(), *self._buffer], now_ms)
+            for period_ms, messages in due.items():
+                ids = format_ranges(m.number for m in messages)
+                self._connection.command(
+                    commands.Renew(
+                        queue=self.queue, subscription=self.subscription, ids=ids,
+                        period_ms=period_ms,
+                    )
+                )
 
     def due(self) -> int | None:
         """When the next duty of `tick` is due, as the connection's clock counts; None: none is."""
         times = [self._arrivals.due_at(self._rule.backlog)]
+        if self._renewal is not None and (self._held or self._buffer):
+            times.append(self._renewal.look_at)
         if self._mode == "dups_ok" and self._rule.interval_ms and self._held:
             times.append(self._last_dups_ack + self._rule.interval_ms)
         return min((round(t) for t in times if t is not None), default=None)
