@@ -47,6 +47,7 @@ class Consumer:
         transport_ack_time: str | float = "1s",
         auto_renew: bool = False,
         auto_renew_limit: str | float = LIMIT,
+        priority: int = 0,
     ) -> None:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
@@ -60,6 +61,9 @@ class Consumer:
         self._mode = self._rule.mode  # what it means: see `acking`
         self._max_backlog = max_backlog
         self._filter = filter
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 255:
+            raise ConfigError(f"priority: {priority!r} – allowed are 0 to 255")
+        self._priority = priority
         self.name = name or connection.client_name
         self._buffer: deque[Message] = deque()
         self._held: dict[int, Message] = {}
@@ -104,6 +108,7 @@ class Consumer:
                 acks="none" if self.ack_mode == "no_ack" else "explicit",
                 framing="batch",
                 transport_acks=True,
+                priority=self._priority,
             )
         )
         self._removes_on_send = result["removes_on_send"]

@@ -64,7 +64,8 @@ class Subscribe(Command, frozen=True, tag="subscribe"):
 
     session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
     removal on send; framing: ``single`` (a record a message) or ``batch``; transport_acks: the
-    client says what has arrived, and what it does not is sent again (C1, C2).
+    client says what has arrived, and what it does not is sent again (C1, C2); priority: with
+    fairness model ``fast`` the higher is asked first (F1).
     """
 
     queue: str
@@ -77,6 +78,7 @@ class Subscribe(Command, frozen=True, tag="subscribe"):
     acks: str = "explicit"
     framing: str = "single"
     transport_acks: bool = False
+    priority: int = 0
 
 
 class SetBacklog(Command, frozen=True, tag="set_backlog"):

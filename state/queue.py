@@ -66,6 +66,7 @@ class Subscription(msgspec.Struct):
     filter: str | None
     max_backlog: int | None  # its own; changed by set_backlog (B3)
     held: int = 0  # leased to it now
+    priority: int = 0  # who is asked first under `fast` (F1)
     # Of its flow (`transport`): who does not want transport acks leaves these as they are.
     transport_acks: bool = False
     sent: int = 0  # number of the last message sent

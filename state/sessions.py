@@ -18,6 +18,7 @@ from .queue import Queue, Subscription
 from .settling import release_all
 
 BACKLOG_MAX = 1_000_000
+PRIORITY_MAX = 255
 
 
 def _session_key(vpn: str, session: str) -> str:
@@ -47,6 +48,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         compile_program((command.filter,))
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
+    _check_priority(queue, command.priority)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
     bound = queue.subscription(command.subscription)
     if bound is not None:
@@ -65,6 +67,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         filter=command.filter,
         max_backlog=command.max_backlog,
         transport_acks=command.transport_acks and not removes,
+        priority=command.priority,
     )
     header.subscriptions.append(subscription)
     header.next_subscription += 1
@@ -97,6 +100,7 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
         "acks": command.acks,
         "filter": command.filter,
         "transport_acks": command.transport_acks and not removes,
+        "priority": command.priority,
     }
     found = {
         "inbox": (bound.topic, bound.partition),
@@ -105,6 +109,7 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
         "acks": "none" if bound.removes_on_send else "explicit",
         "filter": bound.filter,
         "transport_acks": bound.transport_acks,
+        "priority": bound.priority,
     }
     for key, value in wanted.items():
         if value != found[key]:
@@ -112,6 +117,18 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
                 f"subscription: {command.subscription!r} – is bound already with {key} "
                 f"{found[key]!r}, not {value!r}; take another id, or unsubscribe first"
             )
+
+
+def _check_priority(queue: Queue, priority: int) -> None:
+    """A consumer's own priority says who is asked first, which only `fast` asks (F1)."""
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority: {priority} – allowed are 0 to {PRIORITY_MAX}")
+    model = queue.definition.fairness_model
+    if priority and model != "fast":
+        raise ValueError(
+            f"priority: {priority} – allowed with fairness_model 'fast' only; queue "
+            f"{queue.definition.name!r} has {model!r}"
+        )
 
 
 def _check_backlog(backlog: int) -> None:

@@ -79,7 +79,8 @@ def test_C4_on_memory_a_coroutine_as_callback() -> None:
 def test_P6_send_waits_until_it_is_stored_and_keeps_the_order() -> None:
     async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
         async with connection.producer(window=5) as producer:
-            receipts = await asyncio.gather(*(producer.send("orders", b"%d" % n) for n in range(40)))
+            sends = [producer.send("orders", b"%d" % n) for n in range(40)]
+            receipts = await asyncio.gather(*sends)
             assert [int(r.message_id) for r in receipts] == list(range(1, 41))
             assert [r.sequence for r in receipts] == list(range(1, 41))
             with pytest.raises(Rejected):
@@ -109,7 +110,7 @@ def test_P6_a_timeout_leaves_the_message_unacknowledged_and_then_stored() -> Non
     async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
         producer = connection.producer(pub_ack_time="200ms")
         wire.lose_published = lambda _: True
-        with pytest.raises(Timeout, match="no answer to a message for 'orders' within 0.1 s"):
+        with pytest.raises(Timeout, match=r"no answer to a message for 'orders' within 0\.1 s"):
             await producer.send("orders", b"{}", timeout=0.1)
         assert producer.unacknowledged() == [b"{}"]
         wire.lose_published = lambda _: False
