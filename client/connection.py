@@ -66,6 +66,7 @@ class Connection:
         self._consumers: dict[str, Consumer] = {}
         self._producers: dict[str, Producer] = {}
         self._session_lost = False
+        self._subscribing = False  # again, after the session was lost
         self._hooks: dict[Consumer, Callable[[], None]] = {}
         self._replies: dict[str, Any] = {}
         self._changed = threading.Condition()
@@ -351,18 +352,25 @@ class Connection:
             self._last_heartbeat = now
             reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, HEARTBEAT)
             self.command(commands.Heartbeat(session=self.session, reply=reply))
-        if self._session_lost:
-            self._session_lost = False
+        if self._session_lost and not self._subscribing:
+            self._session_lost, self._subscribing = False, True
             self.report("the engine missed this session's heartbeats; subscribing again")
             threading.Thread(target=self._subscribe_again, daemon=True).start()
 
     def _subscribe_again(self) -> None:
         """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
-        for consumer in list(self._consumers.values()):
-            try:
-                consumer.subscribe()
-            except LakequeueError as error:
-                self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
+        lost = list(self._consumers.values())
+        while lost and self.is_open:
+            again = []
+            for consumer in lost:
+                try:
+                    consumer.subscribe()
+                except LakequeueError as error:
+                    self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
+                    if isinstance(error, Timeout):  # the engine is away: it may come back
+                        again.append(consumer)
+            lost = again
+        self._subscribing = False
 
     def turn(self) -> bool:
         """One turn of the background thread; False when it has to end."""

@@ -79,7 +79,11 @@ class Consumer:
         self._removes_on_send = ack_mode == "no_ack"
         self._last_dups_ack = connection.clock_ms()
         self.subscription = ""
-        self.subscribe()
+        try:
+            self.subscribe()
+        except BaseException:
+            self._end()
+            raise
 
     def subscribe(self) -> None:
         """Bind to the queue under a new subscription id; what was held before is lost. What the
@@ -87,6 +91,10 @@ class Consumer:
         connection = self._connection
         if self._mode == "pre_ack":
             self._flush_acks()
+        if self.subscription:  # it may live on after all: nothing may stay leased to it
+            connection.command(
+                commands.Unsubscribe(queue=self.queue, subscription=self.subscription)
+            )
         with self._lock:
             mine = [m for m in self._buffer if not self._tracks(m)]
             self._buffer.clear()

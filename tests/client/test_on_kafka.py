@@ -37,7 +37,9 @@ def stub(kafka: Any, request: pytest.FixtureRequest) -> Iterator[StubEngine]:
         {"name": name, "message_type": "text", "max_per_subscription_backlog": 1000}
         for name in QUEUES
     ]
-    configuration = parse_configuration({"queues": queues})
+    # No session is given up: on a machine that stands still for a while that is no mistake.
+    system = {"heartbeat_timeout": "10m"}
+    configuration = parse_configuration({"queues": queues, "system": system})
     os.environ["LAKEQUEUE_KAFKA_LIBRARY"] = str(request.param)
     try:
         with StubEngine(kafka.bootstrap_servers, configuration, str(request.param)) as engine:
@@ -218,7 +220,8 @@ def test_C3_a_signal_ends_receive_and_what_was_held_returns_at_once(
 ) -> None:
     code = f"""
 import signal, sys, lakequeue
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores SIGINT
+    signal.signal(number, signal.default_int_handler)
 try:
     with lakequeue.connect("kafka://{stub.bootstrap}") as connection:
         with connection.consumer("signal", ack_mode="individual", max_backlog=10) as consumer:
