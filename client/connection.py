@@ -360,17 +360,20 @@ class Connection:
     def _subscribe_again(self) -> None:
         """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
         lost = list(self._consumers.values())
-        while lost and self.is_open:
-            again = []
-            for consumer in lost:
-                try:
-                    consumer.subscribe()
-                except LakequeueError as error:
-                    self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
-                    if isinstance(error, Timeout):  # the engine is away: it may come back
-                        again.append(consumer)
-            lost = again
-        self._subscribing = False
+        try:
+            while lost and self.is_open:
+                lost = [c for c in lost if not self._subscribed(c)]
+        finally:
+            self._subscribing = False
+
+    def _subscribed(self, consumer: Consumer) -> bool:
+        """Whether nothing is left to try: it is bound, or it cannot be."""
+        try:
+            consumer.subscribe()
+        except LakequeueError as error:
+            self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
+            return not isinstance(error, Timeout)  # the engine is away: it may come back
+        return True
 
     def turn(self) -> bool:
         """One turn of the background thread; False when it has to end."""

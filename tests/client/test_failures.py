@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +136,10 @@ def test_C3_C4_a_connection_is_lost(stub: StubEngine, connection: Any) -> None:
     time.sleep(1)
     victim.stdin.write("\n")
     victim.stdin.flush()
+    watchdog = threading.Timer(60, victim.kill)  # a failure, not a test without end
+    watchdog.start()
     handled = json.loads(victim.stdout.readline())
     assert victim.wait(20) == 0
+    watchdog.cancel()
     for mode in ("pre_ack", "no_ack"):
         assert handled[queue_of(mode, "away")] == ["1", "2", "3"]
