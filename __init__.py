@@ -21,6 +21,7 @@ from .protocol import (
     NotConnected,
     Rejected,
     Timeout,
+    WindowFull,
 )
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "Redriven",
     "Rejected",
     "Timeout",
+    "WindowFull",
     "connect",
 ]

@@ -34,6 +34,19 @@ POLL_S = 0.05
 REQUEST_TIMEOUT_S = 30.0
 
 
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connection in list(_connections):
+        if not connection.is_memory:
+            connection.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Connection:
     """Made by `lakequeue.connect`. Gives producers, consumers and the administrator's face."""
 
@@ -46,12 +59,14 @@ class Connection:
         self.engine = memory
         self.is_memory = memory is not None
         self.is_open = True
+        _connections.add(self)
         self._names = 0
         self._tag = memory.new_tag() if memory is not None else uuid4().hex[:8]
         self.session = f"{client_name}-{self._tag}"
         self._consumers: dict[str, Consumer] = {}
         self._producers: dict[str, Producer] = {}
         self._session_lost = False
+        self._subscribing = False  # again, after the session was lost
         self._hooks: dict[Consumer, Callable[[], None]] = {}
         self._replies: dict[str, Any] = {}
         self.changed = threading.Condition()
@@ -69,7 +84,9 @@ class Connection:
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
         self._thread: threading.Thread | None = None
-        if not self.is_memory:
+        if self.is_memory:
+            memory.attend(self)
+        else:
             self._thread = threading.Thread(
                 target=_run, args=(weakref.ref(self),), daemon=True, name=f"lakequeue-{client_name}"
             )
@@ -99,6 +116,11 @@ class Connection:
     def now_ms(self) -> int:
         """The engine's time, epoch ms."""
         return self.engine.now if self.is_memory else round(time.time() * 1000)
+
+    def clock_ms(self) -> float:
+        """Milliseconds that pass as the engine's time does: real ones, on ``memory://`` those of
+        its clock."""
+        return self.engine.now if self.is_memory else time.monotonic() * 1000
 
     def advance(self, duration: str | float) -> None:
         """On ``memory://``: move the clock, stopping at every deadline on the way."""
@@ -135,8 +157,7 @@ class Connection:
                 consumer.close()
             self.command(commands.Bye(session=self.session))
             self.is_open = False
-            with self.changed:
-                self.changed.notify_all()
+            self.wake()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(timeout=5)
             self._transport.flush(10.0)
@@ -150,11 +171,22 @@ class Connection:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            raise NotConnected("the connection is closed")
+            raise self.closed("the connection is closed")
+
+    def closed(self, text: str) -> NotConnected:
+        """The error for a use after the end: ``text``, or that this is a forked child."""
         if os.getpid() != self._pid:
-            raise NotConnected(
-                f"this connection was opened in process {self._pid}; open a new one after a fork"
-            )
+            text = f"this connection was opened in process {self._pid}; open a new one after a fork"
+        return NotConnected(text)
+
+    def forked(self) -> None:
+        """In a forked child: nothing of this connection works here. Its thread is not here, locks
+        may be held for ever by threads that are not here, and what it sent would be sent twice."""
+        self.is_open = False
+        for consumer in self._consumers.values():
+            consumer._closed = consumer._ended = True
+        for producer in self._producers.values():
+            producer._closed = True
 
     # ------------------------------------------------------------ for producers and consumers
 
@@ -215,6 +247,11 @@ class Connection:
                 condition()
             )
 
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        with self.changed:
+            self.changed.notify_all()
+
     def report(self, text: str) -> None:
         """Something that the application should hear of."""
         log.warning(text)
@@ -267,11 +304,23 @@ class Connection:
         for record in records:
             self._dispatch(record)
         if records:
-            with self.changed:
-                self.changed.notify_all()
+            self.wake()
             for hook in list(self._hooks.values()):
                 hook()
+        if self.is_memory:
+            for consumer in list(self._consumers.values()):
+                consumer.tick()
         return bool(records)
+
+    def due(self) -> int | None:
+        """On ``memory://``: when a client's own duty is due next, as `clock_ms` counts."""
+        times = [t for c in self._consumers.values() if (t := c.due()) is not None]
+        return min(times, default=None)
+
+    def attend(self) -> None:
+        """On ``memory://``: what the background thread does over Kafka."""
+        if self.is_open:
+            self._pump(0)
 
     def _dispatch(self, record: Record) -> None:
         name = (record.key or b"").decode("utf-8", "replace")
@@ -303,18 +352,28 @@ class Connection:
             self._last_heartbeat = now
             reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, HEARTBEAT)
             self.command(commands.Heartbeat(session=self.session, reply=reply))
-        if self._session_lost:
-            self._session_lost = False
+        if self._session_lost and not self._subscribing:
+            self._session_lost, self._subscribing = False, True
             self.report("the engine missed this session's heartbeats; subscribing again")
             threading.Thread(target=self._subscribe_again, daemon=True).start()
 
     def _subscribe_again(self) -> None:
         """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
-        for consumer in list(self._consumers.values()):
-            try:
-                consumer.subscribe()
-            except LakequeueError as error:
-                self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
+        lost = list(self._consumers.values())
+        try:
+            while lost and self.is_open:
+                lost = [c for c in lost if not self._subscribed(c)]
+        finally:
+            self._subscribing = False
+
+    def _subscribed(self, consumer: Consumer) -> bool:
+        """Whether nothing is left to try: it is bound, or it cannot be."""
+        try:
+            consumer.subscribe()
+        except LakequeueError as error:
+            self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
+            return not isinstance(error, Timeout)  # the engine is away: it may come back
+        return True
 
     def turn(self) -> bool:
         """One turn of the background thread; False when it has to end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -41,6 +42,7 @@ class MemoryEngine:
         self._journal: list[dict[str, Any]] = []
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
+        self._clients: list[weakref.ref[Any]] = []
         self._beat_ms = 0
         self._broker = DEFAULT_BROKER
         if configuration is not None:
@@ -118,16 +120,37 @@ class MemoryEngine:
             check(self.store, self.now)
 
     def advance(self, duration: str | float) -> None:
-        """Move the clock, stopping at every deadline on the way."""
+        """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
         target = self.now + duration_ms(duration, "advance")
-        with self._lock:
-            while 0 < self._deadline <= target:
-                self.now = max(self.now, self._deadline)
+        while (stop := self._next_stop()) <= target:
+            with self._lock:
+                self.now = max(self.now, stop)
                 self._heartbeats()
+            for client in self._attending():
+                client.attend()  # without the lock: it takes the client's own
+            with self._lock:
                 if 0 < self._deadline <= self.now:
                     self._step(Batch())
+        with self._lock:
             self.now = target
             self._step(Batch())
+
+    def _next_stop(self) -> int:
+        stops = [self._deadline] if self._deadline else []
+        for client in self._attending():
+            due = client.due()
+            if due is not None and due > self.now:
+                stops.append(due)
+        return min(stops, default=1 << 62)
+
+    def attend(self, client: Any) -> None:
+        """A connection whose duties are done as time passes: due acks, reading of its inbox."""
+        self._clients.append(weakref.ref(client))
+
+    def _attending(self) -> list[Any]:
+        clients = [(r, r()) for r in self._clients]
+        self._clients = [r for r, client in clients if client is not None and client.is_open]
+        return [client for _, client in clients if client is not None and client.is_open]
 
     def _heartbeats(self) -> None:
         """Living sessions send theirs, just before they would be missed."""

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgspec
 
-from ..protocol import ConfigError, NotConnected, Rejected, Timeout, topics
+from ..protocol import ConfigError, NotConnected, Rejected, Timeout, WindowFull, topics
 from ..protocol.messages import HEADER, PRIORITY_MAX, PublishHeader, encode_publish_header
 from .pending import Pending, Receipt, settle
 from .values import duration_ms, time_ms
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
+ON_FULL = ("block", "raise")
 SEND_TIMEOUT_S = 60.0
 RETRANSMIT_MAX_S = 60.0
 TEMPLATES_MAX = 1_000
@@ -45,10 +46,11 @@ class Producer:
         priority: int = 4,
         dmq_eligible: bool = True,
         durability: str = "checkpoint",
+        on_full: str = "block",
     ) -> None:
         if delivery_mode not in MODES:
             raise ConfigError(f"delivery_mode: {delivery_mode!r} – allowed are {', '.join(MODES)}")
-        if not isinstance(window, int) or window < 1:
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise ConfigError(f"window: {window!r} – allowed is a number of messages from 1")
         if not isinstance(group_ack, int) or group_ack < 1:
             raise ConfigError(f"group_ack: {group_ack!r} – allowed is a number of messages from 1")
@@ -56,12 +58,21 @@ class Producer:
             raise ConfigError(
                 f"durability: {durability!r} – allowed in this version is 'checkpoint'"
             )
-        if first_sequence < 1:
+        if isinstance(first_sequence, bool) or not isinstance(first_sequence, int) or (
+            first_sequence < 1
+        ):
             raise ConfigError(f"first_sequence: {first_sequence!r} – sequences start at 1")
+        if on_full not in ON_FULL:
+            raise ConfigError(f"on_full: {on_full!r} – allowed are {', '.join(ON_FULL)}")
+        if not isinstance(dmq_eligible, bool):
+            raise ConfigError(f"dmq_eligible: {dmq_eligible!r} – allowed are True and False")
         self._connection = connection
-        self._mode = delivery_mode
+        self.delivery_mode = self._mode = delivery_mode
+        self._raises_when_full = on_full == "raise"
         self._window = max(window, group_ack if delivery_mode == "persistent_groupack" else 1)
         self._pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
+        if not self._pub_ack_s:
+            raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
         self.producer_id = producer_id or connection.new_name("producer")
         self._next = first_sequence
         self._ttl_ms = _ttl(ttl)
@@ -113,9 +124,11 @@ class Producer:
             if not self._connection.wait(future.done, timeout):
                 raise Timeout(f"no answer to a message for {destination!r} within {timeout} s")
             return future.result()
-        if future.done():
-            return future.result()
-        return Receipt(self._next - 1, None)
+        return self.receipt_of(future)
+
+    def receipt_of(self, sent: Pending) -> Receipt:
+        """What is known of a sent message by now; without a message id while it is on its way."""
+        return sent.result() if sent.done() else Receipt(sent.seq, None)
 
     def send_async(
         self,
@@ -133,7 +146,8 @@ class Producer:
     ) -> Pending:
         """Send without waiting; the future has the receipt, or raises Rejected.
 
-        Blocks while `window` messages are without an answer (P5).
+        While `window` messages are without an answer it waits up to 60 s; with
+        ``on_full="raise"`` it raises WindowFull at once, and nothing was sent (P5).
         """
         self._check_open()
         if not isinstance(destination, str) or not destination:
@@ -202,6 +216,10 @@ class Producer:
         def room() -> bool:
             return len(self._waiting) < self._window or self._error is not None
 
+        if self._raises_when_full and not self._connection.wait(room, 0):
+            raise WindowFull(
+                f"{self._window} messages are without an answer, as many as window allows"
+            )
         if not self._connection.wait(room, SEND_TIMEOUT_S):
             raise Timeout(
                 f"window of {self._window} messages is full, no answer within {SEND_TIMEOUT_S} s"
@@ -228,6 +246,16 @@ class Producer:
         finally:
             self._closed = True
             self._connection.detach_producer(self)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody will answer any more: whoever waits for a future is told. What became of these
+        messages is unknown, and `unacknowledged` still lists them."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+        for sent in waiting:
+            settle(sent, 0, NotConnected("closed before the engine answered"))
+        self._connection.wake()
 
     def __enter__(self) -> Producer:
         return self
@@ -239,7 +267,7 @@ class Producer:
         if self._error is not None:
             raise self._error
         if self._closed or not self._connection.is_open:
-            raise NotConnected("the producer is closed")
+            raise self._connection.closed("the producer is closed")
 
     # ------------------------------------------------------------ called by the connection
 
@@ -262,6 +290,7 @@ class Producer:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     settled.append((sent, 0, error))
         for sent, number, refused in settled:
+            sent.record = None  # an application may keep its futures
             settle(sent, number, refused)
 
     def retransmit(self, now: float) -> None:

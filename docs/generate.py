@@ -20,6 +20,7 @@ from lakequeue.sinks.metrics import Metrics
 from lakequeue.state.lifecycle import TRANSITIONS
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent / "tests"))  # the tests know what happens when something fails
 
 
 def lifecycle() -> str:
@@ -123,6 +124,13 @@ def _help(command: click.Command, name: str) -> str:
     return f"## `{name}`\n\n```text\n{text}\n```"
 
 
+def failures() -> str:
+    """What comes again in each acknowledgement mode, asked of the engine in memory."""
+    from client.failures import table
+
+    return table()
+
+
 def metrics() -> str:
     """The metrics with their types."""
     rows = ["| metric | type | meaning |", "|---|---|---|"]
@@ -133,6 +141,7 @@ def metrics() -> str:
 
 
 PARTS = {
+    "failures": ("concepts/acknowledgements.md", failures),
     "lifecycle": ("concepts/message-life.md", lifecycle),
     "publish-header": ("reference/protocol.md", publish_header),
     "commands": ("reference/protocol.md", all_commands),

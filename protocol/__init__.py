@@ -9,6 +9,7 @@ from .errors import (
     Reason,
     Rejected,
     Timeout,
+    WindowFull,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "Reason",
     "Rejected",
     "Timeout",
+    "WindowFull",
 ]

@@ -63,7 +63,9 @@ class Subscribe(Command, frozen=True, tag="subscribe"):
     """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN.
 
     session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
-    removal on send; framing: ``single`` (a record a message) or ``batch``.
+    removal on send; framing: ``single`` (a record a message) or ``batch``; transport_acks: the
+    client says what has arrived, and what it does not is sent again (C1, C2); priority: with
+    fairness model ``fast`` the higher is asked first (F1).
     """
 
     queue: str
@@ -75,6 +77,8 @@ class Subscribe(Command, frozen=True, tag="subscribe"):
     filter: str | None = None
     acks: str = "explicit"
     framing: str = "single"
+    transport_acks: bool = False
+    priority: int = 0
 
 
 class SetBacklog(Command, frozen=True, tag="set_backlog"):
@@ -108,13 +112,26 @@ class Bye(Command, frozen=True, tag="bye"):
 
 
 class Ack(Command, frozen=True, tag="ack"):
-    """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``."""
+    """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``.
+
+    received: as in `transport_ack`, which then need not be sent; 0 says nothing.
+    """
 
     queue: str
     subscription: str = ""
     ids: str | None = None
     up_to: str | None = None
     where: str | None = None
+    received: int = 0
+
+
+class TransportAck(Command, frozen=True, tag="transport_ack"):
+    """Everything up to the number ``received`` of the subscription's flow has arrived at the client
+    (C1); nothing leaves the queue."""
+
+    queue: str
+    subscription: str
+    received: int
 
 
 class Cancel(Command, frozen=True, tag="cancel"):
@@ -228,8 +245,8 @@ class Tick(Command, frozen=True, tag="tick"):
 
 AnyCommand = (
     Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse | Purge | Redrive
-    | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse | Purge
+    | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

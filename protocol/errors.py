@@ -60,6 +60,10 @@ class Timeout(LakequeueError):
     """Nothing arrived within the time that was allowed."""
 
 
+class WindowFull(LakequeueError):
+    """The producer's window is full, and it was told not to wait (P5)."""
+
+
 class NotConnected(LakequeueError):
     """There is no connection to Kafka, or the connection was closed."""
 

@@ -14,7 +14,9 @@ class Deliveries:
 
     lease_until: epoch ms, 0 when the lease has no end; expires: epoch ms, 0 for never;
     places: the message's place in the queue: with id and count it names a delivery, for a message
-    may leave a queue and come again. dead: what a dead message carries (X5), by position.
+    may leave a queue and come again. dead: what a dead message carries (X5), by position. flow:
+    (base, number of the first message) for a client that sends transport acks; again: sent before
+    under the same names (C2).
     """
 
     queue: str
@@ -34,6 +36,8 @@ class Deliveries:
     keys: list[bytes | None] = field(default_factory=list)
     headers: list[bytes | None] = field(default_factory=list)
     dead: dict[int, dict[str, Any]] = field(default_factory=dict)
+    flow: tuple[int, int] | None = None
+    again: bool = False
 
 
 @dataclass(slots=True)

@@ -133,6 +133,10 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
         dead = {i - start: d.dead[i] for i in range(start, stop) if i in d.dead} if d.dead else None
         if dead:
             meta["dead"] = dead
+        if d.flow:
+            meta["flow"] = (d.flow[0], d.flow[1] + start)
+        if d.again:
+            meta["again"] = True
         packed = _pack(meta)
         value = b"".join([len(packed).to_bytes(4, "big"), packed, *d.payloads[part]])
         yield WireRecord(d.topic, d.partition, key, value, headers)
@@ -166,6 +170,7 @@ def decode_batch(value: bytes) -> Deliveries:
         priorities=_spread(meta["priorities"], n), expires=_spread(meta["expires"], n),
         times=_spread(meta["times"], n), payloads=payloads, keys=_spread(meta["keys"], n),
         headers=_spread(meta["headers"], n), dead=meta.get("dead") or {},
+        flow=meta.get("flow"), again=meta.get("again", False),
     )  # fmt: skip
 
 
@@ -196,6 +201,8 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
             text["lq-lease-until"] = d.lease_until
         if d.barrier:
             text["lq-barrier"] = "true"
+        if d.flow:
+            text["lq-flow-base"], text["lq-flow"] = d.flow[0], d.flow[1] + i
         headers = [(k, str(v).encode()) for k, v in text.items()]
         own = d.keys[i]
         if own is not None:

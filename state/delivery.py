@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..protocol.outputs import Deliveries
+from . import transport
 from .active_set import first_inactive
 from .broker import Broker
 from .columns import NEVER, Array
@@ -292,13 +293,18 @@ def _say_deliveries(
     seqs: Array,
     until: int,
     barrier: bool,
+    again: bool = False,
 ) -> None:
+    """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
     spool = broker.spool
     ids = queue.gather(seqs, "id")
     counts = queue.gather(seqs, "deliveries")
     expires = queue.gather(seqs, "expires")
     expires[expires == NEVER] = 0
     contents = spool.contents(ids)
+    flow = None
+    if subscription.transport_acks and not barrier:
+        flow = transport.number(subscription, seqs, broker.now)
     id_list, count_list = ids.tolist(), counts.tolist()
     broker.say(
         Deliveries(
@@ -319,21 +325,35 @@ def _say_deliveries(
             keys=[c[1] for c in contents],
             headers=[c[2] for c in contents],
             dead=_dead_of(queue, seqs),
+            flow=flow,
+            again=again,
         )
     )
-    again = counts > 1
+    if again:
+        queue.count("retransmitted", len(seqs))
+        return
+    repeated = counts > 1
     queue.count("delivered", len(seqs))
     if barrier:
         broker.record("barrier_delivered", queue, id_list, subscription=subscription.id)
-    elif not again.any():
+    elif not repeated.any():
         broker.record("delivered", queue, id_list, counts=1, subscription=subscription.id)
     else:
-        queue.count("redelivered", int(again.sum()))
-        for event, mask in (("delivered", ~again), ("redelivered", again)):
+        queue.count("redelivered", int(repeated.sum()))
+        for event, mask in (("delivered", ~repeated), ("redelivered", repeated)):
             broker.record(
                 event, queue, ids[mask].tolist(),
                 counts=counts[mask].tolist(), subscription=subscription.id,
             )  # fmt: skip
+
+
+def send_again(broker: Broker, queue: Queue) -> None:
+    """Send what a client did not confirm in time once more, as it was (C2)."""
+    for subscription, seqs in transport.overdue(queue, broker.now):
+        until = queue.gather(seqs, "until")
+        for end in np.unique(until).tolist():
+            these = seqs[until == end]
+            _say_deliveries(broker, queue, subscription, these, end, barrier=False, again=True)
 
 
 def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict]:

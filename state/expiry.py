@@ -1,4 +1,4 @@
-"""Deadlines: expiry, ends of leases, ends of delays (L4, L11, L12, X1–X3).
+"""Deadlines: expiry, ends of leases and delays, late transport acks (L4, L11, L12, X1–X3, C2).
 
 All that is due is acted on at the start of delivery in every step, so no message goes out after
 its time, and by ticks when nothing else happens. Expiry comes first: a message whose lease and
@@ -12,6 +12,7 @@ import numpy as np
 from ..protocol.errors import Reason
 from .broker import Broker
 from .dead import bury
+from .delivery import send_again
 from .lifecycle import DELAYED, GONE, LEASED
 from .queue import Queue
 from .settling import give_back
@@ -46,3 +47,4 @@ def act_on_deadlines(broker: Broker, queue: Queue) -> None:
             queue.put_back(page, ready)
             broker.record("ready", queue, page.id[ready].tolist())
         page.dirty = True
+    send_again(broker, queue)

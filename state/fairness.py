@@ -51,10 +51,15 @@ def seats_of(definition: QueueDefinition, subscriptions: list[Subscription]) -> 
     return seats
 
 
+def _first(seat: Seat) -> tuple[int, int]:
+    """Order under `fast`: by the consumer's own priority, then by subscribing (F1)."""
+    return -seat.subscription.priority, seat.subscription.number
+
+
 def choose(model: str, seats: list[Seat], served: int) -> Seat:
     """The seat that gets one message; ``served`` is the number served last."""
     if model == "fast":
-        return seats[0]
+        return min(seats, key=_first)
     if model == "round-robin":
         return min(seats, key=lambda s: (s.subscription.number <= served, s.subscription.number))
     return min(seats, key=lambda s: (s.held / s.backlog, s.subscription.number))
@@ -71,7 +76,7 @@ def share(model: str, seats: list[Seat], messages: int, served: int) -> list[Sea
     """The seats of up to ``messages`` messages in a row that any seat can take."""
     if model == "fast":
         out: list[Seat] = []
-        for seat in seats:
+        for seat in sorted(seats, key=_first):
             n = min(seat.room, messages - len(out))
             out += [seat] * n
             _take_many(seat, n)

@@ -104,6 +104,11 @@ def _check_limits(queue: Queue, held: dict[int, int]) -> None:
     stay within limits is asserted where they are given (`delivery`)."""
     header, definition = queue.header, queue.definition
     for s in header.subscriptions:
+        last = [e[0] for e in s.unconfirmed]
+        assert last == sorted(set(last)), f"{definition.name}: {s.id}: entries {last}"
+        assert not last or (s.transport_acks and s.base <= last[0] <= last[-1] == s.sent), (
+            f"{definition.name}: {s.id}: entries {last} of a flow from {s.base} to {s.sent}"
+        )
         assert s.held == held[s.number], f"{definition.name}: {s.id} holds {held[s.number]}"
 
 

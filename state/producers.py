@@ -92,7 +92,8 @@ class Producer:
             skip = max(seq - first, 0)
             if skip < count:
                 known.append((first + skip, count - skip, start + skip if start else 0))
-        if not known or seq < known[0][0]:
+        # Runs stand as they came, and what was sent again came late: look at all of them.
+        if not any(first == seq for first, _, _ in known):
             known.insert(0, (seq, 1, 0))
         self.receipt.runs = known
 

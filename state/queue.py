@@ -53,7 +53,7 @@ class QueuePage(ColumnPage):
 
 
 class Subscription(msgspec.Struct):
-    """One consumer's flow bound to the queue. Only `max_backlog` and `held` change."""
+    """One consumer's flow bound to the queue. What stands above `max_backlog` never changes."""
 
     id: str
     number: int  # within the queue; the order of subscribing
@@ -66,6 +66,19 @@ class Subscription(msgspec.Struct):
     filter: str | None
     max_backlog: int | None  # its own; changed by set_backlog (B3)
     held: int = 0  # leased to it now
+    priority: int = 0  # who is asked first under `fast` (F1)
+    # Of its flow (`transport`): who does not want transport acks leaves these as they are.
+    transport_acks: bool = False
+    sent: int = 0  # number of the last message sent
+    base: int = 1  # numbers below are confirmed, or were sent again under others
+    unconfirmed: list[list[int]] = []  # per step [last number, sent at, first, last place]
+    patience: int = 2_000  # ms that the oldest entry waits
+
+    def again_at(self) -> int:
+        """When what is not confirmed is sent again, epoch ms (C2)."""
+        if not self.unconfirmed or not self.held:
+            return NEVER
+        return self.unconfirmed[0][1] + self.patience
 
 
 class QueueHeader(msgspec.Struct):
@@ -104,7 +117,7 @@ class QueueHeader(msgspec.Struct):
 COUNTERS = (
     "spooled", "delivered", "redelivered", "acknowledged", "canceled", "returned", "lease_ended",
     "expired", "dead_lettered", "discarded", "consumer_rejected", "purged", "replaced", "redriven",
-    "ack_ignored",
+    "ack_ignored", "retransmitted",
 )  # fmt: skip
 
 
@@ -420,4 +433,5 @@ class Queue:
         self.settle()
         deferred = min((d[2] for d in self.header.deferred), default=NEVER)
         again = 0 if self.header.scan_again else NEVER
-        return min(self.directory.deadline(), deferred, again)
+        unheard = min((s.again_at() for s in self.header.subscriptions), default=NEVER)
+        return min(self.directory.deadline(), deferred, again, unheard)

@@ -13,10 +13,12 @@ from ..protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscri
 from .broker import Broker
 from .columns import NEVER
 from .expressions import compile_program
+from .fairness import backlog_of
 from .queue import Queue, Subscription
 from .settling import release_all
 
 BACKLOG_MAX = 1_000_000
+PRIORITY_MAX = 255
 
 
 def _session_key(vpn: str, session: str) -> str:
@@ -28,9 +30,11 @@ def _deadline_name(vpn: str, session: str) -> str:
 
 
 def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
-    """Bind a consumer; the same id again changes nothing. Raises ValueError with a sentence.
+    """Bind a consumer; the same command again changes nothing. Raises ValueError with a sentence,
+    also when the id is bound already in another way: what it asks for would not happen.
 
-    Answers whether messages are removed as they are sent.
+    Answers whether messages are removed as they are sent, the backlog that holds (B2, C6), and
+    within which time the engine wants heartbeats.
     """
     if command.framing not in ("single", "batch"):
         raise ValueError(f"framing: {command.framing!r} – allowed are 'single' and 'batch'")
@@ -45,37 +49,87 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
             )
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
+    _check_priority(queue, command.priority)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
-    answer = {
-        "removes_on_send": removes,
-        "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
-    }
-    if queue.subscription(command.subscription) is not None:
-        return answer
+    bound = queue.subscription(command.subscription)
+    if bound is not None:
+        _same_again(bound, command, removes)
+        return _answer(broker, queue, bound)
     header = queue.header
-    header.subscriptions.append(
-        Subscription(
-            id=command.subscription,
-            number=header.next_subscription,
-            name=command.name or command.subscription,
-            session=command.session,
-            topic=command.inbox.topic,
-            partition=command.inbox.partition,
-            framing=command.framing,
-            removes_on_send=command.acks == "none",
-            filter=command.filter,
-            max_backlog=command.max_backlog,
-        )
+    subscription = Subscription(
+        id=command.subscription,
+        number=header.next_subscription,
+        name=command.name or command.subscription,
+        session=command.session,
+        topic=command.inbox.topic,
+        partition=command.inbox.partition,
+        framing=command.framing,
+        removes_on_send=command.acks == "none",
+        filter=command.filter,
+        max_backlog=command.max_backlog,
+        transport_acks=command.transport_acks and not removes,
+        priority=command.priority,
     )
+    header.subscriptions.append(subscription)
     header.next_subscription += 1
     queue.dispatch_wanted = True
     if command.session:
         key = _session_key(vpn, command.session)
-        bound = broker.notes.read(key) or []
-        broker.notes.write(key, [*bound, [queue.number, command.subscription]])
+        others = broker.notes.read(key) or []
+        broker.notes.write(key, [*others, [queue.number, command.subscription]])
         _alive(broker, vpn, command.session)
     broker.note("subscribed", vpn, queue.definition.name, subscription=command.subscription)
-    return answer
+    return _answer(broker, queue, subscription)
+
+
+def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
+    definition = queue.definition
+    return {
+        "removes_on_send": subscription.removes_on_send or definition.semantics == "at-most-once",
+        "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
+        "backlog": backlog_of(definition, subscription),
+    }
+
+
+def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
+    """Raise ValueError if a subscription is bound in another way than this command says. Its
+    backlog may have been changed since (B3), so it is not compared."""
+    wanted = {
+        "inbox": (command.inbox.topic, command.inbox.partition),
+        "session": command.session,
+        "framing": command.framing,
+        "acks": command.acks,
+        "filter": command.filter,
+        "transport_acks": command.transport_acks and not removes,
+        "priority": command.priority,
+    }
+    found = {
+        "inbox": (bound.topic, bound.partition),
+        "session": bound.session,
+        "framing": bound.framing,
+        "acks": "none" if bound.removes_on_send else "explicit",
+        "filter": bound.filter,
+        "transport_acks": bound.transport_acks,
+        "priority": bound.priority,
+    }
+    for key, value in wanted.items():
+        if value != found[key]:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – is bound already with {key} "
+                f"{found[key]!r}, not {value!r}; take another id, or unsubscribe first"
+            )
+
+
+def _check_priority(queue: Queue, priority: int) -> None:
+    """A consumer's own priority says who is asked first, which only `fast` asks (F1)."""
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority: {priority} – allowed are 0 to {PRIORITY_MAX}")
+    model = queue.definition.fairness_model
+    if priority and model != "fast":
+        raise ValueError(
+            f"priority: {priority} – allowed with fairness_model 'fast' only; queue "
+            f"{queue.definition.name!r} has {model!r}"
+        )
 
 
 def _check_backlog(backlog: int) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned
+from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
 from ..protocol.errors import Reason
 from ..protocol.ids import Ranges, make_id, parse_ranges
-from . import deferred
+from . import deferred, transport
 from .active_set import active_rows
 from .broker import Broker
 from .columns import NEVER, PAGE_BITS, Array
@@ -27,13 +27,17 @@ IGNORED_MAX = 10_000
 
 
 def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
-    """Remove messages; returns how many went."""
+    """Remove messages; returns how many went. Raises ValueError unless exactly one of ids, up_to
+    and where says which (L13)."""
+    _one_choice(command)
     subscription = queue.subscription(command.subscription)
+    if command.received and subscription is not None:
+        transport.confirm(subscription, command.received, broker.now)
     if command.where is not None:
         seqs = _where(broker, queue, command.where)
         return _remove(broker, queue, seqs, subscription, command.subscription)
     if command.up_to is not None:
-        ranges = [(0, parse_ranges(command.up_to)[0][1])]
+        ranges = [(0, _one_id(command.up_to))]
     else:
         ranges = parse_ranges(command.ids or "")
     ids, seqs = broker.spool.held_by(ranges, queue.number)
@@ -46,6 +50,27 @@ def acknowledge(broker: Broker, queue: Queue, command: Ack) -> int:
     if len(ids) < wanted:
         _without_effect(broker, queue, ranges, ids, command.subscription)
     return gone
+
+
+def has_arrived(broker: Broker, queue: Queue, command: TransportAck) -> None:
+    """The client has what was sent up to a number (C1); an unknown subscription has ended."""
+    subscription = queue.subscription(command.subscription)
+    if subscription is not None:
+        transport.confirm(subscription, command.received, broker.now)
+
+
+def _one_choice(command: Ack) -> None:
+    given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise ValueError(f"ack: {found} – exactly one of ids, up_to, where is given")
+
+
+def _one_id(text: str) -> int:
+    ranges = parse_ranges(text)
+    if len(ranges) != 1 or ranges[0][0] != ranges[0][1]:
+        raise ValueError(f"up_to: {text[:60]!r} – allowed is one message id, such as '17'")
+    return ranges[0][1]
 
 
 def _remove(

@@ -141,15 +141,15 @@ def _one(broker: Broker, vpn: str, command: c.AnyCommand) -> Any:
 
 _QueueCommand = (
     c.Delete | c.Subscribe | c.SetBacklog | c.Unsubscribe | c.Ack | c.Cancel | c.Reject | c.Renew
-    | c.Returned | c.Describe | c.Browse | c.Purge | c.Shutdown | c.SubscribeTopic
-    | c.UnsubscribeTopic | c.Redrive
+    | c.Returned | c.TransportAck | c.Describe | c.Browse | c.Purge | c.Shutdown
+    | c.SubscribeTopic | c.UnsubscribeTopic | c.Redrive
 )  # fmt: skip
 
 
 def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
     queue = broker.find(vpn, command.queue)
     if queue is None:
-        if isinstance(command, c.Unsubscribe):
+        if isinstance(command, c.Unsubscribe | c.TransportAck):
             return None
         raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
     match command:
@@ -175,6 +175,8 @@ def _on_queue(broker: Broker, vpn: str, command: _QueueCommand) -> Any:
             return topic_subscriptions.subscribe_topic(broker, vpn, queue, command)
         case c.UnsubscribeTopic():
             return topic_subscriptions.unsubscribe_topic(broker, vpn, queue, command)
+        case c.TransportAck():
+            return settling.has_arrived(broker, queue, command)
         case _:
             return _settle(broker, queue, command)
 

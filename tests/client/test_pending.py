@@ -33,7 +33,6 @@ def test_it_gives_the_receipt(condition):
     assert pending.running()
     settle(pending, 42)
     assert pending.done()
-    assert pending.record is None
     assert (pending.result().sequence, pending.result().message_id) == (7, "42")
 
 
@@ -91,3 +90,11 @@ def test_asyncio_can_wait_for_it(condition):
         return await asyncio.wrap_future(pending)
 
     assert asyncio.run(run()).message_id == "9"
+
+
+def test_the_first_answer_counts(condition):
+    pending, seen = Pending(condition, 1, None, 0.0), []
+    pending.add_done_callback(lambda f: seen.append(f.result().message_id))
+    settle(pending, 5)
+    settle(pending, 6)
+    assert (seen, pending.result().message_id) == (["5"], "5")

@@ -19,7 +19,7 @@ from lakequeue.state import configuration, definition, units
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]
-PARTS = ("publish-header", "commands", "inbox", "command-line", "metrics")
+PARTS = ("failures", "publish-header", "commands", "inbox", "command-line", "metrics")
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -177,7 +177,7 @@ def test_metrics_of_the_dashboard(root: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok", "pre_ack", "no_ack"])
 def test_acknowledgement_modes(mode: str, root: Path) -> None:
-    from lakequeue.client.consumer import ACK_MODES
+    from lakequeue.client.acking import ACK_MODES
 
     assert mode in ACK_MODES
     assert len(ACK_MODES) == 6

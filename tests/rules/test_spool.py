@@ -235,3 +235,20 @@ def test_P4_at_once(bench: Bench) -> None:
     receipt = bench.producer.send("orders", b"{}", ack_immediately=True)
     assert receipt.message_id == "1"
     assert list(bench.producer.unacknowledged()) == []
+
+
+def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -> None:
+    """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
+    from lakequeue.state.producers import Producer
+    from lakequeue.state.store import DictStore, Notes
+
+    notes = Notes(DictStore())
+    producer = Producer(notes, "default", "p")
+    for seq, number in ((2, 10), (3, 11), (1, 12)):
+        assert producer.is_new(seq)
+        producer.stored(seq, number)
+    producer.close()
+    again = Producer(notes, "default", "p")
+    assert not again.is_new(1)
+    again.repeat(1)
+    assert sorted(again.close().runs) == [(1, 1, 12), (2, 2, 10)]

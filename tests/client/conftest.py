@@ -1,0 +1,24 @@
+"""Fixtures of the client's tests; makes their aids importable."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rules.harness import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """An engine with one queue, `orders`, that gives a consumer up to 100 messages."""
+    bench = Bench()
+    bench.define(max_per_subscription_backlog=100)
+    return bench
+
+
+@pytest.fixture
+def empty() -> Bench:
+    """An engine without queues."""
+    return Bench()

@@ -1,0 +1,145 @@
+"""C3, C4: what comes again in each mode, at each point of failure. See `failures.py`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import pytest
+from client.failures import DEADLY, MODES, PAUSED, POINTS, cell, definition, on_memory, queue_of
+from client.threaded import wait_for
+from lakequeue.bench.stub_engine import StubEngine
+from lakequeue.client.kafka import LIBRARIES
+from lakequeue.state import parse_configuration
+
+HEARTBEATS_S = 3.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("point", POINTS)
+def test_C3_C4_nothing_is_lost_unless_the_mode_gives_it_up(mode: str, point: str) -> None:
+    """C4: auto after receive() has let go; so have pre_ack and no_ack; client lets go of all that
+    came before the one that it acknowledges. Otherwise a failure loses nothing."""
+    again, lost, kept = on_memory(mode, point)
+    gives_up = mode in ("pre_ack", "no_ack")
+    if point == "received":
+        gives_up = gives_up or mode in ("auto", "dups_ok")
+    if point == "raised":
+        gives_up = gives_up or mode == "client"
+    assert not lost or gives_up, cell(again, lost, kept)
+    assert not (again and mode in ("pre_ack", "no_ack")), cell(again, lost, kept)
+    if point in ("during", "away") and not gives_up:
+        assert {"2", "3"} <= again
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def stub(kafka: Any, request: pytest.FixtureRequest) -> Iterator[StubEngine]:
+    """An engine with a queue for each mode and point; each queue has its three messages."""
+    queues = [definition(mode, point) for mode in MODES for point in (*DEADLY, *PAUSED)]
+    system = {"heartbeat_timeout": f"{HEARTBEATS_S:g}s"}
+    configuration = parse_configuration({"queues": queues, "system": system})
+    with StubEngine(kafka.bootstrap_servers, configuration, str(request.param)) as engine:
+        engine.library = str(request.param)
+        yield engine
+        assert engine.failure is None
+
+
+@pytest.fixture
+def connection(stub: StubEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("LAKEQUEUE_KAFKA_LIBRARY", stub.library)
+    with lakequeue.connect(f"kafka://{stub.bootstrap}", client_name="heir") as connection:
+        yield connection
+
+
+def start(stub: StubEngine, connection: Any, kind: str) -> subprocess.Popen[str]:
+    """The victim, come to its points."""
+    points = DEADLY if kind == "deadly" else PAUSED
+    producer = connection.producer()
+    for point in points:
+        for mode in MODES:
+            for name in "123":
+                producer.send_async(queue_of(mode, point), name)
+    producer.flush(30)
+    script = str(Path(__file__).with_name("failing_process.py"))
+    victim = subprocess.Popen(
+        [sys.executable, script, stub.bootstrap, stub.library, kind],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert victim.stdout is not None
+    assert victim.stdout.readline() == "ready\n"
+    return victim
+
+
+def received(connection: Any, points: tuple[str, ...]) -> dict[str, set[str]]:
+    """What another consumer is given in each queue."""
+    found: dict[str, set[str]] = {}
+    heirs = {
+        queue_of(mode, point): connection.consumer(
+            queue_of(mode, point), ack_mode="individual", max_backlog=3
+        )
+        for point in points for mode in MODES
+    }  # fmt: skip
+    time.sleep(0.5)
+    for name, heir in heirs.items():
+        found[name] = {m.payload.decode() for m in heir.receive_many(3, timeout=0)}
+    return found
+
+
+def expected(points: tuple[str, ...]) -> dict[str, set[str]]:
+    return {queue_of(m, p): on_memory(m, p)[0] for p in points for m in MODES}
+
+
+@pytest.mark.job
+def test_C3_C4_a_process_is_killed(stub: StubEngine, connection: Any) -> None:
+    victim = start(stub, connection, "deadly")
+    victim.kill()
+    victim.wait()
+    admin = connection.admin()
+    wait_for(lambda: not any(q["consumers"] for q in admin.queues()), HEARTBEATS_S + 10)
+    assert received(connection, DEADLY) == expected(DEADLY)
+
+
+@pytest.mark.job
+def test_C3_C4_a_connection_is_lost(stub: StubEngine, connection: Any) -> None:
+    """Silence that is shorter than the engine's patience changes nothing; longer silence returns
+    what was held, and the client then subscribes again by itself."""
+    victim = start(stub, connection, "paused")
+    assert victim.stdin is not None
+    assert victim.stdout is not None
+    admin = connection.admin()
+    victim.send_signal(signal.SIGSTOP)
+    time.sleep(HEARTBEATS_S / 3)
+    victim.send_signal(signal.SIGCONT)
+    victim.stdin.write("\n")  # the callbacks of "back" return
+    victim.stdin.flush()
+    time.sleep(1)
+    for mode in MODES:
+        left = {"dups_ok": 1}.get(mode, 0)  # n=2: the third is not acknowledged yet
+        assert admin.describe(queue_of(mode, "back"))["depth"] == left, mode
+        assert admin.describe(queue_of(mode, "back"))["redelivered"] == 0, mode
+    victim.send_signal(signal.SIGSTOP)
+    wait_for(lambda: not any(q["consumers"] for q in admin.queues()), HEARTBEATS_S + 10)
+    again = received(connection, ("away",))
+    victim.send_signal(signal.SIGCONT)
+    assert again == expected(("away",))
+    wait_for(lambda: len(admin.describe("auto-away")["consumers"]) == 2, 10)
+    victim.stdin.write("\n")  # the callbacks of "away" return
+    victim.stdin.flush()
+    time.sleep(1)
+    victim.stdin.write("\n")
+    victim.stdin.flush()
+    watchdog = threading.Timer(60, victim.kill)  # a failure, not a test without end
+    watchdog.start()
+    handled = json.loads(victim.stdout.readline())
+    assert victim.wait(20) == 0
+    watchdog.cancel()
+    for mode in ("pre_ack", "no_ack"):
+        assert handled[queue_of(mode, "away")] == ["1", "2", "3"]

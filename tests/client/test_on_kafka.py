@@ -1,0 +1,247 @@
+"""The whole client on real Kafka, both libraries, with a step behind the topics instead of the job.
+
+P1, P2, P5, C2, C3: nothing is lost and nothing doubled when Kafka or the engine goes away and comes
+back; signals and forks end cleanly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import lakequeue
+import lakequeue.aio
+import pytest
+from client.threaded import wait_for
+from lakequeue.bench.stub_engine import StubEngine
+from lakequeue.client.kafka import LIBRARIES
+from lakequeue.protocol import NotConnected, Timeout
+from lakequeue.state import parse_configuration
+
+pytestmark = pytest.mark.job
+
+QUEUES = ("restart", "away", "fork", "signal", "aio", "losses", "threads")
+PATIENCE_S = 90
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def stub(kafka: Any, request: pytest.FixtureRequest) -> Iterator[StubEngine]:
+    queues = [
+        {"name": name, "message_type": "text", "max_per_subscription_backlog": 1000}
+        for name in QUEUES
+    ]
+    # No session is given up: on a machine that stands still for a while that is no mistake.
+    system = {"heartbeat_timeout": "10m"}
+    configuration = parse_configuration({"queues": queues, "system": system})
+    os.environ["LAKEQUEUE_KAFKA_LIBRARY"] = str(request.param)
+    try:
+        with StubEngine(kafka.bootstrap_servers, configuration, str(request.param)) as engine:
+            yield engine
+            assert engine.failure is None
+    finally:
+        del os.environ["LAKEQUEUE_KAFKA_LIBRARY"]
+
+
+@pytest.fixture
+def connection(stub: StubEngine) -> Iterator[Any]:
+    with lakequeue.connect(f"kafka://{stub.bootstrap}", client_name="test") as connection:
+        yield connection
+
+
+def depth(connection: Any, queue: str) -> int:
+    return int(connection.admin().describe(queue)["depth"])
+
+
+def test_P1_P2_P5_kafka_restarts_in_mid_window(kafka: Any, connection: Any) -> None:
+    """Nothing is lost, nothing is doubled, the order stays."""
+    producer = connection.producer(window=100, pub_ack_time="500ms")
+    consumer = connection.consumer("restart", ack_mode="individual", max_backlog=1000)
+    failures: list[BaseException] = []
+
+    def send() -> None:
+        try:
+            for n in range(600):
+                producer.send_async("restart", str(n))
+                time.sleep(0.005)
+            producer.flush(PATIENCE_S)
+        except BaseException as error:
+            failures.append(error)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    time.sleep(0.7)
+    kafka.stop()
+    time.sleep(1)
+    kafka.start()
+    seen: list[str] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(seen) < 600 and time.monotonic() < deadline:
+        message = consumer.receive(timeout=1)
+        if message is not None:
+            seen.append(message.payload.decode())
+            message.ack()
+    sending.join(PATIENCE_S)
+    assert failures == []
+    assert seen == [str(n) for n in range(600)]
+    assert consumer.receive(timeout=0.5) is None
+    assert producer.unacknowledged() == []
+    wait_for(lambda: depth(connection, "restart") == 0)
+
+
+def test_P2_P6_the_engine_is_away_and_comes_back(stub: StubEngine, connection: Any) -> None:
+    producer = connection.producer(pub_ack_time="300ms")
+    stub.pause()
+    futures = [producer.send_async("away", str(n)) for n in range(5)]
+    with pytest.raises(Timeout):
+        producer.flush(1)
+    assert producer.unacknowledged() == [b"0", b"1", b"2", b"3", b"4"]
+    stub.resume()
+    ids = [f.result(PATIENCE_S).message_id for f in futures]
+    assert len(set(ids)) == 5
+    assert None not in ids
+    assert depth(connection, "away") == 5
+
+
+def test_P2_C2_losses_both_ways(stub: StubEngine, connection: Any) -> None:
+    """The engine does not see a third of what is published."""
+    count = iter(range(1_000_000))
+    stub.loses = lambda r: r.topic == "default.publish" and next(count) % 3 == 0
+    producer = connection.producer(pub_ack_time="200ms", window=20)
+    consumer = connection.consumer("losses", ack_mode="auto", max_backlog=50)
+    for n in range(60):
+        producer.send_async("losses", str(n))
+    producer.flush(PATIENCE_S)
+    stub.loses = lambda _: False
+    seen: set[str] = set()
+    while len(seen) < 60:
+        message = consumer.receive(timeout=PATIENCE_S)
+        assert message is not None
+        assert message.payload.decode() not in seen
+        seen.add(message.payload.decode())
+    consumer.close()
+    wait_for(lambda: depth(connection, "losses") == 0)
+
+
+def test_many_threads_one_connection(connection: Any) -> None:
+    """Producers are used by several threads; messages are settled from another thread."""
+    producer = connection.producer(window=50)
+    consumer = connection.consumer("threads", ack_mode="individual", max_backlog=500)
+    senders = [
+        threading.Thread(target=lambda: [producer.send("threads", b"x") for _ in range(20)])
+        for _ in range(8)
+    ]
+    for sender in senders:
+        sender.start()
+    messages: list[Any] = []
+    while len(messages) < 160:
+        messages += consumer.receive_many(200, timeout=PATIENCE_S)
+    for sender in senders:
+        sender.join()
+    settlers = [
+        threading.Thread(target=lambda part: [m.ack() for m in part], args=(messages[k::4],))
+        for k in range(4)
+    ]
+    for settler in settlers:
+        settler.start()
+    for settler in settlers:
+        settler.join()
+    assert len({m.id for m in messages}) == 160
+    wait_for(lambda: depth(connection, "threads") == 0)
+
+
+def test_aio_on_kafka(stub: StubEngine) -> None:
+    async def main() -> None:
+        url = f"kafka://{stub.bootstrap}"
+        async with await lakequeue.aio.connect(url, client_name="aio") as connection:
+            consumer = await connection.consumer("aio", ack_mode="auto", max_backlog=100)
+            seen: list[bytes] = []
+
+            async def work(message: Any) -> None:
+                await asyncio.sleep(0)
+                seen.append(message.payload)
+
+            consumer.on_message(work)
+            producer = connection.producer()
+            await asyncio.gather(*(producer.send("aio", str(n)) for n in range(50)))
+            while len(seen) < 50:
+                await asyncio.sleep(0.02)
+            assert seen == [str(n).encode() for n in range(50)]
+            await consumer.close()
+            assert (await connection.admin().describe("aio"))["depth"] == 0
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_a_forked_child_is_refused_at_once(connection: Any) -> None:
+    """receive() would otherwise wait for a thread that is not there."""
+    producer = connection.producer()
+    consumer = connection.consumer("fork", max_backlog=10)
+    producer.send("fork", b"parent")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = []
+        for call in (
+            lambda: producer.send("fork", b"child"),
+            lambda: consumer.receive(),
+            lambda: connection.consumer("fork"),
+            lambda: connection.admin(),
+        ):
+            try:
+                call()
+                told.append("no error")
+            except NotConnected as error:
+                told.append(str(error))
+        consumer.close()
+        connection.close()
+        os.write(write, "\n".join(told).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    told = os.read(read, 10_000).decode().splitlines()
+    expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
+    assert told == [expected] * 4
+    message = consumer.receive(timeout=PATIENCE_S)
+    assert message is not None
+    message.ack()
+    consumer.close()
+    wait_for(lambda: depth(connection, "fork") == 0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_C3_a_signal_ends_receive_and_what_was_held_returns_at_once(
+    stub: StubEngine, connection: Any, how: signal.Signals
+) -> None:
+    code = f"""
+import signal, sys, lakequeue
+for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job ignores SIGINT
+    signal.signal(number, signal.default_int_handler)
+try:
+    with lakequeue.connect("kafka://{stub.bootstrap}") as connection:
+        with connection.consumer("signal", ack_mode="individual", max_backlog=10) as consumer:
+            assert consumer.receive(timeout=60) is not None
+            print("ready", flush=True)
+            consumer.receive()
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+    connection.producer().send("signal", b"x")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(how)
+    assert process.stdout.readline() == "ended\n"
+    assert process.wait(30) == 0
+    heir = connection.consumer("signal", ack_mode="individual", max_backlog=10)
+    message = heir.receive(timeout=10)  # long before heartbeats would be missed
+    assert message is not None
+    assert message.redelivered
+    message.ack()
+    heir.close()
+    wait_for(lambda: depth(connection, "signal") == 0)

@@ -1,0 +1,231 @@
+"""P2, P5, P6, P7 from the producer's side: what is lost on the way, and what is known of it."""
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import lakequeue
+import pytest
+from client.threaded import connect, engine, wait_for
+from lakequeue.protocol import ConfigError, NotConnected, Rejected, Timeout, WindowFull
+from rules.harness import Bench, drain
+
+ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}
+
+
+def payloads(made: Any) -> list[bytes]:
+    """What is stored, in the queue's order."""
+    connection, _ = connect(made, "look")
+    found = [m.payload for m in connection.admin().browse("orders", limit=1000)]
+    connection.close()
+    return found
+
+
+def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
+    """A message is lost on the way to the engine, another's receipt on the way back."""
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(pub_ack_time="200ms")
+    lost = iter([True])
+    wire.lose_published = lambda value: value == b'"b"' and next(lost, False)
+    started = time.monotonic()
+    assert producer.send("orders", b'"a"').sequence == 1
+    assert producer.send("orders", b'"b"').sequence == 2
+    assert time.monotonic() - started >= 0.2
+    receipts = iter([True])
+    wire.lose_received = lambda r: r.topic == "default.receipts" and next(receipts, False)
+    assert producer.send("orders", b'"c"').message_id == "3"
+    assert wire.published == [b'"a"', b'"b"', b'"b"', b'"c"', b'"c"']
+    assert payloads(made) == [b'"a"', b'"b"', b'"c"']
+    connection.close()
+
+
+def test_P2_not_before_pub_ack_time() -> None:
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer()
+    wire.lose_published = lambda _: True
+    producer.send_async("orders", b"{}")
+    time.sleep(1.5)
+    assert len(wire.published) == 1
+    wait_for(lambda: len(wire.published) == 2)
+    wire.lose_published = lambda _: False
+    producer.flush(30)
+    connection.close()
+
+
+def test_P2_P1_half_is_lost_and_nothing_is_lost_or_doubled() -> None:
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(window=50, pub_ack_time="50ms")
+    chance = random.Random(1)
+    wire.lose_published = lambda _: chance.random() < 0.5
+    wire.lose_received = lambda r: r.topic == "default.receipts" and chance.random() < 0.3
+    futures = [producer.send_async("orders", b"%d" % n) for n in range(100)]
+    producer.flush(60)
+    ids = [f.result().message_id for f in futures]
+    known = [i for i in ids if i is not None]  # of the newest 64 runs: see P1
+    assert len(set(known)) == len(known) >= 64
+    assert sorted(map(int, payloads(made))) == list(range(100))
+    connection.close()
+
+
+@pytest.mark.parametrize("wrong", ["0s", 0, "soon", -1])
+def test_P2_pub_ack_time_is_positive(bench: Bench, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="pub_ack_time: "):
+        bench.connection.producer(pub_ack_time=wrong)
+
+
+# ---------------------------------------------------------------- the window
+
+
+def test_P5_send_waits_while_the_window_is_full() -> None:
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(window=3)
+    wire.lose_received = lambda r: r.topic == "default.receipts"
+    sending = threading.Thread(
+        target=lambda: [producer.send_async("orders", b"{}") for _ in range(5)]
+    )
+    sending.start()
+    sending.join(0.3)
+    assert sending.is_alive()
+    assert len(wire.published) == 3
+    wire.lose_received = lambda _: False
+    producer.retransmit(time.monotonic() + 60)
+    sending.join(10)
+    assert not sending.is_alive()
+    producer.flush(10)
+    connection.close()
+
+
+def test_P5_or_raises_by_choice() -> None:
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(window=3, on_full="raise")
+    wire.lose_received = lambda r: r.topic == "default.receipts"
+    for _ in range(3):
+        producer.send_async("orders", b"{}")
+    with pytest.raises(WindowFull, match="3 messages are without an answer"):
+        producer.send_async("orders", b"{}")
+    with pytest.raises(WindowFull):
+        producer.send("orders", b"{}")
+    assert len(wire.published) == 3
+    wire.lose_received = lambda _: False
+    producer.retransmit(time.monotonic() + 60)
+    producer.flush(10)
+    assert producer.send("orders", b"{}").sequence == 4
+    connection.close()
+
+
+def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
+    """P6: NON_PERSISTENT has no answer to wait for."""
+    made = engine(ORDERS)
+    connection, _ = connect(made)
+    producer = connection.producer(window=1, on_full="raise", delivery_mode="non_persistent")
+    for _ in range(10):
+        assert producer.send("orders", b"{}").message_id is None
+    assert producer.unacknowledged() == []
+    wait_for(lambda: len(payloads(made)) == 10)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("on_full", "drop"), ("window", 0), ("window", True), ("first_sequence", 0),
+     ("first_sequence", "1"), ("dmq_eligible", "yes"), ("delivery_mode", "fast"),
+     ("priority", 256), ("ttl", "0s"), ("durability", "delta")],
+)  # fmt: skip
+def test_P5_P7_a_wrong_option_is_named(bench: Bench, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: "):
+        bench.connection.producer(**{option: value})
+
+
+# ---------------------------------------------------------------- what is known after a failure
+
+
+def test_P6_unacknowledged_after_a_failure() -> None:
+    """The engine is away; the producer closes; the list stays, and whoever waits is told."""
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(delivery_mode="persistent_groupack", group_ack=10)
+    assert producer.send("orders", b'"stored"').sequence == 1
+    producer.flush(10)
+    wire.lose_published = lambda _: True
+    assert [producer.send("orders", b'"%d"' % n).sequence for n in range(3)] == [2, 3, 4]
+    future = producer.send_async("orders", b'"3"')
+    with pytest.raises(Timeout, match="4 messages without an answer"):
+        producer.close(timeout=0.1)
+    with pytest.raises(NotConnected, match="closed before the engine answered"):
+        future.result(0)
+    unknown = [b'"0"', b'"1"', b'"2"', b'"3"']
+    assert producer.unacknowledged() == unknown
+    connection.close()
+    assert producer.unacknowledged() == unknown
+    assert payloads(made) == [b'"stored"']
+
+
+def test_P6_P1_what_was_unknown_is_sent_again_by_the_next_process() -> None:
+    """The same producer id and sequences: what had been stored is not stored twice."""
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(producer_id="till-7")
+    wire.lose_received = lambda r: r.topic == "default.receipts"
+    for n in range(4):
+        producer.send_async("orders", b"%d" % n)
+    wait_for(lambda: len(payloads(made)) == 4)
+    wire.lose_published = lambda _: True
+    for n in range(4, 6):
+        producer.send_async("orders", b"%d" % n)
+    with pytest.raises(Timeout):
+        producer.close(timeout=0.1)
+    connection.close()
+    after, _ = connect(made, "restarted")
+    again = after.producer(producer_id="till-7", first_sequence=1)
+    for payload in producer.unacknowledged():
+        assert again.send("orders", payload).message_id
+    assert payloads(made) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    after.close()
+
+
+def test_P6_a_refused_message_is_known_not_unacknowledged(bench: Bench) -> None:
+    with pytest.raises(Rejected):
+        bench.producer.send("nowhere", b"{}")
+    assert bench.producer.unacknowledged() == []
+
+
+def test_P3_a_cancelled_future_does_no_harm() -> None:
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    producer = connection.producer(pub_ack_time="100ms")
+    wire.lose_published = lambda _: True
+    future: Future[Any] = producer.send_async("orders", b"{}")
+    assert future.cancel()
+    wire.lose_published = lambda _: False
+    producer.flush(10)
+    assert producer.send("orders", b"{}").message_id == "2"
+    connection.close()
+
+
+def test_P7_defaults_and_overrides(bench: Bench) -> None:
+    bench.define("dead")
+    bench.define("short", dead_message_queue="dead", max_per_subscription_backlog=9)
+    producer = bench.connection.producer(ttl="2s", priority=7, dmq_eligible=False)
+    producer.send("short", b'"defaults"')
+    producer.send("short", b'"overrides"', ttl="4s", priority=1, dmq_eligible=True)
+    later = bench.connection.now().timestamp() + 3
+    at = lakequeue.Connection.now(bench.connection).fromtimestamp(later).astimezone()
+    producer.send("short", b'"later"', deliver_at=at, ttl="1h")
+    first, second = drain(bench.consumer("short"))
+    assert (first.priority, second.priority) == (7, 1)
+    assert (second.expires_at - first.expires_at).total_seconds() == 2
+    bench.advance("5s")
+    assert [m.payload for m in bench.admin.browse("dead")] == [b'"overrides"']
+    assert bench.seen("short")["depth"] == 1
+    futures = [
+        producer.send_async("short", b"{}", delivery_mode="non_persistent"),
+        producer.send_async("short", b"{}", ack_immediately=True),
+    ]
+    assert [f.result(5).message_id is None for f in futures] == [True, False]

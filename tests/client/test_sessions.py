@@ -1,0 +1,60 @@
+"""C3: a session that was given up is taken up again by the client, once; nothing stays behind."""
+
+from typing import Any
+
+import pytest
+from client.threaded import connect, engine, wait_for
+from lakequeue.protocol import ConfigError, commands
+
+ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 10}
+
+
+def consumers(made: Any) -> list[dict[str, Any]]:
+    connection, _ = connect(made, "look")
+    found = connection.admin().describe("orders")["consumers"]
+    connection.close()
+    return list(found)
+
+
+def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
+    made = engine(ORDERS, heartbeat_timeout="300ms")
+    connection, _ = connect(made)
+    producer = connection.producer()
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
+    first = consumer.subscription
+    producer.send("orders", b"1")
+    assert consumer.receive(timeout=10).delivery_count == 1
+    made.advance("300ms")
+    assert consumers(made) == []
+    wait_for(lambda: [c["subscription"] for c in consumers(made)] not in ([], [first]))
+    message = consumer.receive(timeout=10)
+    assert (message.payload, message.delivery_count) == (b"1", 2)
+    message.ack()
+    connection.close()
+
+
+def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
+    """Both heartbeats were on their way before the first answer came."""
+    made = engine(ORDERS, heartbeat_timeout="10m")
+    connection, wire = connect(made)
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
+    for _ in range(2):
+        connection._session_lost = True
+        subscribed = len(wire.said("subscribe"))
+        wait_for(lambda n=subscribed: len(wire.said("subscribe")) > n)
+    wait_for(lambda: not connection._subscribing)
+    assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
+    connection.producer().send("orders", b"1")
+    assert consumer.receive(timeout=10).payload == b"1"
+    connection.close()
+
+
+def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    with pytest.raises(ConfigError, match="there is no such queue"):
+        connection.consumer("nowhere")
+    assert connection._consumers == {}
+    connection.request(commands.Queues())
+    connection.close()
+    assert wire.said("heartbeat") == []

@@ -1,0 +1,337 @@
+"""C1, C2: what has arrived is said, what has not is sent again, and nothing is shown twice."""
+
+import random
+import time
+from typing import Any
+
+import pytest
+from client.threaded import connect, engine, wait_for
+from lakequeue.client.arrivals import Arrivals
+from lakequeue.protocol import ConfigError, commands, wire
+from lakequeue.protocol.outputs import Deliveries
+from lakequeue.state.transport import WAIT_MS
+from rules.harness import Bench, drain, ids
+
+ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}
+INBOX = "default.deliveries"
+
+
+class Plain:
+    """A client that speaks the protocol: it sees each record, and acks as the test says."""
+
+    def __init__(self, bench: Bench, name: str = "s", backlog: int = 100, **more: Any) -> None:
+        self.bench, self.name = bench, name
+        self._box = bench.engine.open_inbox(INBOX)
+        options = {"transport_acks": True, "framing": "batch", "max_backlog": backlog, **more}
+        bench.connection.request(
+            commands.Subscribe(
+                queue="orders", subscription=name, inbox=commands.Inbox(INBOX), **options
+            )
+        )
+
+    def records(self) -> list[Deliveries]:
+        """What has come since the last look."""
+        found = []
+        while self._box:
+            record = self._box.popleft()
+            if record.key == self.name.encode() and record.value[:1] == b"\0":
+                found.append(wire.decode_batch(record.value))
+        return found
+
+    def say(self, received: int) -> None:
+        self.bench.connection.command(
+            commands.TransportAck(queue="orders", subscription=self.name, received=received)
+        )
+
+    def ack(self, text: str, received: int = 0) -> None:
+        self.bench.connection.command(
+            commands.Ack(queue="orders", subscription=self.name, ids=text, received=received)
+        )
+
+
+def test_C2_sent_again_after_2_s(bench: Bench) -> None:
+    client = Plain(bench)
+    bench.send()
+    (first,) = client.records()
+    assert (first.flow, first.again) == ([1, 1], False)
+    bench.advance("1999ms")
+    assert client.records() == []
+    bench.advance("1ms")
+    (again,) = client.records()
+    assert (again.flow, again.again) == ([2, 2], True)
+    assert (again.ids, again.places, again.counts) == (first.ids, first.places, first.counts)
+    seen = bench.seen()
+    assert (seen["delivered"], seen["redelivered"]) == (1, 0)
+    assert seen["counters"]["retransmitted"] == 1
+
+
+def test_C2_not_what_was_said_to_have_arrived(bench: Bench) -> None:
+    """Cumulative: one number for all up to it; only the rest comes again."""
+    client = Plain(bench)
+    for n in range(3):
+        bench.send({"n": n})
+        bench.advance("100ms")
+    client.say(2)
+    client.records()
+    bench.advance("1m")
+    assert {tuple(r.ids) for r in client.records()} == {(3,)}
+
+
+def test_C1_a_transport_ack_removes_nothing(bench: Bench) -> None:
+    client = Plain(bench)
+    bench.send()
+    client.say(1)
+    bench.advance("1h")
+    assert len(client.records()) == 1
+    assert (bench.seen()["depth"], bench.seen()["leased"]) == (1, 1)
+
+
+def test_C1_an_ack_of_the_application_carries_it(bench: Bench) -> None:
+    client = Plain(bench)
+    for n in range(3):
+        bench.send({"n": n})
+    client.records()
+    client.ack("2", received=3)
+    bench.advance("1m")
+    assert client.records() == []
+
+
+def test_C2_each_repetition_waits_twice_as_long(bench: Bench) -> None:
+    client = Plain(bench)
+    bench.send()
+    client.records()
+    waits = []
+    for _ in range(6):
+        waited = 0
+        while not client.records():
+            bench.advance("1s")
+            waited += 1
+        waits.append(waited)
+    assert waits == [2, 4, 8, 16, 32, 60]
+
+
+def test_C2_a_slow_engine_is_not_asked_to_do_more(bench: Bench) -> None:
+    """It waits twice the time that the last confirmation took."""
+    client = Plain(bench)
+    bench.send()
+    bench.advance("1900ms")
+    client.say(1)
+    client.records()
+    bench.send()
+    client.records()
+    bench.advance("3799ms")
+    assert client.records() == []
+    bench.advance("1ms")
+    assert len(client.records()) == 1
+
+
+def test_C2_only_what_is_still_held(bench: Bench) -> None:
+    """Acknowledged, canceled, expired or taken by another: it does not come again."""
+    bench.define(max_per_subscription_backlog=100, max_cancels=9)
+    client = Plain(bench)
+    for n in range(4):
+        bench.send({"n": n}, **({"ttl": "1s"} if n == 2 else {}))
+    client.ack("1")
+    bench.connection.command(
+        commands.Cancel(queue="orders", subscription="s", ids="2", delay_ms=3_600_000)
+    )
+    client.records()
+    bench.advance("2s")
+    assert [r.ids for r in client.records()] == [[4]]
+
+
+def test_C2_the_lease_goes_on_as_it_was(empty: Bench) -> None:
+    empty.define(lease_period="3s", max_per_subscription_backlog=100)
+    client = Plain(empty)
+    empty.send()
+    empty.advance("500ms")
+    empty.send()
+    first, second = client.records()
+    empty.advance("1500ms")
+    again = client.records()
+    assert [(r.ids, r.lease_until) for r in again] == [
+        ([1], first.lease_until), ([2], second.lease_until),
+    ]  # fmt: skip
+    assert second.lease_until == first.lease_until + 500
+
+
+def test_C2_nothing_is_sent_again_to_who_does_not_ask_for_it(bench: Bench) -> None:
+    """A plain Kafka client sends no transport acks."""
+    client = Plain(bench, transport_acks=False)
+    bench.send()
+    (record,) = client.records()
+    assert record.flow is None
+    bench.advance("1m")
+    assert client.records() == []
+
+
+@pytest.mark.parametrize("how", ["no_ack", "at-most-once"])
+def test_C2_L2_what_leaves_on_send_is_not_sent_again(empty: Bench, how: str) -> None:
+    more = {"semantics": how} if how == "at-most-once" else {}
+    empty.define(max_per_subscription_backlog=100, **more)
+    client = Plain(empty, acks="none" if how == "no_ack" else "explicit")
+    empty.send()
+    (record,) = client.records()
+    assert record.flow is None
+    empty.advance("1m")
+    assert client.records() == []
+
+
+def test_C2_O3_a_barrier_is_not_sent_again(empty: Bench) -> None:
+    empty.define(max_per_subscription_backlog=100, barrier_expression="/b = 1")
+    client = Plain(empty)
+    empty.send({"b": 1})
+    assert [r.barrier for r in client.records()] == [True]
+    empty.advance("1m")
+    assert client.records() == []
+
+
+def test_C2_after_a_restart_of_the_engine(bench: Bench) -> None:
+    client = Plain(bench)
+    bench.send()
+    client.records()
+    bench.advance("1s")
+    bench.engine.restart()
+    bench.advance("1s")
+    assert [r.ids for r in client.records()] == [[1]]
+
+
+def test_C2_the_entries_are_bounded(bench: Bench) -> None:
+    """Nothing per message, and little per step."""
+    client = Plain(bench, backlog=100)
+    for n in range(60):
+        bench.send({"n": n})
+        bench.advance("10ms")
+    header = bench.engine.store.get("q/1")
+    assert len(header) < 3_000
+    client.records()
+    bench.advance("2s")
+    assert [i for r in client.records() for i in r.ids] == list(range(1, 61))
+
+
+# ---------------------------------------------------------------- the client
+
+
+def take(arrivals: Arrivals, base: int, first: int, count: int, now: float = 0) -> int:
+    arrivals.take((base, first), count, now)
+    return arrivals.tell()
+
+
+def test_C1_arrivals_are_cumulative_and_stop_at_a_gap() -> None:
+    arrivals = Arrivals(60, "1s", 0)
+    assert take(arrivals, 1, 1, 10) == 10
+    assert take(arrivals, 1, 1, 10) == 0  # the same once more
+    assert take(arrivals, 1, 21, 5) == 0  # 11 to 20 are missing
+    assert take(arrivals, 1, 11, 10) == 20
+    assert take(arrivals, 26, 26, 15) == 40  # sent again from 26 on; 21 to 25 do not come
+    assert take(arrivals, 41, 44, 2) == 0  # what was sent again from 41 on is missing
+    assert take(arrivals, 41, 41, 3) == 43
+
+
+def test_C1_at_60_percent_of_the_window_or_after_1_s() -> None:
+    arrivals = Arrivals(60, "1s", 0)
+    arrivals.take((1, 1), 5, 1000.0)
+    assert arrivals.due_at(10) == 2000
+    arrivals.take((1, 6), 1, 1500.0)
+    assert arrivals.due_at(10) == 1000
+    assert arrivals.tell() == 6
+    assert arrivals.due_at(10) is None
+
+
+def test_C1_both_can_be_set(bench: Bench) -> None:
+    consumer = bench.consumer(backlog=10, transport_ack_window=100, transport_ack_time="200ms")
+    assert consumer._arrivals.due_at(10) is None
+    for wrong in (0, 101, True, "60"):
+        with pytest.raises(ConfigError, match=r"transport_ack_window: .* 1 to 100 percent"):
+            bench.consumer(transport_ack_window=wrong)
+    for late in ("2s", 0, "1501ms"):
+        with pytest.raises(ConfigError, match=r"transport_ack_time: .* 20ms to 1500ms"):
+            bench.consumer(transport_ack_time=late)
+
+
+def test_C1_one_small_command_for_many_messages() -> None:
+    made = engine(ORDERS)
+    connection, said = connect(made)
+    producer = connection.producer(window=1000)
+    started = time.monotonic()
+    connection.consumer("orders", max_backlog=1000)
+    for _ in range(500):
+        producer.send_async("orders", b"{}")
+    producer.flush(30)
+    wait_for(lambda: [c["received"] for c in said.said("transport_ack")][-1:] == [500])
+    assert len(said.said("transport_ack")) <= 2 + time.monotonic() - started
+    connection.close()
+
+
+def test_C1_who_acknowledges_quickly_says_nothing_extra() -> None:
+    made = engine(ORDERS)
+    connection, said = connect(made)
+    producer = connection.producer(window=1000)
+    consumer = connection.consumer("orders", max_backlog=1, ack_mode="individual")
+    for _ in range(50):
+        producer.send("orders", b"{}")
+        consumer.receive(timeout=10).ack()
+    wait_for(lambda: connection.admin().describe("orders")["depth"] == 0)
+    assert len(said.said("transport_ack")) <= 5
+    assert said.said("ack")[-1]["received"] == 50
+    connection.close()
+
+
+def test_C1_memory_says_it_too(bench: Bench) -> None:
+    consumer = bench.consumer(backlog=10)
+    bench.send()
+    bench.advance("10m")
+    assert bench.seen()["counters"]["retransmitted"] == 0
+    assert len(drain(consumer)) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_C2_losses_on_the_way_are_made_good_and_nothing_is_shown_twice(seed: int) -> None:
+    """Records of deliveries are lost at random; each delivery is seen exactly once all the same."""
+    chance = random.Random(seed)
+    made = engine({**ORDERS, "max_per_subscription_backlog": 20}, heartbeat_timeout="1d")
+    connection, said = connect(made)
+    producer = connection.producer(window=1000)
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=20)
+
+    def lost(record: Any) -> bool:
+        return (record.key or b"").decode() == consumer.subscription and chance.random() < 0.4
+
+    said.lose_received = lost
+    for n in range(60):
+        producer.send_async("orders", b'{"n": %d}' % n)
+    seen: list[str] = []
+    for _ in range(1_000):
+        for message in consumer.receive_many(50, timeout=0.002):
+            seen.append(message.id)
+            if chance.random() < 0.8 or message.delivery_count > 1:
+                message.ack()
+            else:
+                seen.remove(message.id)
+                message.cancel()
+        if len(seen) == 60:
+            break
+        made.advance("500ms")  # the engine's time runs faster than the client's: no matter
+    assert sorted(map(int, seen)) == list(range(1, 61))
+    assert connection.admin().describe("orders")["counters"]["retransmitted"] > 0
+    connection.close()
+
+
+def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:
+    """Even if the memory of what was seen has passed over it."""
+    consumer = bench.consumer(backlog=10)
+    bench.send()
+    (message,) = drain(consumer)
+    consumer._seen.clear()
+    again = Deliveries("orders", consumer.subscription, "", 0, "batch", 0, again=True)
+    again.ids, again.places, again.counts = [1], [0], [1]
+    for column in ("priorities", "expires", "times"):
+        setattr(again, column, [0])
+    again.payloads, again.keys, again.headers, again.flow = [b"{}"], [None], [None], (2, 2)
+    (record,) = wire.encode([again])
+    consumer.on_record(record.value)
+    assert drain(consumer) == []
+    message.ack()
+    assert bench.seen()["depth"] == 0
+    assert WAIT_MS == 2_000
+    assert ids([message]) == ["1"]

@@ -1,0 +1,72 @@
+"""The client as it is over Kafka, with its background thread, on an engine in this process.
+
+What goes between client and engine can be seen, held back and lost. No Kafka is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from lakequeue.client.connection import Connection
+from lakequeue.client.memory import MemoryEngine, MemoryTransport
+from lakequeue.client.transport import Record
+from lakequeue.state import parse_configuration
+
+WAIT_S = 10.0
+
+
+class Wire(MemoryTransport):
+    """A way to a `MemoryEngine` that keeps what was said on it.
+
+    lose_published, lose_received: whether a record is lost, asked for each.
+    """
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        super().__init__(engine)
+        self.commands: list[dict[str, Any]] = []
+        self.published: list[bytes] = []
+        self.lose_published: Callable[[bytes], bool] = lambda _: False
+        self.lose_received: Callable[[Record], bool] = lambda _: False
+
+    def publish(self, topic: str, value: bytes, *rest: Any) -> None:
+        self.published.append(value)
+        if not self.lose_published(value):
+            super().publish(topic, value, *rest)
+
+    def command(self, topic: str, key: bytes, value: bytes) -> None:
+        self.commands.append(msgspec.json.decode(value))
+        super().command(topic, key, value)
+
+    def poll(self, timeout: float) -> list[Record]:
+        records = super().poll(timeout)
+        if not records:
+            time.sleep(min(timeout, 0.005))
+        return [r for r in records if not self.lose_received(r)]
+
+    def said(self, *kinds: str) -> list[dict[str, Any]]:
+        """The commands of these kinds, in the order in which they were sent."""
+        return [c for c in list(self.commands) if c["command"] in kinds]
+
+
+def engine(*queues: dict[str, Any], **system: Any) -> MemoryEngine:
+    """An engine with these queues; time stands still."""
+    made = MemoryEngine(parse_configuration({"queues": list(queues), "system": system}))
+    made.checking = True
+    return made
+
+
+def connect(to: MemoryEngine, name: str = "app") -> tuple[Connection, Wire]:
+    """A connection with a thread, and its wire."""
+    wire = Wire(to)
+    return Connection(wire, "default", name), wire
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = WAIT_S) -> None:
+    """Until a condition holds; AssertionError when it does not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {seconds} s"
+        time.sleep(0.005)
