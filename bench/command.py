@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from ..client.kafka import LIBRARIES
+
 
 @click.group(name="bench")
 def command() -> None:
@@ -143,3 +145,16 @@ def _throughput(messages: int) -> list[dict[str, Any]]:
     from .throughput import run
 
     return run(messages, _say)
+
+
+@_add(
+    "client", "The client against a peer that only answers, 1 KB",
+    "What the client itself costs: one process sends, then receives and acks.",
+    _messages(100_000),
+    click.option("--library", type=click.Choice(LIBRARIES), default=LIBRARIES[0],
+                 show_default=True),
+)  # fmt: skip
+def _client(messages: int, library: str) -> list[dict[str, Any]]:
+    from .client import run
+
+    return run(messages, library, _say)

@@ -13,6 +13,23 @@ from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
 
 
+class RootIsNoPackage:
+    """The root is the package lakequeue, but pytest would import it by the name of its folder,
+    which fails for a checkout that is called, say, lakequeue-main."""
+
+    def pytest_collect_directory(
+        self, path: Path, parent: pytest.Collector
+    ) -> pytest.Collector | None:
+        if path == Path(__file__).parent.parent:
+            return pytest.Dir.from_parent(parent, path=path)  # type: ignore[arg-type]
+        return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A hook of this file itself would count for what is below its folder only."""
+    config.pluginmanager.register(RootIsNoPackage())
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker that all tests share: take topics with names of your own, leave it up."""

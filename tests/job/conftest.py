@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lakequeue
+from client.failures import DEADLY, MODES, definition
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.state import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
@@ -62,7 +63,8 @@ def configuration() -> Configuration:
         for i, scenario in enumerate(chosen())
         for queue in queues_of(scenario)
     ]
-    return parse_configuration({"queues": QUEUES + scenarios})
+    killed = [definition(mode, point) for mode in MODES for point in DEADLY]
+    return parse_configuration({"queues": QUEUES + killed + scenarios})
 
 
 @pytest.fixture(scope="session")
