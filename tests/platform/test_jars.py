@@ -57,7 +57,7 @@ def ivy(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_list_is_pinned_and_flat() -> None:
     text = re.sub(r"<!--.*?-->", "", module.JARS_XML.read_text(), flags=re.S)
     entries = re.findall(r"<dependency (.*?)/>", text, re.S)
-    assert len(entries) == 40
+    assert len(entries) == 41
     assert all('transitive="false"' in entry and 'rev="' in entry for entry in entries)
     jars = module._expected(Path("x"))
     assert (len(jars.spark), len(jars.broker)) == (7, 34)
