@@ -41,6 +41,7 @@ class _Peer:
                 self.transport.listen(name, partition)
 
     def turn(self, messages: int) -> None:
+        """Answer what has come in; a subscription gets so many messages."""
         last: dict[int, Record] = {}
         for record in self.transport.poll(0.05):
             if record.topic == self.publishes:
