@@ -12,7 +12,6 @@ times as long as the append itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,7 +68,8 @@ class TableWriter:
         self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
         stored = (
             spark.read.format("delta").load(f"{folder}/{MESSAGES}").groupBy("topic", "partition")
-            .agg(f.max("offset").alias("offset"), f.max("time").alias("time")).collect()
+            .agg(f.max("offset").alias("offset"), f.max(f.unix_micros("time")).alias("time"))
+            .collect()
         )  # fmt: skip
         # Expressions are made once: PySpark asks the Java process for each function by name.
         journal = f.col("topic").endswith(f".{topics.JOURNAL}")
@@ -133,8 +133,9 @@ class TableWriter:
         return fresh.select("broker", "step", "value").mapInArrow(_decode, _JOURNAL_SCHEMA)
 
 
-def _not_stored(stored: dict[tuple[str, int], tuple[int, datetime]]) -> Column | None:
-    """Whether a record is not in the table yet; None: there is nothing in it.
+def _not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
+    """Whether a record is not in the table yet; None: there is nothing in it. Times are µs since
+    1970: as Python's datetimes they would pass through the machine's time zone.
 
     A topic that was deleted and made again starts at offset 0 once more; its records are younger.
     """
@@ -149,7 +150,7 @@ def _not_stored(stored: dict[tuple[str, int], tuple[int, datetime]]) -> Column |
         times += [name, f.lit(time)]
     last = f.try_element_at(f.create_map(*offsets), place)
     at = f.try_element_at(f.create_map(*times), place)
-    return last.isNull() | (f.col("offset") > last) | (f.col("timestamp") > at)
+    return last.isNull() | (f.col("offset") > last) | (f.unix_micros("timestamp") > at)
 
 
 def _step(text: str) -> tuple[int, int] | None:
