@@ -51,11 +51,12 @@ class _Peer:
         for record in last.values():
             header = decode_publish_header(dict(record.headers)[HEADER])
             first = self._answered.get(header.producer, 0) + 1
-            self._answered[header.producer] = header.seq
-            runs = [(first, header.seq - first + 1, first)]
+            newest = header.seq + max(header.count, 1) - 1
+            self._answered[header.producer] = newest
+            runs = [[first, newest - first + 1, first]]
             self._send(
                 Receipt(
-                    vpn=VPN, producer=header.producer, partition=header.reply, up_to=header.seq,
+                    vpn=VPN, producer=header.producer, partition=header.reply, up_to=newest,
                     runs=runs, nacks=[],
                 )
             )  # fmt: skip

@@ -91,8 +91,8 @@ def _core(messages: int, batch: int) -> list[dict[str, Any]]:
 
 @_add(
     "floor", "The engine over Spark's plain Kafka to Kafka copy",
-    "Against Spark's plain Kafka to Kafka copy of the same records, in one run.",
-    _messages(100_000),
+    "Against Spark's plain Kafka to Kafka copy of the same messages, taking turns.",
+    _messages(200_000),
 )  # fmt: skip
 def _floor(messages: int) -> list[dict[str, Any]]:
     from .floor import run

@@ -1,145 +1,235 @@
 """The engine over Spark's plain Kafka → Kafka copy: what the rules cost on top of the floor.
 
-Both are warmed up, then get the same records at once: the copy is done when it has written them,
-the engine when every message was stored, delivered to a consumer and acknowledged. Small batches
-are 100 records at a time, each after the one before is done. Same session, settings and disk.
+Three ways take turns, in one session, on one disk, with the same messages of 1 KB:
+- engine: published by our client, which puts several messages into a record when they follow each
+  other closely; done when each is stored, delivered, acknowledged and gone;
+- plain: the same engine, but each message is a record of its own, as any Kafka producer sends it;
+- floor: the plain copy of the very records of `plain`; done when it has written them.
+
+Small batches are 100 records of the second and third kind, each after the one before is done. A
+round is all ways, one after the other, and what counts is the median of the rounds: machines become
+slower and faster meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..client import connect
 from ..client.kafka import open_kafka
-from ..protocol.messages import PublishHeader, encode_publish_header
+from ..protocol import topics
+from ..protocol.messages import HEADER, PublishHeader, encode_publish_header
 from ..sources import kafka as source
 from ..streaming import Engine
 from ..streaming.topics_admin import ensure_topics
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, median, running, url, wait_for
 
 WARM_UP = 40_000
+ROUNDS = 3
 SMALL, SMALL_ROUNDS = 100, 40
+COPY_IN, COPY_OUT = "floor-in", "floor-out"
 
 
 def run(messages: int, say: Say) -> list[dict[str, Any]]:
-    """One run; see the module."""
+    """Rounds of so many messages each; see the module."""
     with running(say, {"lakequeue.tables_interval_s": "0"}) as engine:
-        say("the engine")
-        rate, small = _engine(engine, messages)
-        engine._end(engine._query)
-        engine._query = None
-        say("the plain copy")
-        floor_rate, floor_small = _floor(engine, messages)
+        lives, copy = _Lives(engine), _Copy(engine)
+        ways: dict[str, Callable[[int], float]] = {
+            "engine": lives.by_client, "plain": lives.by_records, "floor": copy.of_records
+        }  # fmt: skip
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(-1, ROUNDS):
+            say(f"round {turn + 1} of {ROUNDS}" if turn >= 0 else "warming up")
+            for name, way in ways.items():
+                rate = way(WARM_UP if turn < 0 else messages)
+                if turn >= 0:
+                    rates[name].append(rate)
+        say("small batches")
+        small = lives.small_batches(), copy.small_batches()
+        copy.stop()
+    speed = {name: median(found) for name, found in rates.items()}
     return [
         {
-            "engine_msgs_s": rate,
-            "floor_msgs_s": floor_rate,
-            "ratio": rate / floor_rate,
-            "small_batch_ms": small,
-            "floor_small_batch_ms": floor_small,
-            "small_batch_ratio": small / floor_small,
+            "engine_msgs_s": speed["engine"],
+            "plain_msgs_s": speed["plain"],
+            "floor_msgs_s": speed["floor"],
+            "ratio": speed["engine"] / speed["floor"],
+            "plain_ratio": speed["plain"] / speed["floor"],
+            "small_batch_ms": small[0],
+            "floor_small_batch_ms": small[1],
+            "small_batch_ratio": small[0] / small[1],
         }
     ]
 
 
-def _engine(engine: Engine, messages: int) -> tuple[float, float]:
-    done = 0
-    stop = threading.Event()
-    connection = connect(url(engine), client_name="bench")
-    consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=BACKLOG)
+class _Records:
+    """A plain producer: each message a record of its own, with the header that our client sends."""
 
-    def drain() -> None:
-        nonlocal done
-        while not stop.is_set():
-            message = consumer.receive(0.2)
+    def __init__(self, bootstrap: str, producer: str) -> None:
+        self._transport = open_kafka(bootstrap, f"bench-{producer}")
+        self._header = PublishHeader(to=QUEUE, producer=producer, seq=1 << 61)
+        self._next = 1
+
+    def send(self, topic: str, count: int, partition: int | None = None) -> None:
+        before, _, after = encode_publish_header(self._header).partition(b"%d" % (1 << 61))
+        for seq in range(self._next, self._next + count):
+            headers = [(HEADER, b"%b%d%b" % (before, seq, after))]
+            self._transport.publish(topic, PAYLOAD, None, headers, partition)
+        self._next += count
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class _Lives:
+    """Messages through the engine: published, delivered, acknowledged, gone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._records = 0
+
+    def by_client(self, count: int) -> float:
+        """Messages a second."""
+        with connect(url(self._engine), client_name="bench-producer") as connection:
+            producer = connection.producer(window=count)
+
+            def send() -> None:
+                for _ in range(count):
+                    producer.send_async(QUEUE, PAYLOAD)
+
+            return self._rate(count, send)
+
+    def by_records(self, count: int) -> float:
+        """Messages a second."""
+        records = self._new_records()
+        where = topics.topic("default", topics.PUBLISH)
+        rate = self._rate(count, lambda: records.send(where, count, 0))
+        records.close()
+        return rate
+
+    def small_batches(self) -> float:
+        """The median duration of a batch of `SMALL` records, ms."""
+        records = self._new_records()
+        where = topics.topic("default", topics.PUBLISH)
+        before = len(self._engine.metrics.batches)
+        with _Consumer(self._engine) as consumer:
+            for _ in range(SMALL_ROUNDS):
+                records.send(where, SMALL, 0)
+                consumer.wait(SMALL)
+                time.sleep(0.3)
+        records.close()
+        batches = self._engine.metrics.batches[before:]
+        return median([float(ms) for rows, ms in batches if SMALL <= rows < 2 * SMALL])
+
+    def _new_records(self) -> _Records:
+        """A producer that was not there before: it numbers its messages from 1."""
+        self._records += 1
+        return _Records(self._engine.bootstrap, f"plain-{self._records}")
+
+    def _rate(self, count: int, send: Callable[[], None]) -> float:
+        with _Consumer(self._engine) as consumer:
+            begin = time.perf_counter()
+            send()
+            consumer.wait(count)
+            wait_for(lambda: consumer.depth() == 0, 60, "acknowledging")
+            return count / (time.perf_counter() - begin)
+
+
+class _Consumer:
+    """Receives and acknowledges in a thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._connection = connect(url(engine), client_name="bench-consumer")
+        self._consumer = self._connection.consumer(
+            QUEUE, ack_mode="individual", max_backlog=BACKLOG
+        )
+        self._admin = self._connection.admin()
+        self._done = self._wanted = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._drain, daemon=True)
+
+    def _drain(self) -> None:
+        while not self._stop.is_set():
+            message = self._consumer.receive(0.2)
             if message is not None:
                 message.ack()
-                done += 1
+                self._done += 1
 
-    thread = threading.Thread(target=drain, daemon=True)
-    thread.start()
-    producer = connection.producer(window=messages + WARM_UP)
-    admin = connection.admin()
+    def wait(self, count: int) -> None:
+        """Until so many more have come than were waited for before."""
+        self._wanted += count
+        wait_for(lambda: self._done >= self._wanted, 300, "delivery")
 
-    def life(n: int) -> None:
-        target = done + n
-        for _ in range(n):
-            producer.send_async(QUEUE, PAYLOAD)
-        wait_for(lambda: done >= target, 300, "delivery")
+    def depth(self) -> int:
+        return int(self._admin.describe(QUEUE)["depth"])
 
-    def settled() -> bool:
-        return admin.describe(QUEUE)["depth"] == 0
+    def __enter__(self) -> _Consumer:
+        self._thread.start()
+        return self
 
-    life(WARM_UP)
-    wait_for(settled, 60, "acknowledging")
-    begin = time.perf_counter()
-    life(messages)
-    wait_for(settled, 60, "acknowledging")
-    rate = messages / (time.perf_counter() - begin)
-    before = len(engine.metrics.batches)
-    for _ in range(SMALL_ROUNDS):
-        life(SMALL)
-        time.sleep(0.3)
-    batches = engine.metrics.batches[before:]
-    small = [float(ms) for rows, ms in batches if SMALL <= rows < 2 * SMALL]
-    stop.set()
-    thread.join()
-    connection.close()
-    return rate, median(small)
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._connection.close()
 
 
-def _floor(engine: Engine, messages: int) -> tuple[float, float]:
-    spark = engine._spark
-    assert spark is not None
-    ensure_topics(engine.bootstrap, [], ["floor-in", "floor-out"])
-    from pyspark.sql import functions as f
+class _Copy:
+    """The plain copy, with the engine's settings of source, sink and session."""
 
-    stream = source.read_stream(
-        spark, engine.bootstrap, {"subscribe": "floor-in"}, source.RECORDS_PER_BATCH
-    )
-    copy = stream.select(f.lit("floor-out").alias("topic"), "key", "value", "headers")
-    query = (
-        copy.writeStream.format("kafka").option("kafka.bootstrap.servers", engine.bootstrap)
-        .option("includeHeaders", "true").option("kafka.acks", "all")
-        .option("kafka.batch.size", "262144").option("kafka.linger.ms", "2")
-        .option("checkpointLocation", str(engine.home / "floor-checkpoint")).start()
-    )  # fmt: skip
-    transport = open_kafka(engine.bootstrap, "bench-floor")
-    headers = [("lq", encode_publish_header(PublishHeader(to=QUEUE, producer="floor", seq=1)))]
-    sent = 0
+    def __init__(self, engine: Engine) -> None:
+        spark = engine._spark
+        assert spark is not None
+        ensure_topics(engine.bootstrap, [], [COPY_IN, COPY_OUT])
+        from pyspark.sql import functions as f
 
-    def copied() -> int:
-        return sum(p["numInputRows"] for p in _progress(query).values())
+        stream = source.read_stream(
+            spark, engine.bootstrap, {"subscribe": COPY_IN}, source.RECORDS_PER_BATCH
+        )
+        copy = stream.select(f.lit(COPY_OUT).alias("topic"), "key", "value", "headers")
+        self._query = (
+            copy.writeStream.format("kafka")
+            .option("kafka.bootstrap.servers", engine.bootstrap)
+            .option("includeHeaders", "true").option("kafka.acks", "all")
+            .option("kafka.batch.size", "262144").option("kafka.linger.ms", "2")
+            .option("checkpointLocation", str(engine.home / "floor-checkpoint")).start()
+        )  # fmt: skip
+        self._records = _Records(engine.bootstrap, "floor")
+        self._sent = 0
+        self._seen: dict[int, Any] = {}
 
-    def feed(n: int) -> None:
-        nonlocal sent
-        sent += n
-        for _ in range(n):
-            transport.publish("floor-in", PAYLOAD, None, headers)
-        wait_for(lambda: copied() >= sent, 300, "the copy")
+    def of_records(self, count: int) -> float:
+        """Records a second."""
+        begin = time.perf_counter()
+        self._feed(count)
+        return count / (time.perf_counter() - begin)
 
-    seen: dict[int, Any] = {}
+    def small_batches(self) -> float:
+        """The median duration of a batch of `SMALL` records, ms."""
+        before = set(self._seen)
+        for _ in range(SMALL_ROUNDS):
+            self._feed(SMALL)
+            time.sleep(0.3)
+        return median(
+            [
+                p["durationMs"]["triggerExecution"] for batch, p in self._seen.items()
+                if batch not in before and p["numInputRows"] == SMALL
+            ]
+        )  # fmt: skip
 
-    def _progress(query: Any) -> dict[int, Any]:
-        for p in query.recentProgress:
-            if p["numInputRows"]:
-                seen[p["batchId"]] = p
-        return seen
+    def _feed(self, count: int) -> None:
+        self._sent += count
+        self._records.send(COPY_IN, count)
+        wait_for(lambda: self._copied() >= self._sent, 300, "the copy")
 
-    feed(WARM_UP)
-    begin = time.perf_counter()
-    feed(messages)
-    rate = messages / (time.perf_counter() - begin)
-    before = set(seen)
-    for _ in range(SMALL_ROUNDS):
-        feed(SMALL)
-        time.sleep(0.3)
-    small = [
-        p["durationMs"]["triggerExecution"] for i, p in seen.items()
-        if i not in before and p["numInputRows"] == SMALL
-    ]  # fmt: skip
-    query.stop()
-    transport.close()
-    return rate, median(small)
+    def _copied(self) -> int:
+        for progress in self._query.recentProgress:
+            if progress["numInputRows"]:
+                self._seen[progress["batchId"]] = progress
+        return sum(p["numInputRows"] for p in self._seen.values())
+
+    def stop(self) -> None:
+        self._query.stop()
+        self._records.close()

@@ -31,6 +31,7 @@ log = logging.getLogger("lakequeue.client")
 HEARTBEAT_S = 4.0
 HEARTBEAT = "heartbeat"
 POLL_S = 0.05
+GATHER_S = 0.004
 REQUEST_TIMEOUT_S = 30.0
 
 
@@ -83,6 +84,7 @@ class Connection:
         self.receipts_partition = spread % transport.partitions(receipts)
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
+        self._gathering = gathering = threading.Event()  # some producer has messages to send
         self._thread: threading.Thread | None = None
         if self.is_memory:
             memory.attend(self)
@@ -91,6 +93,10 @@ class Connection:
                 target=_run, args=(weakref.ref(self),), daemon=True, name=f"lakequeue-{client_name}"
             )
             self._thread.start()
+            threading.Thread(
+                target=_gather, daemon=True, args=(_noticed(self, gathering), gathering),
+                name=f"lakequeue-{client_name}-gather",
+            ).start()  # fmt: skip
 
     # ------------------------------------------------------------ what applications use
 
@@ -157,6 +163,7 @@ class Connection:
                 consumer.close()
             self.command(commands.Bye(session=self.session))
             self.is_open = False
+            self._gathering.set()
             self.wake()
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join(timeout=5)
@@ -207,6 +214,19 @@ class Connection:
         self._transport.publish(topic, value, key, headers, partition)
         if self.is_memory:
             self._pump(0)
+
+    def gathering(self) -> None:
+        """A producer has begun to gather messages: send them soon."""
+        if not self._gathering.is_set():
+            self._gathering.set()
+
+    def send_gathered(self) -> None:
+        """Send what producers have gathered."""
+        try:
+            for producer in list(self._producers.values()):
+                producer.send_gathered()
+        except LakequeueError as error:  # the messages are sent again, see `Producer.retransmit`
+            self.report(str(error))
 
     def command(self, command: commands.Command) -> None:
         """Send a command without waiting; a connection's commands keep their order."""
@@ -394,4 +414,22 @@ def _run(reference: weakref.ref[Connection]) -> None:
         connection = reference()
         if connection is None or not connection.turn():
             return
+        del connection
+
+
+def _noticed(connection: Connection, event: threading.Event) -> weakref.ref[Connection]:
+    """A reference that sets the event when the connection is forgotten."""
+    return weakref.ref(connection, lambda _: event.set())
+
+
+def _gather(reference: weakref.ref[Connection], gathering: threading.Event) -> None:
+    """The thread that sends what has been gathered, `GATHER_S` after the first of it."""
+    while True:
+        gathering.wait()
+        time.sleep(GATHER_S)
+        gathering.clear()
+        connection = reference()
+        if connection is None or not connection.is_open:
+            return
+        connection.send_gathered()
         del connection

@@ -7,6 +7,7 @@ that is not an ack sends them first, so nothing overtakes them (C5).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -234,7 +235,8 @@ class Consumer:
         self._working = None
         self._connection.report(f"callback failed on message {message.id}: {error!r}")
         if self._mode in ("auto", "dups_ok") and self._holds(message):
-            self._cancel_message(message, None)
+            with contextlib.suppress(LeaseLost):  # it has come back by itself
+                self._cancel_message(message, None)
 
     def _returned(self, message: Message) -> None:
         """The callback has returned (C4)."""

@@ -23,6 +23,7 @@ SCHEMA = pa.schema(
         pa.field("topic", pa.dictionary(pa.int32(), pa.string())),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
+        pa.field("item", pa.int32()),
         pa.field("time", pa.int64()),
     ]
 )
@@ -33,7 +34,8 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 class Segment:
     """One event for many messages; ``counts`` are delivery counts, or one for all.
 
-    topic, partitions, offsets: where the messages came from, for ``spooled`` and ``discarded``.
+    topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
+    and ``rejected``; an item is a message's place in its record, 0 for the first.
     """
 
     event: str
@@ -46,6 +48,7 @@ class Segment:
     topic: str = ""
     partitions: list[int] | None = None
     offsets: list[int] | None = None
+    items: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Journal:
                         "topic": s.topic,
                         "partition": s.partitions[i] if s.partitions else None,
                         "offset": s.offsets[i] if s.offsets else None,
+                        "item": s.items[i] if s.items else None,
                     }
                 )
         return out
@@ -94,7 +98,7 @@ def encode(journal: Journal) -> bytes:
     names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
     codes: dict[str, list[pa.Array]] = {name: [] for name in _NAMED}
     numbers: dict[str, list[pa.Array]] = {
-        name: [] for name in ("message_id", "deliveries", "partition", "offset")
+        name: [] for name in ("message_id", "deliveries", "partition", "offset", "item")
     }
     for s in journal.segments:
         n = len(s.ids) or 1
@@ -105,6 +109,7 @@ def encode(journal: Journal) -> bytes:
         numbers["deliveries"].append(_ints(s.counts, n, pa.int32()))
         numbers["partition"].append(_ints(s.partitions, n, pa.int32()))
         numbers["offset"].append(_ints(s.offsets, n, pa.int64()))
+        numbers["item"].append(_ints(s.items, n, pa.int32()))
     columns = {
         name: pa.DictionaryArray.from_arrays(
             pa.concat_arrays(codes[name]), pa.array(list(table), pa.string())

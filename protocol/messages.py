@@ -5,10 +5,15 @@ that lakequeue needs to know stands in one header, ``lq``, as JSON; every other 
 application's and travels with the message. A record on a queue's underlying topic needs no header.
 
     lq: {"to": "orders", "producer": "app-1", "seq": 17, "ttl_ms": 8000, "priority": 5}
+
+A *run* is several messages in one record: `count` says how many, and they have the sequence numbers
+from `seq` on; all else is the same for each. The value is where each payload ends (`count` 32-bit
+numbers, big-endian, counted from the first payload), then the payloads one after the other.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +21,7 @@ import msgspec
 HEADER = "lq"
 PRIORITY_DEFAULT = 4
 PRIORITY_MAX = 255
+RUN_MAX = 1_000
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -23,7 +29,8 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     to: queue or topic; producer, seq: for de-duplication and receipts (P1); ttl_ms: from publish
     (X4); priority: 0–255; deliver_at: epoch ms (L12); dmq: may go to a dead message queue (P7);
-    reply: the partition of ``<vpn>.receipts`` where the producer listens.
+    reply: the partition of ``<vpn>.receipts`` where the producer listens; count: messages in the
+    record, 0 for one that is no run.
     """
 
     to: str = ""
@@ -34,6 +41,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     deliver_at: int | None = None
     dmq: bool = True
     reply: int = 0
+    count: int = 0
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)
@@ -57,12 +65,42 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
         raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
+    if not 0 <= header.count <= RUN_MAX:
+        raise ValueError(f"count: {header.count} – allowed are 1 to {RUN_MAX} messages in a record")
     return header
 
 
 def encode_publish_header(header: PublishHeader) -> bytes:
     """Write the header ``lq``."""
     return _encoder.encode(header)
+
+
+def encode_run(payloads: list[bytes]) -> bytes:
+    """The value of a record that holds several messages."""
+    ends = []
+    end = 0
+    for payload in payloads:
+        end += len(payload)
+        ends.append(end)
+    return b"".join((struct.pack(f">{len(ends)}I", *ends), *payloads))
+
+
+def decode_run(value: bytes | None, count: int) -> list[bytes]:
+    """The payloads of a run; raises ValueError for a value that is none."""
+    head = 4 * count
+    if value is None or len(value) < head:
+        raise ValueError(f"a run of {count} has {len(value or b'')} bytes, {head} at least needed")
+    payloads = []
+    start = head
+    for end in struct.unpack_from(f">{count}I", value):
+        stop = head + end
+        if not start <= stop <= len(value):
+            raise ValueError(f"a run of {count} has a payload that ends at {end}")
+        payloads.append(value[start:stop])
+        start = stop
+    if start != len(value):
+        raise ValueError(f"a run of {count} has {len(value) - start} bytes behind its last payload")
+    return payloads
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class Deliveries:
 class Receipt:
     """To one producer: everything up to ``up_to`` is settled, ``nacks`` are the refused ones.
 
-    runs: ``(first_seq, count, first_id)`` of messages stored; an id of 0 says that the message was
+    runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
     acknowledged without being stored (discarded, or stored longer ago than is remembered).
     nacks: ``(seq, reason, queue, detail)``.
     """
@@ -53,7 +53,7 @@ class Receipt:
     producer: str
     up_to: int
     partition: int = 0
-    runs: list[tuple[int, int, int]] = field(default_factory=list)
+    runs: list[list[int]] = field(default_factory=list)
     nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
 
 

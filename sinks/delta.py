@@ -20,6 +20,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import journal as journal_codec
 from ..protocol import topics
+from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
 from ..sources.kafka import headers_column, meta_column
 
@@ -27,17 +28,33 @@ MESSAGES, JOURNAL = "messages", "journal"
 _JOURNAL_SCHEMA = (
     "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
     "message_id STRING, subscription STRING, reason STRING, deliveries INT, topic STRING, "
-    "`partition` INT, `offset` LONG, time TIMESTAMP"
+    "`partition` INT, `offset` LONG, item INT, time TIMESTAMP"
 )
 _MESSAGES_SCHEMA = (
-    "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, key BINARY, payload BINARY, "
-    "lq STRING, headers STRING"
+    "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
+    "payload BINARY, lq STRING, headers STRING"
 )
 # Minimum and maximum per file only of what people search by.
 _SKIPPING = {
     MESSAGES: "topic,partition,offset,time",
     JOURNAL: "step,queue,event,message_id,time",
 }
+
+
+# A record that holds a run is a row for each of its messages, see `protocol/messages.py`; one whose
+# value is no run, whatever its header says, is one row.
+_COUNT = (
+    """CASE WHEN lq LIKE '%"count"%' THEN try_cast(get_json_object(lq, '$.count') AS INT) END"""
+)
+_ENDS = f"""CASE WHEN ({_COUNT}) BETWEEN 1 AND least({RUN_MAX}, length(value) div 4) THEN transform(
+    sequence(0, ({_COUNT}) - 1), i -> conv(hex(substring(value, 4 * i + 1, 4)), 16, 10)::bigint)
+    END"""
+_PAYLOADS = """CASE WHEN ends = array_sort(ends)
+    AND get(ends, size(ends) - 1) = length(value) - 4 * size(ends)
+    THEN transform(ends, (end, i) -> substring(value,
+        (4 * size(ends) + coalesce(get(ends, i - 1), 0) + 1)::int,
+        (end - coalesce(get(ends, i - 1), 0))::int))
+    ELSE array(value) END"""
 
 
 def create_tables(spark: SparkSession, folder: Path | str) -> None:
@@ -78,10 +95,12 @@ class TableWriter:
         self._is_message = ~journal if known is None else ~journal & known
         self._message = [
             f.col("topic"), f.col("partition"), f.col("offset"), f.col("timestamp").alias("time"),
-            f.col("key"), f.col("value").alias("payload"),
+            f.col("key"), f.col("value"),
             f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
             headers_column().alias("headers"),
         ]  # fmt: skip
+        self._ends = f.expr(_ENDS)
+        self._items = f.posexplode(f.expr(_PAYLOADS)).alias("item", "payload")
         self._record = [
             f.col("key").cast("string").alias("broker"),
             f.expr(
@@ -93,8 +112,9 @@ class TableWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         batch.persist()
         try:
-            messages = batch.where(self._is_message).select(*self._message)
-            self._append(MESSAGES, messages)
+            records = batch.where(self._is_message).select(*self._message)
+            messages = records.withColumn("ends", self._ends).select("*", self._items)
+            self._append(MESSAGES, messages.drop("value", "ends"))
             last = dict(self._last)
             journal = self._new_only(batch.where(self._is_journal), last)
             if journal is not None:
@@ -193,6 +213,7 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
         "topic": text["topic"],
         "partition": table["partition"],
         "offset": table["offset"],
+        "item": table["item"],
         "time": table["time"].cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
     }
     yield from pa.table(columns).combine_chunks().to_batches()

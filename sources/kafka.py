@@ -17,7 +17,7 @@ from ..protocol import topics
 from ..protocol.messages import HEADER
 from ..state.definition import is_regex
 
-RECORDS_PER_BATCH = 40_000
+RECORDS_PER_BATCH = 5_000
 LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -107,8 +107,19 @@ def now_column() -> Column:
     return f.expr("get(transform(array(current_timestamp()), t -> unix_millis(t)), 0)")
 
 
-def input_rows(stream: DataFrame, broker: str) -> DataFrame:
-    """Kafka records as the flat rows that the processor takes, with the batch's time."""
+def input_rows(commands: DataFrame, publishes: DataFrame, broker: str) -> DataFrame:
+    """Kafka records as the flat rows that the processor takes, with the batch's time.
+
+    What is not asked of commands is not planned: Spark plans each batch anew, each expression of
+    each source.
+    """
+    nothing = f.lit(None)
+    return _rows(commands, broker, nothing.cast("binary"), nothing.cast("string")).unionByName(
+        _rows(publishes, broker, meta_column(), headers_column())
+    )
+
+
+def _rows(stream: DataFrame, broker: str, meta: Column, headers: Column) -> DataFrame:
     return stream.select(
         f.lit(broker).alias("broker"),
         f.col("topic"),
@@ -117,7 +128,7 @@ def input_rows(stream: DataFrame, broker: str) -> DataFrame:
         f.expr("unix_millis(timestamp)").alias("timestamp"),
         f.col("key"),
         f.col("value"),
-        meta_column().alias("meta"),
-        headers_column().alias("headers"),
+        meta.alias("meta"),
+        headers.alias("headers"),
         now_column().alias("now"),
     )

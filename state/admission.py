@@ -14,7 +14,13 @@ import msgspec
 from ..protocol import topics
 from ..protocol.errors import Reason
 from ..protocol.journal import Segment
-from ..protocol.messages import PLAIN, PublishHeader, Records, decode_publish_header
+from ..protocol.messages import (
+    PLAIN,
+    PublishHeader,
+    Records,
+    decode_publish_header,
+    decode_run,
+)
 from ..protocol.outputs import RejectedRecord
 from .broker import Broker
 from .columns import NEVER
@@ -72,14 +78,21 @@ class Admission:
                 header = PLAIN if meta is None else decode_publish_header(meta)
                 if vpn is not None and not header.to:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
+                run = decode_run(record[5], header.count) if header.count else None
             except ValueError as error:
                 self._malformed(vpn, record, str(error))
                 continue
             if vpn is not None:
-                self._publish(vpn, header, self._routes.of_destination(vpn, header.to), record)
+                matched = [(vpn, self._routes.of_destination(vpn, header.to))]
             else:
-                for name, queues in self._routes.of_record(topic):
-                    self._publish(name, header, queues, record)
+                matched = self._routes.of_record(topic)
+            for name, queues in matched:
+                if run is None:
+                    self._publish(name, header, header.seq, queues, (*record, 0))
+                elif not self._take_run(name, header, queues, run, record):
+                    for item, payload in enumerate(run):
+                        one = (*record[:5], payload, None, record[7], item)
+                        self._publish(name, header, header.seq + item, queues, one)
 
     def _look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
@@ -96,33 +109,65 @@ class Admission:
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
 
+    def _take_run(
+        self, vpn: str, header: PublishHeader, queues: list[Queue], run: list[bytes], record: tuple
+    ) -> bool:
+        """Take in a run at once, where it is plain that each of its messages gets in; else False:
+        then one after the other."""
+        if not queues or self._file_room is not None:
+            return False
+        producer = self._producer(vpn, header) if header.producer else None
+        if producer is not None and header.seq != producer.high + 1:
+            return False
+        text = record[7]
+        own = headers_size(text) if text else 0
+        sizes = [len(payload) + own for payload in run]
+        size = sum(sizes)
+        for queue in queues:
+            d = queue.definition
+            counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
+            if counts or queue.header.deferred or self._program(queue) is not None:
+                return False
+            if self._reason(vpn, queue, header, size) is not None:
+                return False
+        matches = [Match(queue, 0, False) for queue in queues]
+        number = self._store_run(vpn, header, matches, run, sizes, (*record, 0))
+        if producer is not None:
+            producer.high += len(run)
+            producer.stored(header.seq, number, len(run))
+        return True
+
+    def _producer(self, vpn: str, header: PublishHeader) -> Producer:
+        known = self._producers.get((vpn, header.producer))
+        if known is None:
+            known = Producer(self._broker.notes, vpn, header.producer)
+            self._producers[vpn, header.producer] = known
+        known.receipt.partition = header.reply
+        return known
+
     def _publish(
-        self, vpn: str, header: PublishHeader, queues: list[Queue], record: tuple
+        self, vpn: str, header: PublishHeader, seq: int, queues: list[Queue], record: tuple
     ) -> None:
+        """Take in one message: a record's columns, and its place in the record."""
         producer = None
         if header.producer:
-            known = self._producers.get((vpn, header.producer))
-            if known is None:
-                known = Producer(self._broker.notes, vpn, header.producer)
-                self._producers[vpn, header.producer] = known
-            producer = known
-            producer.receipt.partition = header.reply
-            if not producer.is_new(header.seq):
-                producer.repeat(header.seq)
+            producer = self._producer(vpn, header)
+            if not producer.is_new(seq):
+                producer.repeat(seq)
                 return
         matches = self._matches(queues, header, record)
         if not matches:
-            self._nowhere(vpn, header, producer, record)
+            self._nowhere(vpn, header, seq, producer, record)
             return
         if self._file_room is not None and self._file_room <= 0:
-            self._refuse(vpn, header, producer, matches[0].queue, Reason.SPOOL_FILES, record)
+            self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
             return
         text = record[7]
         size = len(record[5] or b"") + (headers_size(text) if text else 0)
         reasons = [self._reason(vpn, m.queue, header, size) for m in matches]
         for one, reason in zip(matches, reasons, strict=True):
             if reason is not None and self._outcome(one.queue) == NACK:
-                self._refuse(vpn, header, producer, one.queue, reason, record)
+                self._refuse(vpn, seq, producer, one.queue, reason, record)
                 return
         kept = []
         for one, reason in zip(matches, reasons, strict=True):
@@ -132,7 +177,7 @@ class Admission:
                 self._count_discard(vpn, one.queue, reason, record)
         number = self._store(vpn, header, kept, size, record) if kept else 0
         if producer:
-            producer.stored(header.seq, number)
+            producer.stored(seq, number)
         if kept and self._file_room is not None:
             texts = (record[4], record[5], text.encode() if text else None)
             self._file_room -= sum(len(t) for t in texts if t)
@@ -142,29 +187,31 @@ class Admission:
     def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[Match]:
         matches = []
         for queue in queues:
-            number = queue.number
-            if number not in self._programs:
-                self._programs[number] = program_of(queue)
-            program = self._programs[number]
-            found = match(queue, program, record[5] or b"", header.priority, record[4])
+            found = match(queue, self._program(queue), record[5] or b"", header.priority, record[4])
             if found is not None:
                 matches.append(found)
         return matches
 
+    def _program(self, queue: Queue) -> Program | None:
+        number = queue.number
+        if number not in self._programs:
+            self._programs[number] = program_of(queue)
+        return self._programs[number]
+
     def _nowhere(
-        self, vpn: str, header: PublishHeader, producer: Producer | None, record: tuple
+        self, vpn: str, header: PublishHeader, seq: int, producer: Producer | None, record: tuple
     ) -> None:
         """S6: no queue takes it."""
-        if not record[6] or not header.to:
+        if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
         reason = Reason.NO_MATCHING_DESTINATION
         nacked = self._broker.header.system.on_no_match == NACK
         self._journal_refusal("rejected" if nacked else "discarded", vpn, "", reason, record)
         count_of_vpn(self._broker, vpn, reason)
         if producer and nacked:
-            producer.refused(header.seq, reason.value, "", f"no queue takes {header.to!r}")
+            producer.refused(seq, reason.value, "", f"no queue takes {header.to!r}")
         elif producer:
-            producer.stored(header.seq, 0)
+            producer.stored(seq, 0)
 
     # ------------------------------------------------------------ checks
 
@@ -194,7 +241,7 @@ class Admission:
         self._journal_refusal("discarded", vpn, queue.definition.name, reason, record)
 
     def _refuse(
-        self, vpn: str, header: PublishHeader, producer: Producer | None, queue: Queue,
+        self, vpn: str, seq: int, producer: Producer | None, queue: Queue,
         reason: Reason, record: tuple,
     ) -> None:  # fmt: skip
         name = queue.definition.name
@@ -202,7 +249,7 @@ class Admission:
         rejected[reason.value] = rejected.get(reason.value, 0) + 1
         self._journal_refusal("rejected", vpn, name, reason, record)
         if producer:
-            producer.refused(header.seq, reason.value, name, "")
+            producer.refused(seq, reason.value, name, "")
 
     def _journal_refusal(
         self, event: str, vpn: str, queue: str, reason: Reason, record: tuple
@@ -210,7 +257,7 @@ class Admission:
         self._broker.journal.segments.append(
             Segment(
                 event, vpn, queue, reason=reason.value, topic=record[0],
-                partitions=[record[1]], offsets=[record[2]],
+                partitions=[record[1]], offsets=[record[2]], items=[record[8]],
             )
         )
 
@@ -219,16 +266,29 @@ class Admission:
     def _store(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: tuple
     ) -> int:
-        topic, partition, offset, timestamp, key, value, _, text = record
+        for one in matches:
+            queue = one.queue
+            if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
+                self._early.append((queue, queue.next_place()))
+        return self._store_run(vpn, header, matches, [record[5] or b""], [size], record)
+
+    def _store_run(
+        self, vpn: str, header: PublishHeader, matches: list[Match], run: list[bytes],
+        sizes: list[int], record: tuple,
+    ) -> int:  # fmt: skip
+        """Store messages that follow each other in one record; returns the first one's id."""
+        topic, partition, offset, timestamp, key, _, _, text, item = record
         broker = self._broker
-        now = broker.now
+        n = len(run)
         ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
         due = NEVER
-        if header.deliver_at is not None and header.deliver_at > now:
+        if header.deliver_at is not None and header.deliver_at > broker.now:
             due = header.deliver_at
         number = broker.spool.stage(
-            (value or b"", key, text.encode() if text else None),
-            size,
+            run,
+            key,
+            text.encode() if text else None,
+            sizes,
             timestamp,
             ttl_ends,
             header.priority,
@@ -238,22 +298,27 @@ class Admission:
         )
         for one in matches:
             queue = one.queue
-            if queue.header.deferred and came_early(queue, number):
-                self._early.append((queue, queue.next_place()))
             queue.arrive(
-                number, size, one.priority, expires_at(queue.definition, now, ttl_ends),
+                number, sizes, one.priority, expires_at(queue.definition, broker.now, ttl_ends),
                 due, one.barrier,
             )  # fmt: skip
-            segment = self._spooled.get((queue.number, topic))
-            if segment is None:
-                segment = self._spooled[queue.number, topic] = Segment(
-                    "spooled", vpn, queue.definition.name, topic=topic, partitions=[], offsets=[]
-                )
-                broker.journal.segments.append(segment)
-            segment.ids.append(number)
-            segment.partitions.append(partition)  # type: ignore[union-attr]
-            segment.offsets.append(offset)  # type: ignore[union-attr]
+            segment = self._segment(vpn, queue, topic)
+            segment.ids += range(number, number + n)
+            segment.partitions += [partition] * n  # type: ignore[operator]
+            segment.offsets += [offset] * n  # type: ignore[operator]
+            segment.items += range(item, item + n)  # type: ignore[operator]
         return number
+
+    def _segment(self, vpn: str, queue: Queue, topic: str) -> Segment:
+        """What the journal says was stored in this queue from this topic."""
+        segment = self._spooled.get((queue.number, topic))
+        if segment is None:
+            segment = self._spooled[queue.number, topic] = Segment(
+                "spooled", vpn, queue.definition.name, topic=topic, partitions=[], offsets=[],
+                items=[],
+            )  # fmt: skip
+            self._broker.journal.segments.append(segment)
+        return segment
 
     # ------------------------------------------------------------ end
 
@@ -293,7 +358,7 @@ def reject_record(
     broker.journal.segments.append(
         Segment(
             "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,
-            partitions=[partition], offsets=[offset],
+            partitions=[partition], offsets=[offset], items=[0],
         )
     )
     broker.say(RejectedRecord(vpn, topic, partition, offset, key, value, error))

@@ -19,7 +19,7 @@ from .queue import Queue, QueueHeader
 from .spool import Spool, SpoolHeader
 from .store import Notes, Store
 
-FORMAT = 2
+FORMAT = 3
 EVENTS_MAX = 1000
 BUCKETS = 64
 

@@ -166,5 +166,5 @@ def _move(
         _, by_queue, is_barrier = program.run(payload, priority, key)
         level = 0 if target.definition.priority is None else as_priority(by_queue)
         barrier = is_true(is_barrier)
-    target.arrive(number, size, level, expires, NEVER, barrier)
+    target.arrive(number, [size], level, expires, NEVER, barrier)
     broker.record("spooled", target, [number], reason=reason.value)

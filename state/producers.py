@@ -47,26 +47,15 @@ class Producer:
             return True
         return _take(self.gaps, seq) or _take(self.refusals, seq)
 
-    def stored(self, seq: int, number: int) -> None:
-        """The message got an id (0: acknowledged without being stored)."""
-        runs = self.runs
-        if runs:
-            first, count, start = runs[-1]
-            if seq == first + count and (number == start + count if start else number == 0):
-                runs[-1][1] += 1
-                self._answer(seq, number)
-                return
-        runs.append([seq, 1, number])
-        self._answer(seq, number)
-
-    def _answer(self, seq: int, number: int) -> None:
-        runs = self.receipt.runs
-        if runs:
-            first, count, start = runs[-1]
-            if seq == first + count and (number == start + count if start else number == 0):
-                runs[-1] = (first, count + 1, start)
-                return
-        runs.append((seq, 1, number))
+    def stored(self, seq: int, number: int, count: int = 1) -> None:
+        """Messages from ``seq`` on got ids from ``number`` on (0: acknowledged, not stored)."""
+        for runs in (self.runs, self.receipt.runs):
+            if runs:
+                first, known, start = last = runs[-1]
+                if seq == first + known and number == (start + known if start else 0):
+                    last[1] = known + count
+                    continue
+            runs.append([seq, count, number])
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
         """The message was refused."""
@@ -87,14 +76,14 @@ class Producer:
         seq = self._repeated
         if seq is None:
             return
-        known: list[tuple[int, int, int]] = []
+        known: list[list[int]] = []
         for first, count, start in self.runs:
             skip = max(seq - first, 0)
             if skip < count:
-                known.append((first + skip, count - skip, start + skip if start else 0))
+                known.append([first + skip, count - skip, start + skip if start else 0])
         # Runs stand as they came, and what was sent again came late: look at all of them.
         if not any(first == seq for first, _, _ in known):
-            known.insert(0, (seq, 1, 0))
+            known.insert(0, [seq, 1, 0])
         self.receipt.runs = known
 
     def close(self) -> Receipt:

@@ -260,17 +260,17 @@ class Queue:
         return self.header.next_seq + len(self.arrivals.ids)
 
     def arrive(
-        self, number: int, size: int, priority: int, expires: int, until: int, barrier: bool
+        self, first: int, sizes: list[int], priority: int, expires: int, until: int, barrier: bool
     ) -> None:
-        """Add an arrival; it gets its row when the arrivals are taken in."""
-        arrivals = self.arrivals
-        arrivals.ids.append(number)
-        arrivals.sizes.append(size)
-        arrivals.priorities.append(priority)
-        arrivals.expires.append(expires)
-        arrivals.until.append(until)
-        arrivals.barriers.append(int(barrier))
-        arrivals.bytes += size
+        """Add arrivals with ids from ``first`` on; they get their rows when they are taken in."""
+        arrivals, n = self.arrivals, len(sizes)
+        arrivals.ids += range(first, first + n)
+        arrivals.sizes += sizes
+        arrivals.priorities += [priority] * n
+        arrivals.expires += [expires] * n
+        arrivals.until += [until] * n
+        arrivals.barriers += [int(barrier)] * n
+        arrivals.bytes += sum(sizes)
 
     def take_in(self, now: int) -> None:
         """Give the arrivals of this step their rows."""

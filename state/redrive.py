@@ -109,7 +109,7 @@ class _Work:
         if ttl_ends <= broker.now:
             ttl_ends = NEVER
         expires = expires_at(target.definition, broker.now, ttl_ends)
-        target.arrive(number, size, found.priority, expires, NEVER, found.barrier)
+        target.arrive(number, [size], found.priority, expires, NEVER, found.barrier)
         self.moved.setdefault(target.number, (target, []))[1].append(number)
 
     def close(self) -> dict[str, Any]:

@@ -122,8 +122,10 @@ class Spool:
 
     def stage(
         self,
-        content: Content,
-        size: int,
+        payloads: list[bytes],
+        key: bytes | None,
+        headers: bytes | None,
+        sizes: list[int],
         time: int,
         ttl_ends: int,
         priority: int,
@@ -131,30 +133,36 @@ class Spool:
         vpn: int,
         matches: list[tuple[int, int]],
     ) -> int:
-        """Store a message with its matches ``(queue, seq)``; returns its id."""
+        """Store messages that differ only in payload and size, with their matches ``(queue, first
+        seq)``; returns the id of the first, the others' follow."""
         s = self._staged
-        row = len(s.payloads)
-        payload, key, headers = content
-        s.payloads.append(payload)
-        s.keys.append(key)
-        s.headers.append(headers)
-        s.sizes.append(size)
-        s.times.append(time)
-        s.ttl_ends.append(ttl_ends)
-        s.priorities.append(priority)
-        s.dmq.append(dmq)
-        s.vpns.append(vpn)
+        row, n = len(s.payloads), len(payloads)
+        s.payloads += payloads
+        s.keys += [key] * n
+        s.headers += [headers] * n
+        s.sizes += sizes
+        s.times += [time] * n
+        s.ttl_ends += [ttl_ends] * n
+        s.priorities += [priority] * n
+        s.dmq += [dmq] * n
+        s.vpns += [vpn] * n
         queue, seq = matches[0]
-        s.queues.append(queue)
-        s.seqs.append(seq)
+        s.queues += [queue] * n
+        s.seqs += range(seq, seq + n)
         if len(matches) > 1:
-            s.more[row] = matches[1:]
+            for i in range(n):
+                s.more[row + i] = [(queue, seq + i) for queue, seq in matches[1:]]
         header = self.header
+        size = sum(sizes)
         header.bytes += size
         header.vpn_bytes[vpn] = header.vpn_bytes.get(vpn, 0) + size
-        header.messages += 1
-        header.next_counter += 1
+        header.messages += n
+        header.next_counter += n
         return make_id(self._broker, s.first + row)
+
+    def next_id(self) -> int:
+        """The id that the next stored message gets."""
+        return make_id(self._broker, self.header.next_counter)
 
     def settle_staged(self) -> None:
         """Write what was staged into pages and blocks; before messages are read or released."""

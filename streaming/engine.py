@@ -6,12 +6,13 @@ tables, the list of captured topics, and the version of the state's layout.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,18 @@ QUERY, TABLES_QUERY = "lakequeue", "lakequeue-tables"
 RESTARTS_MAX = 5
 RESTART_WINDOW_S = 300.0
 TABLES_INTERVAL_S = 5
+TABLES_RECORDS = 25_000  # up to eight messages in each
 START_TIMEOUT_S = 120.0
+# Each batch is planned anew, and for a small one that is most of the work: no code is generated for
+# rows that Python will look at anyway, and the plan is neither checked after every rule nor drawn
+# for the web page in full. Of this query only (decision 0009).
+QUERY_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    "spark.sql.ui.explainMode": "simple",
+}
 
 
 class Engine:
@@ -195,17 +207,18 @@ class Engine:
         publishes = source.read_stream(
             spark, self.bootstrap, source.publish_topics(vpns, captured), limit
         )
-        rows = source.input_rows(commands_in.unionByName(publishes), broker)
+        rows = source.input_rows(commands_in, publishes, broker)
         outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
             BrokerProcessor(self._numbers(), self._partitions), OUTPUT_SCHEMA, "append", "None"
         )
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
-        self._query = (
+        query = (
             write_kafka(outputs, self.bootstrap)
             .queryName(QUERY)
             .option("checkpointLocation", str(self.home / "checkpoint"))
-            .start()
         )
+        with _set(spark, {k: v for k, v in QUERY_SETTINGS.items() if k not in self._settings}):
+            self._query = query.start()
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
 
     def _readable_topics(self) -> list[str]:
@@ -232,7 +245,7 @@ class Engine:
         vpns = self._vpns()
         create_tables(spark, self.tables)
         where = source.tables_topics(vpns, self._readable_topics())
-        stream = source.read_stream(spark, self.bootstrap, where, 200_000)
+        stream = source.read_stream(spark, self.bootstrap, where, TABLES_RECORDS)
         interval = self._setting("tables_interval_s", TABLES_INTERVAL_S)
         self._tables_query = (
             stream.writeStream.foreachBatch(TableWriter(spark, self.tables))
@@ -371,6 +384,19 @@ class Engine:
                 self.metrics.stop()
             finally:
                 self._stopped.set()
+
+
+@contextlib.contextmanager
+def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Settings for a query that is started meanwhile: it keeps a copy of the session's."""
+    before = {key: spark.conf.get(key) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in before.items():
+            spark.conf.set(key, old or "")
 
 
 def _write(file: Path, value: Any) -> None:

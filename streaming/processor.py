@@ -39,8 +39,11 @@ class BrokerProcessor(StatefulProcessor):
         """One batch of one broker."""
         (name,) = key
         batch, now = to_batch(rows)
-        outputs = step(self._store, batch, now, name, self._numbers[name])
-        yield from _frames(wire.encode(outputs, self._partitions), notes_of(name, outputs))
+        try:
+            outputs = step(self._store, batch, now, name, self._numbers[name])
+            yield from _frames(wire.encode(outputs, self._partitions), notes_of(name, outputs))
+        finally:
+            self._store.finish()
 
     def close(self) -> None:
         """Called by Spark after the batch."""

@@ -4,6 +4,7 @@ What a crash redelivers in each mode is in `test_failures.py`.
 """
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -398,3 +399,26 @@ def test_C6_a_bound_subscription_is_not_bound_otherwise(
     assert [c["name"] for c in bench.seen()["consumers"]] == ["s"]
     send(bench, 1)
     assert bench.seen()["leased"] == 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "dups_ok"])
+def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode: str) -> None:
+    """The cancel comes too late, and says so to nobody: the thread of the callbacks goes on."""
+    made = engine({"name": "orders", "message_type": "text", "lease_period": "200ms",
+                   "max_per_subscription_backlog": 10})  # fmt: skip
+    connection, _ = connect(made)
+    producer = connection.producer()
+    seen: list[bytes] = []
+
+    def callback(message: Any) -> None:
+        seen.append(message.payload)
+        if message.payload == b"slow":
+            time.sleep(0.4)
+            raise RuntimeError("too late")
+
+    consumer = connection.consumer("orders", ack_mode=mode, max_backlog=10)
+    consumer.on_message(callback)
+    producer.send("orders", b"slow")
+    producer.send("orders", b"next")
+    wait_for(lambda: b"next" in seen)
+    connection.close()

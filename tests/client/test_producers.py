@@ -92,7 +92,7 @@ def test_P5_send_waits_while_the_window_is_full() -> None:
     sending.start()
     sending.join(0.3)
     assert sending.is_alive()
-    assert len(wire.published) == 3
+    assert len(producer.unacknowledged()) == 3
     wire.lose_received = lambda _: False
     producer.retransmit(time.monotonic() + 60)
     sending.join(10)
@@ -112,7 +112,7 @@ def test_P5_or_raises_by_choice() -> None:
         producer.send_async("orders", b"{}")
     with pytest.raises(WindowFull):
         producer.send("orders", b"{}")
-    assert len(wire.published) == 3
+    assert len(producer.unacknowledged()) == 3
     wire.lose_received = lambda _: False
     producer.retransmit(time.monotonic() + 60)
     producer.flush(10)

@@ -11,6 +11,7 @@ from job.conftest import Job
 from job.processes import until
 from kafka import KafkaProducer
 from lakequeue.cli.delta_reader import read_table
+from lakequeue.protocol.messages import encode_run
 
 pytestmark = pytest.mark.job
 
@@ -25,9 +26,12 @@ def journal(job: Job) -> Counter[str]:
     return Counter(r["event"] for r in rows if r["queue"] == QUEUE)
 
 
-def offsets(job: Job) -> Counter[tuple[str, int, int]]:
-    rows = read_table(job.engine.tables / "messages", ["topic", "partition", "offset"]).to_pylist()
-    return Counter((r["topic"], r["partition"], r["offset"]) for r in rows)
+PLACE = ("topic", "partition", "offset", "item")
+
+
+def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
+    rows = read_table(job.engine.tables / "messages", [*PLACE]).to_pylist()
+    return Counter(tuple(r[name] for name in PLACE) for r in rows)
 
 
 def traffic(job: Job, connection: lakequeue.Connection) -> None:
@@ -72,12 +76,10 @@ def check(job: Job, connection: lakequeue.Connection) -> None:
     assert {name: found[name] for name in wanted} == wanted
     assert found["delivered"] + found["redelivered"] == counters["delivered"]
     records = offsets(job)
-    assert set(records.values()) == {1}, "a record stands twice in `messages`"
-    spooled = read_table(
-        job.engine.tables / "journal", ["queue", "event", "topic", "partition", "offset"]
-    ).to_pylist()
+    assert set(records.values()) == {1}, "a message stands twice in `messages`"
+    spooled = read_table(job.engine.tables / "journal", ["queue", "event", *PLACE]).to_pylist()
     places = {
-        (r["topic"], r["partition"], r["offset"])
+        tuple(r[name] for name in PLACE)
         for r in spooled
         if r["queue"] == QUEUE and r["event"] == "spooled"
     }
@@ -104,6 +106,43 @@ def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection
     assert row["key"] == b"k"
     assert row["topic"] == "default.publish"
     assert "colour" in row["headers"]
+    connection.admin().purge(QUEUE)
+
+
+def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
+    """Each with its own payload; one that is malformed is one row."""
+    plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    payloads = [b"", b"first", b"\x00\xff", b"last"]
+    header = b'{"to": "%s", "producer": "runs", "seq": 5, "count": 4}' % QUEUE.encode()
+
+    def send(value: bytes) -> int:
+        headers = [("lq", header), ("colour", b"red")]
+        return plain.send("default.publish", value, b"k", headers, partition=0).get(30).offset
+
+    good, bad = send(encode_run(payloads)), send(b"no run")
+    plain.close()
+
+    def find(offset: int) -> list[dict]:
+        columns = [*PLACE, "payload", "key", "headers", "lq"]
+        rows = read_table(job.engine.tables / "messages", columns).to_pylist()
+        place = ("default.publish", 0, offset)
+        found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
+        return sorted(found, key=lambda r: r["item"])
+
+    (row,) = until(lambda: find(bad), 60, "the malformed run")
+    assert (row["item"], row["payload"]) == (0, b"no run")
+    rows = find(good)
+    assert [(r["item"], r["payload"]) for r in rows] == list(enumerate(payloads))
+    assert {r["key"] for r in rows} == {b"k"}
+    assert all("cmVk" in r["headers"] for r in rows), "the header `colour`, red"
+
+    def spooled() -> list[int]:
+        rows = read_table(job.engine.tables / "journal", ["event", *PLACE]).to_pylist()
+        return [r["item"] for r in rows if r["event"] == "spooled" and r["offset"] == good]
+
+    until(lambda: sorted(spooled()) == [0, 1, 2, 3], 60, "the journal names each")
+    browsed = [m.payload for m in connection.admin().browse(QUEUE)]
+    assert browsed == payloads
     connection.admin().purge(QUEUE)
 
 
@@ -139,7 +178,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     with connection.consumer(topic, ack_mode="auto") as consumer:
         message = until(lambda: consumer.receive(1.0), 60, "the new topic is read")
     assert message.payload == b"into the new queue"
-    until(lambda: offsets(job)[topic, place.partition, place.offset], 60, "it is in `messages`")
+    until(lambda: offsets(job)[topic, place.partition, place.offset, 0], 60, "it is in `messages`")
     records = offsets(job)
     assert set(records.values()) == {1}
     assert counted[1].keys() <= records.keys()

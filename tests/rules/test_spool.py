@@ -251,4 +251,4 @@ def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -
     again = Producer(notes, "default", "p")
     assert not again.is_new(1)
     again.repeat(1)
-    assert sorted(again.close().runs) == [(1, 1, 12), (2, 2, 10)]
+    assert sorted(again.close().runs) == [[1, 1, 12], [2, 2, 10]]

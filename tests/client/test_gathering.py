@@ -1,0 +1,188 @@
+"""Several messages in a record, from the producer's side: when they go out, and together with what.
+
+`wire.published` has the records' values; the engine behind it takes them as the job does.
+"""
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from client.threaded import Wire, connect, engine, wait_for
+from lakequeue.client.connection import Connection
+from lakequeue.client.producer import RUN_BYTES, RUN_MESSAGES
+from rules.harness import Bench
+
+ORDERS = {"name": "orders", "message_type": "binary", "max_per_subscription_backlog": 1000}
+
+
+class Slow(Wire):
+    """Nobody sends what is gathered but the producer itself."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.sizes: list[int] = []
+
+    def publish(self, topic: str, value: bytes, key: Any, headers: Any, *rest: Any) -> None:
+        self.sizes.append(json.loads(dict(headers)["lq"]).get("count", 1))
+        super().publish(topic, value, key, headers, *rest)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[Connection, Slow]:
+    monkeypatch.setattr("lakequeue.client.connection.GATHER_S", 3600.0)
+    wire = Slow(engine(ORDERS))
+    return Connection(wire, "default", "app"), wire
+
+
+def browse(connection: Connection) -> list[bytes]:
+    return [m.payload for m in connection.admin().browse("orders", limit=1000)]
+
+
+def test_a_full_run_goes_out_and_the_rest_with_flush(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    producer = connection.producer()
+    sent = [producer.send_async("orders", b"%d" % n) for n in range(2 * RUN_MESSAGES + 3)]
+    assert wire.sizes == [RUN_MESSAGES, RUN_MESSAGES]
+    producer.flush(10)
+    assert wire.sizes == [RUN_MESSAGES, RUN_MESSAGES, 3]
+    assert [f.result().message_id for f in sent] == [str(n + 1) for n in range(len(sent))]
+    assert browse(connection) == [b"%d" % n for n in range(len(sent))]
+    connection.close()
+
+
+def test_send_does_not_wait_for_more(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    producer = connection.producer()
+    waiting = producer.send_async("orders", b"a")
+    assert wire.sizes == []
+    assert producer.send("orders", b"b").sequence == 2
+    assert wire.sizes == [2]
+    assert waiting.result(5).sequence == 1
+    connection.close()
+
+
+def test_ack_immediately_and_a_full_window_do_not_wait(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    producer = connection.producer(window=3)
+    producer.send_async("orders", b"a")
+    producer.send_async("orders", b"b", ack_immediately=True)
+    assert wire.sizes == [2]
+    producer.flush(10)
+    for n in range(4):
+        producer.send_async("orders", b"%d" % n)
+    assert wire.sizes == [2, 3]
+    producer.flush(10)
+    connection.close()
+
+
+def test_close_sends_what_is_gathered(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    with connection.producer() as producer:
+        producer.send_async("orders", b"a")
+        producer.send_async("orders", b"b")
+    assert wire.sizes == [2]
+    assert browse(connection) == [b"a", b"b"]
+    connection.close()
+
+
+def test_only_what_differs_in_nothing_but_payload_travels_together(
+    slow: tuple[Connection, Slow],
+) -> None:
+    """And the order stays: what cannot join a run is sent behind it."""
+    connection, wire = slow
+    producer = connection.producer()
+    for options in ({}, {}, {"priority": 7}, {"priority": 7}, {"ttl": "1h"}, {"key": "k"}, {},
+                    {"headers": {"a": "b"}}, {}, {}):  # fmt: skip
+        producer.send_async("orders", b"%d" % len(wire.sizes), **options)
+    producer.send_async("orders", b"x" * RUN_BYTES)
+    producer.flush(10)
+    assert wire.sizes == [2, 2, 1, 1, 1, 1, 2, 1]
+    seen = connection.admin().browse("orders", limit=100)
+    assert [int(m.id) for m in seen] == list(range(1, 12))
+    connection.close()
+
+
+def test_a_run_has_a_limit_in_bytes(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    producer = connection.producer()
+    for _ in range(5):
+        producer.send_async("orders", b"x" * (RUN_BYTES // 2))
+    producer.flush(10)
+    assert wire.sizes == [2, 2, 1]
+    assert max(map(len, wire.published)) <= RUN_BYTES + 4 * 2
+    connection.close()
+
+
+def test_what_is_gathered_goes_out_soon_by_itself() -> None:
+    connection, wire = connect(engine(ORDERS))
+    producer = connection.producer()
+    first, second = producer.send_async("orders", b"a"), producer.send_async("orders", b"b")
+    assert first.result(5).message_id == "1"
+    assert second.result(5).message_id == "2"
+    assert len(wire.published) == 1
+    connection.close()
+
+
+def test_not_acknowledged_messages_are_gathered_too(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    producer = connection.producer(delivery_mode="non_persistent")
+    for n in range(RUN_MESSAGES):
+        producer.send_async("orders", b"%d" % n)
+    assert wire.sizes == [RUN_MESSAGES]
+    assert browse(connection) == [b"%d" % n for n in range(RUN_MESSAGES)]
+    connection.close()
+
+
+def test_P2_a_lost_run_is_sent_again_message_by_message(slow: tuple[Connection, Slow]) -> None:
+    """Some of it may have been answered, so each goes under its own number."""
+    connection, wire = slow
+    producer = connection.producer(pub_ack_time="100ms")
+    lost = iter([True])
+    wire.lose_published = lambda _: next(lost, False)
+    sent = [producer.send_async("orders", b"%d" % n) for n in range(RUN_MESSAGES)]
+    producer.flush(30)
+    assert wire.sizes[0] == RUN_MESSAGES
+    assert set(wire.sizes[1:]) == {1}
+    assert len({f.result().message_id for f in sent}) == RUN_MESSAGES
+    assert sorted(browse(connection)) == [b"%d" % n for n in range(RUN_MESSAGES)]
+    connection.close()
+
+
+def test_several_threads_lose_nothing() -> None:
+    connection, _ = connect(engine(ORDERS))
+    producer = connection.producer(window=1000)
+
+    def send(name: int) -> None:
+        for n in range(100):
+            producer.send_async("orders", b"%d %d" % (name, n))
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    producer.flush(30)
+    seen = browse(connection)
+    assert len(seen) == len(set(seen)) == 400
+    for name in range(4):
+        own = [int(p.split()[1]) for p in seen if p.startswith(b"%d " % name)]
+        assert own == list(range(100)), "each thread's messages keep their order"
+    connection.close()
+
+
+def test_a_forgotten_connection_leaves_no_thread() -> None:
+    connection, _ = connect(engine(ORDERS), "forgotten")
+
+    def threads() -> list[str]:
+        return [t.name for t in threading.enumerate() if "forgotten" in t.name]
+
+    assert len(threads()) == 2
+    del connection
+    wait_for(lambda: not threads())
+
+
+def test_memory_takes_each_message_at_once(bench: Bench) -> None:
+    """There, a record is a step: nothing would be saved, and time stands still."""
+    bench.producer.send_async("orders", b"{}")
+    assert bench.seen()["depth"] == 1

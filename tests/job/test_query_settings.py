@@ -1,0 +1,21 @@
+"""What is set for the engine's query stays there: tables and applications keep Spark's defaults."""
+
+from __future__ import annotations
+
+import pytest
+from job.conftest import Job
+from lakequeue.streaming.engine import QUERY_SETTINGS
+
+pytestmark = pytest.mark.job
+
+
+@pytest.mark.parametrize("key", QUERY_SETTINGS)
+def test_of_the_engines_query_alone(job: Job, key: str) -> None:
+    def of(query: object) -> str:
+        java = query._jsq.streamingQuery()  # type: ignore[attr-defined]
+        return str(java.sparkSessionForStream().conf().get(key))
+
+    assert of(job.engine._query) == QUERY_SETTINGS[key]
+    assert of(job.engine._tables_query) != QUERY_SETTINGS[key]
+    assert job.engine._spark is not None
+    assert job.engine._spark.conf.get(key) != QUERY_SETTINGS[key]
