@@ -24,6 +24,8 @@ from ..protocol import topics
 from ..protocol.messages import HEADER, PublishHeader, encode_publish_header
 from ..sources import kafka as source
 from ..streaming import Engine
+from ..streaming.engine import QUERY_SETTINGS
+from ..streaming.session import settings_set
 from ..streaming.topics_admin import ensure_topics
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, median, running, url, wait_for
 
@@ -41,12 +43,13 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
             "engine": lives.by_client, "plain": lives.by_records, "floor": copy.of_records
         }  # fmt: skip
         rates: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(-1, ROUNDS):
-            say(f"round {turn + 1} of {ROUNDS}" if turn >= 0 else "warming up")
+        say("warming up")
+        for way in ways.values():
+            way(WARM_UP)
+        for turn in range(ROUNDS):
+            say(f"round {turn + 1} of {ROUNDS}")
             for name, way in ways.items():
-                rate = way(WARM_UP if turn < 0 else messages)
-                if turn >= 0:
-                    rates[name].append(rate)
+                rates[name].append(way(messages))
         say("small batches")
         small = lives.small_batches(), copy.small_batches()
         copy.stop()
@@ -70,13 +73,13 @@ class _Records:
 
     def __init__(self, bootstrap: str, producer: str) -> None:
         self._transport = open_kafka(bootstrap, f"bench-{producer}")
-        self._header = PublishHeader(to=QUEUE, producer=producer, seq=1 << 61)
+        self._producer = producer
         self._next = 1
 
     def send(self, topic: str, count: int, partition: int | None = None) -> None:
-        before, _, after = encode_publish_header(self._header).partition(b"%d" % (1 << 61))
         for seq in range(self._next, self._next + count):
-            headers = [(HEADER, b"%b%d%b" % (before, seq, after))]
+            header = PublishHeader(to=QUEUE, producer=self._producer, seq=seq)
+            headers = [(HEADER, encode_publish_header(header))]
             self._transport.publish(topic, PAYLOAD, None, headers, partition)
         self._next += count
 
@@ -177,7 +180,7 @@ class _Consumer:
 
 
 class _Copy:
-    """The plain copy, with the engine's settings of source, sink and session."""
+    """The plain copy: source, sink, session and query are set as the engine's are."""
 
     def __init__(self, engine: Engine) -> None:
         spark = engine._spark
@@ -185,17 +188,16 @@ class _Copy:
         ensure_topics(engine.bootstrap, [], [COPY_IN, COPY_OUT])
         from pyspark.sql import functions as f
 
+        from ..sinks.kafka import write_records
+
         stream = source.read_stream(
             spark, engine.bootstrap, {"subscribe": COPY_IN}, source.RECORDS_PER_BATCH
         )
         copy = stream.select(f.lit(COPY_OUT).alias("topic"), "key", "value", "headers")
-        self._query = (
-            copy.writeStream.format("kafka")
-            .option("kafka.bootstrap.servers", engine.bootstrap)
-            .option("includeHeaders", "true").option("kafka.acks", "all")
-            .option("kafka.batch.size", "262144").option("kafka.linger.ms", "2")
-            .option("checkpointLocation", str(engine.home / "floor-checkpoint")).start()
-        )  # fmt: skip
+        writer = write_records(copy, engine.bootstrap)
+        writer.option("checkpointLocation", str(engine.home / "floor-checkpoint"))
+        with settings_set(spark, QUERY_SETTINGS):
+            self._query = writer.start()
         self._records = _Records(engine.bootstrap, "floor")
         self._sent = 0
         self._seen: dict[int, Any] = {}

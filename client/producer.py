@@ -4,7 +4,7 @@ Every persistent message has a sequence number; the engine answers by sequence. 
 an answer after `pub_ack_time` is sent again under the same number, and stored once.
 
 Messages that follow each other closely and differ in nothing but their payload travel together, up
-to `RUN_MESSAGES` in a record (a *run*): most of what a record costs, in Kafka, in Spark and here,
+to `RUN_MAX` in a record (a *run*): most of what a record costs, in Kafka, in Spark and here,
 it costs whatever is in it. A run waits for more at most `GATHER_S`; `send`, `flush` and `close` do
 not wait.
 """
@@ -23,6 +23,7 @@ from ..protocol import ConfigError, NotConnected, Rejected, Timeout, WindowFull,
 from ..protocol.messages import (
     HEADER,
     PRIORITY_MAX,
+    RUN_MAX,
     PublishHeader,
     encode_publish_header,
     encode_run,
@@ -38,7 +39,6 @@ ON_FULL = ("block", "raise")
 SEND_TIMEOUT_S = 60.0
 RETRANSMIT_MAX_S = 60.0
 TEMPLATES_MAX = 1_000
-RUN_MESSAGES = 8
 RUN_BYTES = 32_000
 _SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
 
@@ -103,8 +103,8 @@ class Producer:
         self._run_first = self._run_bytes = 0
         self._run_template: tuple[bytes, bytes] = (b"", b"")
         self._topic = topics.topic(connection.vpn, topics.PUBLISH)
-        # One partition per producer: its messages keep their order, whatever their keys.
         self._gathers = not connection.is_memory  # there, each record is a step
+        # One partition per producer: its messages keep their order, whatever their keys.
         partitions = connection.publish_partitions
         self._partition = crc32(self.producer_id.encode()) % partitions
         connection.attach_producer(self)
@@ -228,7 +228,7 @@ class Producer:
             self._connection.gathering()
         run.append(payload)
         self._run_bytes += len(payload)
-        if len(run) >= RUN_MESSAGES:
+        if len(run) >= RUN_MAX:
             self.send_gathered()
 
     def send_gathered(self) -> None:

@@ -8,7 +8,9 @@ application's and travels with the message. A record on a queue's underlying top
 
 A *run* is several messages in one record: `count` says how many, and they have the sequence numbers
 from `seq` on; all else is the same for each. The value is where each payload ends (`count` 32-bit
-numbers, big-endian, counted from the first payload), then the payloads one after the other.
+numbers, big-endian, counted from the first payload), then the payloads one after the other. It has
+no key and no other headers, which would be stored once for each message; and it is short, because
+Spark bounds a batch by records.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import msgspec
 HEADER = "lq"
 PRIORITY_DEFAULT = 4
 PRIORITY_MAX = 255
-RUN_MAX = 1_000
+RUN_MAX = 8
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -42,9 +42,10 @@ _SKIPPING = {
 
 
 # A record that holds a run is a row for each of its messages, see `protocol/messages.py`; one whose
-# value is no run, whatever its header says, is one row.
+# value is no run, whatever its header says, is one row. Of the key and headers there is one copy.
 _COUNT = (
-    """CASE WHEN lq LIKE '%"count"%' THEN try_cast(get_json_object(lq, '$.count') AS INT) END"""
+    """CASE WHEN lq LIKE '%"count"%' AND key IS NULL AND headers IS NULL
+    THEN try_cast(get_json_object(lq, '$.count') AS INT) END"""
 )
 _ENDS = f"""CASE WHEN ({_COUNT}) BETWEEN 1 AND least({RUN_MAX}, length(value) div 4) THEN transform(
     sequence(0, ({_COUNT}) - 1), i -> conv(hex(substring(value, 4 * i + 1, 4)), 16, 10)::bigint)

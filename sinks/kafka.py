@@ -24,6 +24,11 @@ def write_kafka(rows: DataFrame, bootstrap: str) -> DataStreamWriter:
         "value",
         f.from_json("headers", _HEADERS).alias("headers"),
     )
+    return write_records(records, bootstrap)
+
+
+def write_records(records: DataFrame, bootstrap: str) -> DataStreamWriter:
+    """Kafka records (topic, key, value, headers, perhaps partition) to Kafka."""
     return (
         records.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)

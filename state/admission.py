@@ -47,6 +47,17 @@ def headers_size(text: str) -> int:
     return size
 
 
+def _payloads(header: PublishHeader, record: tuple) -> list[bytes]:
+    """A record's messages; raises ValueError for a run that is none."""
+    key, value, headers = record[4], record[5], record[7]
+    if not header.count:
+        return [value or b""]
+    if key is not None or headers:
+        what = "a key" if key is not None else "application headers"
+        raise ValueError(f"a run of {header.count} has {what}: only a single message can")
+    return decode_run(value, header.count)
+
+
 class Admission:
     """The publishes of one step."""
 
@@ -64,7 +75,8 @@ class Admission:
         self._look_at_files(records)
         columns = zip(
             records.topics, records.partitions, records.offsets, records.timestamps,
-            records.keys, records.values, records.metas, records.headers, strict=True,
+            records.keys, records.values, records.metas, records.headers, [0] * len(records),
+            strict=True,
         )  # fmt: skip
         sources: dict[str, str | None] = {}
         for record in columns:
@@ -78,7 +90,7 @@ class Admission:
                 header = PLAIN if meta is None else decode_publish_header(meta)
                 if vpn is not None and not header.to:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
-                run = decode_run(record[5], header.count) if header.count else None
+                payloads = _payloads(header, record)
             except ValueError as error:
                 self._malformed(vpn, record, str(error))
                 continue
@@ -87,12 +99,11 @@ class Admission:
             else:
                 matched = self._routes.of_record(topic)
             for name, queues in matched:
-                if run is None:
-                    self._publish(name, header, header.seq, queues, (*record, 0))
-                elif not self._take_run(name, header, queues, run, record):
-                    for item, payload in enumerate(run):
-                        one = (*record[:5], payload, None, record[7], item)
-                        self._publish(name, header, header.seq + item, queues, one)
+                if self._take_all(name, header, queues, payloads, record):
+                    continue
+                for item, payload in enumerate(payloads):
+                    one = (*record[:5], payload, *record[6:8], item)
+                    self._publish(name, header, header.seq + item, queues, one)
 
     def _look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
@@ -104,16 +115,17 @@ class Admission:
             self._file_room = room
 
     def _malformed(self, vpn: str | None, record: tuple, error: str) -> None:
-        topic, partition, offset, _, key, value, _, _ = record
+        topic, partition, offset, _, key, value, *_ = record
         names = [vpn] if vpn else [name for name, _ in self._routes.of_record(topic)]
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
 
-    def _take_run(
-        self, vpn: str, header: PublishHeader, queues: list[Queue], run: list[bytes], record: tuple
-    ) -> bool:
-        """Take in a run at once, where it is plain that each of its messages gets in; else False:
-        then one after the other."""
+    def _take_all(
+        self, vpn: str, header: PublishHeader, queues: list[Queue], payloads: list[bytes],
+        record: tuple,
+    ) -> bool:  # fmt: skip
+        """Take in a record's messages at once, where it is plain that each gets in everywhere and
+        as it is; else False: then one after the other."""
         if not queues or self._file_room is not None:
             return False
         producer = self._producer(vpn, header) if header.producer else None
@@ -121,7 +133,7 @@ class Admission:
             return False
         text = record[7]
         own = headers_size(text) if text else 0
-        sizes = [len(payload) + own for payload in run]
+        sizes = [len(payload) + own for payload in payloads]
         size = sum(sizes)
         for queue in queues:
             d = queue.definition
@@ -131,10 +143,10 @@ class Admission:
             if self._reason(vpn, queue, header, size) is not None:
                 return False
         matches = [Match(queue, 0, False) for queue in queues]
-        number = self._store_run(vpn, header, matches, run, sizes, (*record, 0))
+        number = self._store_all(vpn, header, matches, payloads, sizes, record)
         if producer is not None:
-            producer.high += len(run)
-            producer.stored(header.seq, number, len(run))
+            producer.high += len(payloads)
+            producer.stored(header.seq, number, len(payloads))
         return True
 
     def _producer(self, vpn: str, header: PublishHeader) -> Producer:
@@ -163,7 +175,7 @@ class Admission:
             self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
             return
         text = record[7]
-        size = len(record[5] or b"") + (headers_size(text) if text else 0)
+        size = len(record[5]) + (headers_size(text) if text else 0)
         reasons = [self._reason(vpn, m.queue, header, size) for m in matches]
         for one, reason in zip(matches, reasons, strict=True):
             if reason is not None and self._outcome(one.queue) == NACK:
@@ -187,7 +199,7 @@ class Admission:
     def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[Match]:
         matches = []
         for queue in queues:
-            found = match(queue, self._program(queue), record[5] or b"", header.priority, record[4])
+            found = match(queue, self._program(queue), record[5], header.priority, record[4])
             if found is not None:
                 matches.append(found)
         return matches
@@ -270,22 +282,22 @@ class Admission:
             queue = one.queue
             if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
                 self._early.append((queue, queue.next_place()))
-        return self._store_run(vpn, header, matches, [record[5] or b""], [size], record)
+        return self._store_all(vpn, header, matches, [record[5]], [size], record)
 
-    def _store_run(
-        self, vpn: str, header: PublishHeader, matches: list[Match], run: list[bytes],
+    def _store_all(
+        self, vpn: str, header: PublishHeader, matches: list[Match], payloads: list[bytes],
         sizes: list[int], record: tuple,
     ) -> int:  # fmt: skip
         """Store messages that follow each other in one record; returns the first one's id."""
         topic, partition, offset, timestamp, key, _, _, text, item = record
         broker = self._broker
-        n = len(run)
+        n = len(payloads)
         ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
         due = NEVER
         if header.deliver_at is not None and header.deliver_at > broker.now:
             due = header.deliver_at
         number = broker.spool.stage(
-            run,
+            payloads,
             key,
             text.encode() if text else None,
             sizes,

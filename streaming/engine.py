@@ -6,13 +6,12 @@ tables, the list of captured topics, and the version of the state's layout.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +196,7 @@ class Engine:
         from ..sinks.kafka import OUTPUT_SCHEMA, write_kafka
         from ..sources import kafka as source
         from .processor import BrokerProcessor
+        from .session import settings_set
 
         spark = self._spark
         assert spark is not None
@@ -217,7 +217,8 @@ class Engine:
             .queryName(QUERY)
             .option("checkpointLocation", str(self.home / "checkpoint"))
         )
-        with _set(spark, {k: v for k, v in QUERY_SETTINGS.items() if k not in self._settings}):
+        own = {k: v for k, v in QUERY_SETTINGS.items() if k not in self._settings}
+        with settings_set(spark, own):
             self._query = query.start()
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
 
@@ -384,19 +385,6 @@ class Engine:
                 self.metrics.stop()
             finally:
                 self._stopped.set()
-
-
-@contextlib.contextmanager
-def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Settings for a query that is started meanwhile: it keeps a copy of the session's."""
-    before = {key: spark.conf.get(key) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-        yield
-    finally:
-        for key, old in before.items():
-            spark.conf.set(key, old or "")
 
 
 def _write(file: Path, value: Any) -> None:

@@ -220,6 +220,19 @@ def _spark_home(master: str | None) -> Path:
 
 
 @contextlib.contextmanager
+def settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings for a query that is started meanwhile: it keeps a copy of the session's."""
+    before = {key: spark.conf.get(key) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in before.items():
+            spark.conf.set(key, old or "")
+
+
+@contextlib.contextmanager
 def _stderr_to(path: Path | None) -> Iterator[None]:
     """Let child processes that start meanwhile write their standard error to this file.
 

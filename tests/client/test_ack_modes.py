@@ -421,4 +421,6 @@ def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode:
     producer.send("orders", b"slow")
     producer.send("orders", b"next")
     wait_for(lambda: b"next" in seen)
+    assert seen[0] == b"slow"
+    assert b"next" in seen
     connection.close()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from client.threaded import Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.producer import RUN_BYTES, RUN_MESSAGES
+from lakequeue.client.producer import RUN_BYTES
+from lakequeue.protocol.messages import RUN_MAX
 from rules.harness import Bench
 
 ORDERS = {"name": "orders", "message_type": "binary", "max_per_subscription_backlog": 1000}
@@ -42,10 +43,10 @@ def browse(connection: Connection) -> list[bytes]:
 def test_a_full_run_goes_out_and_the_rest_with_flush(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     producer = connection.producer()
-    sent = [producer.send_async("orders", b"%d" % n) for n in range(2 * RUN_MESSAGES + 3)]
-    assert wire.sizes == [RUN_MESSAGES, RUN_MESSAGES]
+    sent = [producer.send_async("orders", b"%d" % n) for n in range(2 * RUN_MAX + 3)]
+    assert wire.sizes == [RUN_MAX, RUN_MAX]
     producer.flush(10)
-    assert wire.sizes == [RUN_MESSAGES, RUN_MESSAGES, 3]
+    assert wire.sizes == [RUN_MAX, RUN_MAX, 3]
     assert [f.result().message_id for f in sent] == [str(n + 1) for n in range(len(sent))]
     assert browse(connection) == [b"%d" % n for n in range(len(sent))]
     connection.close()
@@ -127,10 +128,10 @@ def test_what_is_gathered_goes_out_soon_by_itself() -> None:
 def test_not_acknowledged_messages_are_gathered_too(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     producer = connection.producer(delivery_mode="non_persistent")
-    for n in range(RUN_MESSAGES):
+    for n in range(RUN_MAX):
         producer.send_async("orders", b"%d" % n)
-    assert wire.sizes == [RUN_MESSAGES]
-    assert browse(connection) == [b"%d" % n for n in range(RUN_MESSAGES)]
+    assert wire.sizes == [RUN_MAX]
+    assert browse(connection) == [b"%d" % n for n in range(RUN_MAX)]
     connection.close()
 
 
@@ -140,12 +141,12 @@ def test_P2_a_lost_run_is_sent_again_message_by_message(slow: tuple[Connection, 
     producer = connection.producer(pub_ack_time="100ms")
     lost = iter([True])
     wire.lose_published = lambda _: next(lost, False)
-    sent = [producer.send_async("orders", b"%d" % n) for n in range(RUN_MESSAGES)]
+    sent = [producer.send_async("orders", b"%d" % n) for n in range(RUN_MAX)]
     producer.flush(30)
-    assert wire.sizes[0] == RUN_MESSAGES
+    assert wire.sizes[0] == RUN_MAX
     assert set(wire.sizes[1:]) == {1}
-    assert len({f.result().message_id for f in sent}) == RUN_MESSAGES
-    assert sorted(browse(connection)) == [b"%d" % n for n in range(RUN_MESSAGES)]
+    assert len({f.result().message_id for f in sent}) == RUN_MAX
+    assert sorted(browse(connection)) == [b"%d" % n for n in range(RUN_MAX)]
     connection.close()
 
 

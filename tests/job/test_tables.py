@@ -110,20 +110,20 @@ def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection
 
 
 def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
-    """Each with its own payload; one that is malformed is one row."""
+    """Each with its own payload; one that is malformed or has a key is one row."""
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     payloads = [b"", b"first", b"\x00\xff", b"last"]
     header = b'{"to": "%s", "producer": "runs", "seq": 5, "count": 4}' % QUEUE.encode()
 
-    def send(value: bytes) -> int:
-        headers = [("lq", header), ("colour", b"red")]
-        return plain.send("default.publish", value, b"k", headers, partition=0).get(30).offset
+    def send(value: bytes, key: bytes | None = None) -> int:
+        future = plain.send("default.publish", value, key, [("lq", header)], partition=0)
+        return future.get(30).offset
 
-    good, bad = send(encode_run(payloads)), send(b"no run")
+    good, keyed, bad = send(encode_run(payloads)), send(encode_run(payloads), b"k"), send(b"no run")
     plain.close()
 
     def find(offset: int) -> list[dict]:
-        columns = [*PLACE, "payload", "key", "headers", "lq"]
+        columns = [*PLACE, "payload", "key"]
         rows = read_table(job.engine.tables / "messages", columns).to_pylist()
         place = ("default.publish", 0, offset)
         found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
@@ -133,14 +133,18 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
     assert (row["item"], row["payload"]) == (0, b"no run")
     rows = find(good)
     assert [(r["item"], r["payload"]) for r in rows] == list(enumerate(payloads))
-    assert {r["key"] for r in rows} == {b"k"}
-    assert all("cmVk" in r["headers"] for r in rows), "the header `colour`, red"
+    (row,) = find(keyed)
+    assert (row["item"], row["key"], row["payload"]) == (0, b"k", encode_run(payloads))
 
-    def spooled() -> list[int]:
+    def events(offset: int) -> list[tuple[str, int]]:
         rows = read_table(job.engine.tables / "journal", ["event", *PLACE]).to_pylist()
-        return [r["item"] for r in rows if r["event"] == "spooled" and r["offset"] == good]
+        place = ("default.publish", 0, offset)
+        found = [r for r in rows if tuple(r[name] for name in PLACE[:3]) == place]
+        return sorted((r["event"], r["item"]) for r in found)
 
-    until(lambda: sorted(spooled()) == [0, 1, 2, 3], 60, "the journal names each")
+    until(lambda: events(bad), 60, "the journal")
+    assert events(good) == [("spooled", item) for item in range(4)], "the journal names each"
+    assert events(keyed) == events(bad) == [("rejected", 0)]
     browsed = [m.payload for m in connection.admin().browse(QUEUE)]
     assert browsed == payloads
     connection.admin().purge(QUEUE)

@@ -1,7 +1,8 @@
 """Several messages in a record (decision 0010): the same as one after the other.
 
-The reference is the engine itself, given the same messages in records of their own. Both must leave
-the same bytes behind and say the same, but for where in Kafka a message stood.
+The reference is the engine itself, given the same messages in records of their own, and made to
+take each by itself. Both must leave the same bytes behind and say the same, but for where in Kafka
+a message stood.
 """
 
 import json
@@ -16,6 +17,7 @@ from lakequeue.client.memory import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.messages import (
+    RUN_MAX,
     PublishHeader,
     Records,
     decode_run,
@@ -23,6 +25,7 @@ from lakequeue.protocol.messages import (
     encode_run,
 )
 from lakequeue.state import Batch, DictStore, check, parse_configuration, step
+from lakequeue.state.admission import Admission
 
 from .harness import Bench, drain
 
@@ -52,8 +55,11 @@ class Engine:
         self.step(Batch(commands=first))
         self.outputs.clear()
 
-    def step(self, batch: Batch) -> None:
-        self.outputs += step(self.store, batch, NOW, "default")
+    def step(self, batch: Batch, at_once: bool = True) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not at_once:
+                patch.setattr(Admission, "_take_all", lambda *_: False)
+            self.outputs += step(self.store, batch, NOW, "default")
         check(self.store, NOW)
 
     def said(self) -> list[Any]:
@@ -77,7 +83,7 @@ def add(
         getattr(records, name).append(one)
 
 
-Sent = tuple[PublishHeader, list[bytes], bytes | None, str | None]
+Sent = tuple[PublishHeader, list[bytes], bytes | None, str | None]  # key, headers: if one message
 
 
 def changed(header: PublishHeader, **changes: Any) -> bytes:
@@ -87,7 +93,10 @@ def changed(header: PublishHeader, **changes: Any) -> bytes:
 def as_runs(sent: list[Sent]) -> Records:
     records = Records()
     for at, (header, run, key, own) in enumerate(sent):
-        add(records, TOPIC, at, encode_run(run), changed(header, count=len(run)), key, own)
+        if len(run) == 1:
+            add(records, TOPIC, at, run[0], changed(header), key, own)
+        else:
+            add(records, TOPIC, at, encode_run(run), changed(header, count=len(run)))
     return records
 
 
@@ -96,7 +105,8 @@ def one_by_one(sent: list[Sent]) -> Records:
     for header, run, key, own in sent:
         for n, payload in enumerate(run):
             seq = header.seq + n if header.producer else header.seq
-            add(records, TOPIC, len(records), payload, changed(header, seq=seq), key, own)
+            extra = (key, own) if len(run) == 1 else (None, None)
+            add(records, TOPIC, len(records), payload, changed(header, seq=seq), *extra)
     return records
 
 
@@ -110,7 +120,7 @@ def both(definitions: Any, steps: list[list[Sent]], *others: c.Command) -> tuple
         engine.step(Batch(commands=asked))
     for sent in steps:
         runs.step(Batch(publishes=as_runs(sent)))
-        singles.step(Batch(publishes=one_by_one(sent)))
+        singles.step(Batch(publishes=one_by_one(sent)), at_once=False)
         assert runs.said() == singles.said()
         assert runs.store.dump() == singles.store.dump()
     return runs, singles
@@ -146,7 +156,7 @@ def messages() -> st.SearchStrategy[Sent]:
             st.sampled_from([b"", b"not json", b'{"n": 8, "long": "xxxxxxxx"}']),
         ),
         min_size=1,
-        max_size=9,
+        max_size=RUN_MAX,
     )
     headers = st.builds(
         PublishHeader,
@@ -217,12 +227,12 @@ def test_R1_the_journal_says_which_message_of_which_record() -> None:
 # ---------------------------------------------------------------- on the wire
 
 
-@given(st.lists(st.binary(max_size=20), min_size=1, max_size=30))
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=RUN_MAX))
 def test_a_run_can_be_read_back(payloads: list[bytes]) -> None:
     assert decode_run(encode_run(payloads), len(payloads)) == payloads
 
 
-@given(st.binary(max_size=40), st.integers(1, 1000))
+@given(st.binary(max_size=40), st.integers(1, RUN_MAX))
 def test_any_bytes_are_a_run_or_a_sentence(value: bytes, count: int) -> None:
     payloads, error = None, ""
     try:
@@ -238,8 +248,8 @@ WRONG = {
     "ends fall": (b"\0\0\0\2\0\0\0\1xx", 2, "a run of 2 has a payload that ends at 1"),
     "ends behind": (b"\0\0\0\1\0\0\0\7xx", 2, "a run of 2 has a payload that ends at 7"),
     "more behind": (encode_run([b"a", b"b"]) + b"c", 2, "has 1 bytes behind its last payload"),
-    "count": (encode_run([b"a"]), 1001, "count: 1001 – allowed are 1 to 1000"),
-    "below": (encode_run([b"a"]), -1, "count: -1 – allowed are 1 to 1000"),
+    "count": (encode_run([b"a"] * 9), 9, "count: 9 – allowed are 1 to 8"),
+    "below": (encode_run([b"a"]), -1, "count: -1 – allowed are 1 to 8"),
 }
 
 
@@ -257,8 +267,30 @@ def test_a_malformed_run_goes_to_rejected_and_the_rest_goes_on(
     assert [m.id for m in drain(bench.consumer())] == [number]
 
 
+@pytest.mark.parametrize("count", [1, 2, RUN_MAX])
+@pytest.mark.parametrize(
+    ("key", "headers", "has"),
+    [
+        (b"k" * 10, [], "a key"),
+        (b"", [], "a key"),
+        (None, [("a", b"b" * 10)], "application headers"),
+    ],
+)
+def test_S1_a_run_cannot_multiply_a_key_or_headers(
+    bench: Bench, count: int, key: bytes | None, headers: Any, has: str
+) -> None:
+    """They would be stored once for each message: a record of 10 MB would take 80 MB."""
+    rejected = bench.engine.open_inbox("default.rejected")
+    header = PublishHeader(to="orders", count=count)
+    lq = ("lq", encode_publish_header(header))
+    bench.engine.publish(TOPIC, encode_run([b"{}"] * count), key, [lq, *headers])
+    (record,) = rejected
+    says = f"a run of {count} has {has}: only a single message can"
+    assert dict(record.headers)["lq-error"].decode() == says
+    assert bench.seen()["depth"] == 0
+
+
 def test_a_plain_producer_can_send_a_run_to_an_underlying_topic(bench: Bench) -> None:
     """Without `to` and without a producer: count is all that is needed."""
-    bench.engine.publish("orders", encode_run([b"{}", b"[]"]), b"k", [("lq", b'{"count": 2}')])
-    messages = drain(bench.consumer())
-    assert [(m.payload, m.key) for m in messages] == [(b"{}", b"k"), (b"[]", b"k")]
+    bench.engine.publish("orders", encode_run([b"{}", b"[]"]), None, [("lq", b'{"count": 2}')])
+    assert [m.payload for m in drain(bench.consumer())] == [b"{}", b"[]"]
