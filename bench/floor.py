@@ -24,7 +24,7 @@ from ..protocol import topics
 from ..protocol.messages import HEADER, PublishHeader, encode_publish_header
 from ..sources import kafka as source
 from ..streaming import Engine
-from ..streaming.engine import QUERY_SETTINGS
+from ..streaming.planning import QUERY_SETTINGS
 from ..streaming.session import settings_set
 from ..streaming.topics_admin import ensure_topics
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, median, running, url, wait_for

@@ -24,6 +24,7 @@ from ..state import Configuration
 from ..state.broker import FORMAT
 from ..state.definition import is_regex
 from .jars import ensure_jars
+from .planning import QUERY_SETTINGS
 from .ticker import Ticker
 from .topics_admin import ensure_topics
 
@@ -39,16 +40,6 @@ RESTART_WINDOW_S = 300.0
 TABLES_INTERVAL_S = 5
 TABLES_RECORDS = 25_000  # up to eight messages in each
 START_TIMEOUT_S = 120.0
-# Each batch is planned anew, and for a small one that is most of the work: no code is generated for
-# rows that Python will look at anyway, and the plan is neither checked after every rule nor drawn
-# for the web page in full. Of this query only (decision 0009).
-QUERY_SETTINGS = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.constraintPropagation.enabled": "false",
-    "spark.sql.lightweightPlanChangeValidation": "false",
-    "spark.sql.ui.explainMode": "simple",
-}
 
 
 class Engine:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -16,6 +17,7 @@ from ..state import step
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
+_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka`
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
 
 
@@ -80,10 +82,8 @@ def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd
 
 
 def _frame(rows: list[tuple]) -> pd.DataFrame:
-    columns = list(zip(*rows, strict=True))
-    names = ("topic", "partition", "key", "value", "headers", "note")
-    frame = pd.DataFrame(
-        {n: pd.Series(c, dtype=object) for n, c in zip(names, columns, strict=True)}
-    )
-    frame["partition"] = frame["partition"].astype("int32")
-    return frame
+    cells = np.empty((len(rows), len(_COLUMNS)), object)
+    cells[:] = rows
+    columns = dict(zip(_COLUMNS, cells.T, strict=True))
+    columns["partition"] = columns["partition"].astype(np.int32)
+    return pd.DataFrame(columns, copy=False)

@@ -40,6 +40,7 @@ ROOMS = (
     "streaming",
 )
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -80,8 +81,9 @@ def spark_settings(
         settings["spark.ui.port"] = str(ui_port)
     logging = f"-Dlog4j2.configurationFile={(CONF / 'spark-log4j2.xml').as_uri()}"
     logging += f" -Dlakequeue.log.level={log_level}"
-    options = settings.get("spark.driver.extraJavaOptions", "")
-    settings["spark.driver.extraJavaOptions"] = f"{options} {logging}".strip()
+    given = {key: str(value) for key, value in (extra or {}).items()}
+    options = (settings.get(JAVA_OPTIONS), logging, given.pop(JAVA_OPTIONS, None))
+    settings[JAVA_OPTIONS] = " ".join(filter(None, options))
     if is_local(master):  # this machine's paths and address mean something to all processes
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
@@ -91,7 +93,7 @@ def spark_settings(
                 settings["spark.driver.extraClassPath"] = str(jar)
                 settings["spark.executor.extraClassPath"] = str(jar)
                 settings["spark.hadoop.fs.file.impl"] = LOCAL_FILES
-    settings.update({key: str(value) for key, value in (extra or {}).items()})
+    settings.update(given)
     return settings
 
 
@@ -110,7 +112,8 @@ def spark_session(
     master: such as ``local[2]`` or ``spark://host:7077``; None is ``local[*]``, or what
     `spark-submit` was given when it started this program.
     jars: `ensure_jars().spark`; on a cluster that has them, an empty list.
-    extra: any setting by its name; it wins over everything else.
+    extra: any setting by its name; it wins over everything else. Java options of the driver are
+    put behind ours: of two that contradict each other Java takes the last.
     ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
     ports, listens on 127.0.0.1.
     shuffle_partitions: tasks of a stateful batch; fixed by a query's first checkpoint.
@@ -222,14 +225,17 @@ def _spark_home(master: str | None) -> Path:
 @contextlib.contextmanager
 def settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Settings for a query that is started meanwhile: it keeps a copy of the session's."""
-    before = {key: spark.conf.get(key) for key in settings}
+    before = {key: spark.conf.get(key, None) for key in settings}
     try:
         for key, value in settings.items():
             spark.conf.set(key, value)
         yield
     finally:
         for key, old in before.items():
-            spark.conf.set(key, old or "")
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
 
 
 @contextlib.contextmanager

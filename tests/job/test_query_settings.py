@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from job.conftest import Job
-from lakequeue.streaming.engine import QUERY_SETTINGS
+from lakequeue.streaming.planning import QUERY_SETTINGS
 
 pytestmark = pytest.mark.job
 
@@ -13,9 +13,9 @@ pytestmark = pytest.mark.job
 def test_of_the_engines_query_alone(job: Job, key: str) -> None:
     def of(query: object) -> str:
         java = query._jsq.streamingQuery()  # type: ignore[attr-defined]
-        return str(java.sparkSessionForStream().conf().get(key))
+        return str(java.sparkSessionForStream().conf().get(key, None))
 
     assert of(job.engine._query) == QUERY_SETTINGS[key]
     assert of(job.engine._tables_query) != QUERY_SETTINGS[key]
     assert job.engine._spark is not None
-    assert job.engine._spark.conf.get(key) != QUERY_SETTINGS[key]
+    assert job.engine._spark.conf.get(key, None) != QUERY_SETTINGS[key]

@@ -42,6 +42,16 @@ def test_extra_settings_win() -> None:
     assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
 
 
+def test_java_options_are_put_behind_ours() -> None:
+    """Java takes the last of two that contradict each other; the log's configuration stays."""
+    extra = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"}
+    settings = spark_settings(master="local[2]", jars=[], extra=extra)
+    options = settings["spark.driver.extraJavaOptions"].split()
+    assert options[-1] == "-XX:TieredStopAtLevel=4"
+    assert options.index("-XX:TieredStopAtLevel=1") < len(options) - 1
+    assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
+
+
 def test_a_cluster_is_not_told_of_this_machine() -> None:
     settings = spark_settings(master="spark://host:7077", jars=[], ui_port=4050)
     assert "spark.driver.bindAddress" not in settings
