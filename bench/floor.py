@@ -6,7 +6,8 @@ Three ways take turns, in one session, on one disk, with the same messages of 1 
 - plain: the same engine, but each message is a record of its own, as any Kafka producer sends it;
 - floor: the plain copy of the very records of `plain`; done when it has written them.
 
-Small batches are 100 records of the second and third kind, each after the one before is done. A
+Small batches are 100 records of the second and third kind, each after the one before is done; and,
+to tell Spark's share from ours, of a copy through a stateful operator that does next to nothing. A
 round is all ways, one after the other, and what counts is the median of the rounds: machines become
 slower and faster meanwhile.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..client import connect
 from ..client.kafka import open_kafka
@@ -29,16 +30,18 @@ from ..streaming.session import settings_set
 from ..streaming.topics_admin import ensure_topics
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, median, running, url, wait_for
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 WARM_UP = 40_000
 ROUNDS = 3
-SMALL, SMALL_ROUNDS = 100, 40
-COPY_IN, COPY_OUT = "floor-in", "floor-out"
+SMALL, SMALL_ROUNDS = 100, 25
 
 
 def run(messages: int, say: Say) -> list[dict[str, Any]]:
     """Rounds of so many messages each; see the module."""
     with running(say, {"lakequeue.tables_interval_s": "0"}) as engine:
-        lives, copy = _Lives(engine), _Copy(engine)
+        lives, copy = _Lives(engine), _Copy(engine, "floor")
         ways: dict[str, Callable[[int], float]] = {
             "engine": lives.by_client, "plain": lives.by_records, "floor": copy.of_records
         }  # fmt: skip
@@ -50,10 +53,20 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
             say(f"round {turn + 1} of {ROUNDS}")
             for name, way in ways.items():
                 rates[name].append(way(messages))
+        from .empty_operator import through_operator
+
         say("small batches")
-        small = lives.small_batches(), copy.small_batches()
+        empty = _Copy(engine, "operator", through_operator)
+        empty.of_records(WARM_UP)
+        batches = (lives.small_batches, copy.small_batches, empty.small_batches)
+        small: list[list[float]] = [[], [], []]
+        for _ in range(ROUNDS):
+            for found, batch in zip(small, batches, strict=True):
+                found.append(batch())
         copy.stop()
+        empty.stop()
     speed = {name: median(found) for name, found in rates.items()}
+    engine_ms, copy_ms, operator_ms = map(median, small)
     return [
         {
             "engine_msgs_s": speed["engine"],
@@ -61,9 +74,10 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
             "floor_msgs_s": speed["floor"],
             "ratio": speed["engine"] / speed["floor"],
             "plain_ratio": speed["plain"] / speed["floor"],
-            "small_batch_ms": small[0],
-            "floor_small_batch_ms": small[1],
-            "small_batch_ratio": small[0] / small[1],
+            "small_batch_ms": engine_ms,
+            "floor_small_batch_ms": copy_ms,
+            "small_batch_ratio": engine_ms / copy_ms,
+            "operator_small_batch_ms": operator_ms,
         }
     ]
 
@@ -180,25 +194,29 @@ class _Consumer:
 
 
 class _Copy:
-    """The plain copy: source, sink, session and query are set as the engine's are."""
+    """A plain copy, or one through something: source, sink, session and query are set as the
+    engine's are."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self, engine: Engine, name: str, through: Callable[[DataFrame], DataFrame] | None = None
+    ) -> None:
         spark = engine._spark
         assert spark is not None
-        ensure_topics(engine.bootstrap, [], [COPY_IN, COPY_OUT])
+        self._input, output = f"{name}-in", f"{name}-out"
+        ensure_topics(engine.bootstrap, [], [self._input, output])
         from pyspark.sql import functions as f
 
         from ..sinks.kafka import write_records
 
         stream = source.read_stream(
-            spark, engine.bootstrap, {"subscribe": COPY_IN}, source.RECORDS_PER_BATCH
+            spark, engine.bootstrap, {"subscribe": self._input}, source.RECORDS_PER_BATCH
         )
-        copy = stream.select(f.lit(COPY_OUT).alias("topic"), "key", "value", "headers")
-        writer = write_records(copy, engine.bootstrap)
-        writer.option("checkpointLocation", str(engine.home / "floor-checkpoint"))
+        copy = stream.select(f.lit(output).alias("topic"), "key", "value", "headers")
+        writer = write_records(through(copy) if through else copy, engine.bootstrap)
+        writer.option("checkpointLocation", str(engine.home / f"{name}-checkpoint"))
         with settings_set(spark, QUERY_SETTINGS):
             self._query = writer.start()
-        self._records = _Records(engine.bootstrap, "floor")
+        self._records = _Records(engine.bootstrap, name)
         self._sent = 0
         self._seen: dict[int, Any] = {}
 
@@ -223,7 +241,7 @@ class _Copy:
 
     def _feed(self, count: int) -> None:
         self._sent += count
-        self._records.send(COPY_IN, count)
+        self._records.send(self._input, count)
         wait_for(lambda: self._copied() >= self._sent, 300, "the copy")
 
     def _copied(self) -> int:
