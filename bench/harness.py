@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..client import connect
+from ..protocol.errors import LakequeueError
 from ..state import parse_configuration
 from ..streaming import EmbeddedKafka, Engine
 
@@ -96,5 +97,10 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
 
 
 def median(values: list[float]) -> float:
-    """The median, 0 for nothing."""
-    return statistics.median(values) if values else 0.0
+    """The median; raises LakequeueError for nothing, which is no figure."""
+    if not values:
+        raise LakequeueError(
+            "Nothing was measured: no batch took in what was sent as one. Try again on a machine "
+            "with less to do."
+        )
+    return statistics.median(values)
