@@ -26,11 +26,15 @@ def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title)
-    for key in rows[0]:
-        table.add_column(key, justify="right")
-    for row in rows:
-        table.add_row(*(_text(v) for v in row.values()))
+    table = Table(title=title, show_header=len(rows) > 1)
+    if len(rows) == 1:  # downwards: nine columns do not fit a terminal
+        for key, value in rows[0].items():
+            table.add_row(key, _text(value))
+    else:
+        for key in rows[0]:
+            table.add_column(key, justify="right")
+        for row in rows:
+            table.add_row(*(_text(v) for v in row.values()))
     Console().print(table)
 
 
