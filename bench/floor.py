@@ -17,21 +17,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from ..client import connect
 from ..client.kafka import open_kafka
 from ..protocol import topics
 from ..protocol.messages import HEADER, PublishHeader, encode_publish_header
+from ..sinks.kafka import write_records
 from ..sources import kafka as source
 from ..streaming import Engine
 from ..streaming.planning import QUERY_SETTINGS
 from ..streaming.session import settings_set
 from ..streaming.topics_admin import ensure_topics
+from .empty_operator import through_operator
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, median, running, url, wait_for
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 WARM_UP = 40_000
 ROUNDS = 3
@@ -53,8 +55,6 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
             say(f"round {turn + 1} of {ROUNDS}")
             for name, way in ways.items():
                 rates[name].append(way(messages))
-        from .empty_operator import through_operator
-
         say("small batches")
         empty = _Copy(engine, "operator", through_operator)
         empty.of_records(WARM_UP)
@@ -204,10 +204,6 @@ class _Copy:
         assert spark is not None
         self._input, output = f"{name}-in", f"{name}-out"
         ensure_topics(engine.bootstrap, [], [self._input, output])
-        from pyspark.sql import functions as f
-
-        from ..sinks.kafka import write_records
-
         stream = source.read_stream(
             spark, engine.bootstrap, {"subscribe": self._input}, source.RECORDS_PER_BATCH
         )

@@ -131,17 +131,17 @@ class Admission:
         producer = self._producer(vpn, header) if header.producer else None
         if producer is not None and header.seq != producer.high + 1:
             return False
-        text = record[7]
-        own = headers_size(text) if text else 0
-        sizes = [len(payload) + own for payload in payloads]
-        size = sum(sizes)
         for queue in queues:
             d = queue.definition
             counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
             if counts or queue.header.deferred or self._program(queue) is not None:
                 return False
-            if self._reason(vpn, queue, header, size) is not None:
-                return False
+        text = record[7]
+        own = headers_size(text) if text else 0
+        sizes = [len(payload) + own for payload in payloads]
+        size = sum(sizes)
+        if any(self._reason(vpn, queue, header, size) is not None for queue in queues):
+            return False
         matches = [Match(queue, 0, False) for queue in queues]
         number = self._store_all(vpn, header, matches, payloads, sizes, record)
         if producer is not None:

@@ -17,8 +17,8 @@ from ..state import step
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
-_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka`
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
+_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka`
 
 
 class BrokerProcessor(StatefulProcessor):
