@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..client import connect
+from ..definitions import parse_configuration
 from ..protocol.errors import LakequeueError
-from ..state import parse_configuration
 from ..streaming import EmbeddedKafka, Engine
 
 QUEUE = "bench"

@@ -16,10 +16,11 @@ from typing import Any
 from ..client.kafka import open_kafka
 from ..client.memory import configure_commands
 from ..client.transport import Record, Transport
+from ..definitions import Configuration
 from ..protocol import NotConnected, topics, wire
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline
-from ..state import Batch, Configuration, DictStore, step
+from ..state import Batch, DictStore, step
 from ..streaming.topics_admin import ensure_topics
 
 POLL_S = 0.02

@@ -11,7 +11,7 @@ from .common import DEFAULT_HOME, json_option, option
 from .service import Progress, environment_faults, in_the_foreground, run_engine
 
 if TYPE_CHECKING:
-    from ..state import Configuration
+    from ..definitions import Configuration
 
 PORT = 9092
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"

@@ -70,7 +70,7 @@ def _memory(
     config: Mapping[str, Any] | str | None,
 ) -> Connection:
     from ..conf import load
-    from ..state import parse_configuration
+    from ..definitions import parse_configuration
     from .memory import MemoryEngine, MemoryTransport
 
     unknown = set(query) - {"config"}

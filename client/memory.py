@@ -13,12 +13,12 @@ import weakref
 from collections import deque
 from typing import Any
 
+from ..definitions import DEFAULT_BROKER, Configuration, to_wire
 from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Deadline
-from ..state import Batch, Configuration, DictStore, check, step, to_wire
-from ..state.configuration import DEFAULT_BROKER
+from ..state import Batch, DictStore, check, step
 from .transport import Record
 from .values import duration_ms
 

@@ -1,7 +1,7 @@
 """Configuration files: YAML text to a checked `Configuration` (Q7).
 
 Theory. A file is read as plain data (text, numbers, lists, mappings; a time stays text) and handed
-to `state.configuration`, which knows what it means. What is wrong with the file itself (missing,
+to `definitions`, which knows what it means. What is wrong with the file itself (missing,
 empty, no YAML, a key written twice) is one sentence with the file and the line.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from ..definitions import Configuration, parse_configuration
 from ..protocol import ConfigError
-from ..state.configuration import Configuration, parse_configuration
 
 FILE_BYTES_MAX = 10_000_000
 

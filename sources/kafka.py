@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ..definitions import is_regex
 from ..protocol import topics
 from ..protocol.messages import HEADER
-from ..state.definition import is_regex
 
 RECORDS_PER_BATCH = 5_000
 LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")

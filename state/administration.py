@@ -9,16 +9,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..definitions import (
+    QueueDefinition,
+    dead_message_ring,
+    parse_configuration,
+    parse_definition,
+    redefine,
+)
+from ..expressions import compile_program
 from ..protocol.commands import Browse, Configure, Define, Purge, Shutdown
 from ..protocol.errors import ConfigError, Problem
 from ..protocol.ids import parse_ranges
 from .active_set import active_rows, first_inactive
 from .broker import Broker, bucket
 from .columns import NEVER, PAGE_BITS, Array
-from .configuration import parse_configuration
-from .definition import QueueDefinition, dead_message_ring, parse_definition, redefine
 from .delivery import matching
-from .expressions import compile_program
 from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
 from .queue import COUNTERS, Queue, QueueHeader, QueuePage, Subscription

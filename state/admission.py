@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..expressions import Program
 from ..protocol import topics
 from ..protocol.errors import Reason
 from ..protocol.journal import Segment
@@ -26,7 +27,6 @@ from .broker import Broker
 from .columns import NEVER
 from .deferred import came_early, remove_arrivals
 from .entering import Match, match, program_of, refusal
-from .expressions import Program
 from .last_value import keep_last
 from .lifetime import expires_at
 from .producers import Producer

@@ -11,10 +11,10 @@ from zlib import crc32
 
 import msgspec
 
+from ..definitions import SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
 from .calendar import Calendar
-from .configuration import SystemLimits, VpnLimits
 from .queue import Queue, QueueHeader
 from .spool import Spool, SpoolHeader
 from .store import Notes, Store

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
 from .broker import Broker
 from .columns import NEVER, Array
 from .deferred import came_early, remove_arrivals
 from .entering import over_quota, program_of
-from .expressions import as_priority, is_true
 from .last_value import keep_last
 from .lifetime import expires_at
 from .queue import Queue, QueuePage

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..expressions import compile_program, is_true
 from ..protocol.outputs import Deliveries
 from . import transport
 from .active_set import first_inactive
 from .broker import Broker
 from .columns import NEVER, Array
-from .expressions import compile_program, is_true
 from .fairness import UNLIMITED, Seat, backlog_of, choose, seats_of, share, take
 from .lifecycle import READY
 from .queue import Queue, Subscription

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..expressions import Program, as_priority, compile_program, is_true
 from ..protocol.errors import Reason
-from .expressions import Program, as_priority, compile_program, is_true
 from .queue import Queue
 
 LOW_PRIORITY_BELOW = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from .definition import QueueDefinition
+from ..definitions import QueueDefinition
 from .queue import Subscription
 
 UNLIMITED = 1 << 62

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..definitions import QueueDefinition
 from .columns import NEVER
-from .definition import QueueDefinition
 
 
 def expires_at(definition: QueueDefinition, now: int, ttl_ends: int) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..definitions import QueueDefinition
 from .columns import NEVER, PAGE_BITS, PAGE_ROWS, ROW_MASK, Array, ColumnPage, by_page
-from .definition import QueueDefinition
 from .directory import Directory
 from .lifecycle import DELAYED, GONE, LEASED, READY
 from .ready import SEQ_BITS, SEQ_MASK, ReadyIndex, key_of

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from ..expressions import Program
 from ..protocol.commands import Redrive
 from .administration import chosen
 from .broker import Broker
 from .columns import NEVER
 from .entering import Match, match, program_of, refusal
-from .expressions import Program
 from .last_value import keep_last
 from .lifecycle import LEASED
 from .lifetime import expires_at

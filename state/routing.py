@@ -8,10 +8,10 @@ where a queue of the VPN captures their topic, so that a wildcard takes nothing 
 
 from __future__ import annotations
 
+from ..definitions import QueueDefinition, is_regex
 from ..protocol.outputs import Capture
 from ..protocol.patterns import compiled
 from .broker import Broker, bucket
-from .definition import QueueDefinition, is_regex
 from .queue import Queue
 from .topic_subscriptions import subscribed
 

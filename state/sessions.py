@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..expressions import compile_program
 from ..protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from .broker import Broker
 from .columns import NEVER
-from .expressions import compile_program
 from .fairness import backlog_of
 from .queue import Queue, Subscription
 from .settling import release_all

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
+from ..expressions import ExpressionError
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.messages import Records
@@ -23,7 +24,6 @@ from .broker import Broker
 from .columns import NEVER
 from .delivery import dispatch
 from .expiry import act_on_deadlines
-from .expressions import ExpressionError
 from .queue import Queue
 from .redrive import redrive
 from .store import Store

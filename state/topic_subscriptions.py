@@ -11,10 +11,10 @@ A message keeps the matches that it was stored with: removing a subscription tak
 
 from __future__ import annotations
 
+from ..definitions import QueueDefinition
 from ..protocol.commands import SubscribeTopic, UnsubscribeTopic
 from ..protocol.patterns import REGEX, TOPIC, compiled, kind_of, wildcard_matches
 from .broker import Broker, bucket
-from .definition import QueueDefinition
 from .queue import Queue
 
 TOPICS_MAX = 10_000  # of one queue

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ..client.kafka import open_kafka
 from ..client.memory import configure_commands
 from ..client.transport import require_broker
+from ..definitions import Configuration, is_regex
 from ..protocol import LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
-from ..state import Configuration
 from ..state.broker import FORMAT
-from ..state.definition import is_regex
 from .jars import ensure_jars
 from .planning import QUERY_SETTINGS
 from .ticker import Ticker

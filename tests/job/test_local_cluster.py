@@ -24,7 +24,7 @@ queues:
 FROM_ZIP = """
 import lakequeue
 assert ".zip" in lakequeue.__file__, lakequeue.__file__
-from lakequeue.state.expressions import compile_program
+from lakequeue.expressions import compile_program
 assert compile_program(("/n > 1",)).run(b'{"n": 2}', 4, None)
 """
 

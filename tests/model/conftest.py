@@ -8,8 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from lakequeue.definitions import definition_values as read
 from lakequeue.state import definition
-from lakequeue.state import definition_values as read
 from reference import twin
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import lakequeue
 import pytest
+from lakequeue.definitions import SystemLimits
 from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.state import parse_definition
 from lakequeue.state.alerts import is_over, mark, rate, time_to_react_s
-from lakequeue.state.configuration import SystemLimits
 from rules.harness import Bench, drain
 
 KB = 1000

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.conf import load, load_configuration_text
-from lakequeue.protocol import ConfigError, Problem
-from lakequeue.state.configuration import Configuration, parse_configuration
-from lakequeue.state.definition import (
+from lakequeue.definitions import Configuration, parse_configuration
+from lakequeue.definitions.definition import (
     KEYS,
     UNSUPPORTED,
     QueueDefinition,
@@ -23,6 +22,7 @@ from lakequeue.state.definition import (
     to_wire,
     topic_matcher,
 )
+from lakequeue.protocol import ConfigError, Problem
 
 
 def define(**keys: Any) -> QueueDefinition:

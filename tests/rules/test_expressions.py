@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.state.expressions import (
+from lakequeue.expressions.language import (
     PRIORITY_MAX,
     ExpressionError,
     as_priority,

@@ -1,6 +1,6 @@
 """The expression language of filters, priorities and barriers (Q6, O2, O3, O4, F5).
 
-Theory. An expression is read once, by an LALR parser over `expressions.lark`, into a small tree.
+Theory. An expression is read once, by an LALR parser over `grammar.lark`, into a small tree.
 The expressions that meet the same message are written together as the source of one Python
 function: it decodes the payload once, and of the payload only the top-level fields that they name.
 A value is NULL (None), a bool, a number or a text; a JSON object or array is a value that is not
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import lark
 
-from . import expression_runtime as runtime
+from . import runtime
 
 Value = bool | int | float | str | None
 
@@ -200,7 +200,7 @@ def _unquote(token: str) -> str:
 @functools.cache
 def _parser() -> lark.Lark:
     # Read as a resource: on an executor this package is a zip.
-    grammar = importlib.resources.files(__package__).joinpath("expressions.lark").read_text()
+    grammar = importlib.resources.files(__package__).joinpath("grammar.lark").read_text()
     return lark.Lark(
         grammar,
         parser="lalr",

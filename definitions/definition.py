@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from ..expressions import ExpressionError, compile_program
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX_CHARACTERS
 from . import definition_values as read
-from .expressions import ExpressionError, compile_program
 from .units import format_duration, format_size
 
 UNSUPPORTED = frozenset({"partition_key", "recovery_point"})
