@@ -20,8 +20,8 @@ class Receipt:
     """What is known of a sent message.
 
     message_id: text, None where the engine stored nothing (mode `non_persistent`, or discarded) or
-    has not answered yet; discarded: acknowledged, but thrown away by the queue's policy (S4), and
-    then `reason` and `queue` say why and where.
+    has not answered yet; discarded: acknowledged, but thrown away by a queue's policy (S4), and
+    then `reason` and `queue` say why and where. Another queue may have taken it.
     """
 
     __slots__ = ("message_id", "queue", "reason", "sequence")
@@ -40,7 +40,7 @@ class Receipt:
 
     @property
     def discarded(self) -> bool:
-        """Whether the message was thrown away: it is in no queue, and no error says so."""
+        """Whether a queue has thrown the message away, and no error says so."""
         return self.reason is not None
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Who does a session's duties, and by which clock: the second thing that Kafka and memory differ in.
+"""Who does a session's duties, and by which clock: what else Kafka and memory differ in.
 
 Duties are reading what came in, acks and renewals that are due, heartbeats, messages to be sent
 again, callbacks. Over Kafka threads do them (`threads`), and a call may wait. In memory nobody does

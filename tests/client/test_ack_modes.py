@@ -335,8 +335,8 @@ def test_C5_acks_are_batched_and_a_cancel_does_not_overtake_them() -> None:
     ]  # fmt: skip
     messages[59].ack()
     consumer.close()
-    assert [(c["command"], c.get("ids")) for c in wire.commands[-3:]] == [
-        ("ack", "60"), ("set_backlog", None), ("unsubscribe", None),
+    assert [(c["command"], c.get("ids")) for c in wire.commands[-4:]] == [
+        ("ack", "60"), ("set_backlog", None), ("return", "41"), ("unsubscribe", None),
     ]  # fmt: skip
     connection.close()
 
