@@ -6,7 +6,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from client.threaded import Wire, connect, engine, wait_for
+from client.threaded import Held, connect, engine, wait_for
 from lakequeue.client.connection import Connection
 from lakequeue.client.consumer import RETURN_S
 from rules.harness import Bench, drain, ids
@@ -94,26 +94,9 @@ def test_L5_pre_ack_returns_what_it_has_not_acknowledged(empty: Bench) -> None:
     assert (empty.seen()["acknowledged"], empty.seen()["expired"]) == (4, 0)
 
 
-class Held(Wire):
-    """Deliveries stay on the way until they are let go."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.let_go = threading.Event()
-        self._kept: list[Any] = []
-
-    def poll(self, timeout: float) -> list[Any]:
-        self._kept += super().poll(timeout)
-        if not self.let_go.is_set():
-            return []
-        kept, self._kept = self._kept, []
-        return kept
-
-
 def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
     made = engine(ORDERS)
     wire = Held(made)
-    wire.let_go.set()
     connection = Connection(wire, "default", "app")
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=100)
     producer = connection.producer()
@@ -138,7 +121,6 @@ def test_L5_consumers_of_an_engine_that_is_away_close_soon() -> None:
     """They wait once, not each."""
     made = engine(ORDERS)
     wire = Held(made)
-    wire.let_go.set()
     connection = Connection(wire, "default", "app")
     for _ in range(5):
         connection.consumer("orders", ack_mode="individual", max_backlog=100)
