@@ -1,4 +1,4 @@
-"""C4 on memory: a callback that fails ends a test, not the other way round; its traceback is seen."""
+"""C4 on memory: a callback that always fails keeps no test for ever; its traceback is seen."""
 
 import asyncio
 import logging

@@ -1,6 +1,11 @@
 """The pytest plugin, as an application's tests use it."""
 
+import re
+from pathlib import Path
+
 import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-application.md"
 
 pytest_plugins = ["pytester"]
 
@@ -104,3 +109,8 @@ def test_what_is_acknowledged_is_not_left(run) -> None:
             pass
         """
     ).assert_outcomes(passed=2, errors=1)
+
+
+def test_the_example_of_the_page(run) -> None:
+    (example,) = re.findall(r"^```python pytest\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    run(example).assert_outcomes(passed=2)

@@ -108,7 +108,8 @@ class Small(Wire):
 
 @pytest.mark.parametrize("mode", ["persistent", "persistent_groupack", "non_persistent"])
 def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str) -> None:
-    connection = Connection(Small(engine({"name": "orders", "message_type": "text"})), "default", "a")
+    wire = Small(engine({"name": "orders", "message_type": "text"}))
+    connection = Connection(wire, "default", "app")
     producer = connection.producer(delivery_mode=mode)
     producer.send("orders", "one")
     with pytest.raises(Rejected, match="message_too_large: 20 are allowed"):
