@@ -21,7 +21,7 @@ from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Deadline
-from ..state import Batch, DictStore, check, step
+from ..state import Batch, DictStore, Home, Limits, check, step
 
 log = logging.getLogger("lakequeue.memory")
 
@@ -48,8 +48,11 @@ class Client(Protocol):
 class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time."""
 
-    def __init__(self, configuration: Configuration | None = None) -> None:
+    def __init__(
+        self, configuration: Configuration | None = None, limits: Limits | None = None
+    ) -> None:
         self.store = DictStore()
+        self.limits = limits or Limits()
         self.now = round(time.time() * 1000)
         self.checking = False
         self._lock = threading.RLock()
@@ -118,7 +121,7 @@ class MemoryEngine:
                 ticks += 1
 
     def _step(self, batch: Batch, checked: bool = True) -> None:
-        outputs = step(self.store, batch, self.now, self._broker)
+        outputs = step(self.store, batch, self.now, Home(self._broker), self.limits)
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at
@@ -150,7 +153,7 @@ class MemoryEngine:
                     self._step(Batch())
         with self._lock:
             self.now = target
-            self._step(Batch())
+            self._run()
         for client in self._attending():
             client.attend()
 
