@@ -88,7 +88,7 @@ def open_memory(
     vpn: str,
     client_name: str | None,
     config: Mapping[str, Any] | str | None,
-) -> Connection:
+) -> MemoryConnection:
     """Connect to the engine of that name, or to a new one. query: of the URL, ``config=FILE`` and
     ``keep=true``."""
     options = parse_qs(query, keep_blank_values=True)

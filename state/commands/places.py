@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...protocol.ids import Ranges, make_id
 from ...expressions import compile_program
+from ...protocol.ids import Ranges, make_id
 from .. import deferred
 from ..active_set import first_inactive
 from ..broker import Broker

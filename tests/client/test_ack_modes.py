@@ -377,7 +377,7 @@ def test_L13_up_to_is_one_id(bench: Bench) -> None:
     ("key", "value"),
     [
         ("inbox", commands.Inbox("default.deliveries", 3)),
-        ("inbox", commands.Inbox("elsewhere", 0)),
+        ("inbox", commands.Inbox("default.deliveries.other", 0)),
         ("framing", "batch"),
         ("acks", "none"),
         ("filter", "/n > 3"),
