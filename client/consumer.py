@@ -87,7 +87,10 @@ class Consumer:
             raise
 
     def subscribe(self) -> None:
-        """Bind to the queue under a new subscription id; what was held before is lost."""
+        """Bind to the queue under a new subscription id; what was held before is lost. Closed, it
+        stays closed: a session that was lost may come upon it later."""
+        if self._closed:
+            return
         session, bound = self._session, self._subscription
         if self._rule.mode == "pre_ack":
             self._settling.flush()

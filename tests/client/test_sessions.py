@@ -58,3 +58,13 @@ def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
     connection.request(commands.Queues())
     connection.close()
     assert wire.said("heartbeat") == []
+
+
+def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
+    made = engine(ORDERS)
+    connection, _ = connect(made)
+    consumer = connection.consumer("orders")
+    consumer.close()
+    consumer.subscribe()
+    assert consumers(made) == []
+    connection.close()
