@@ -5,7 +5,7 @@
 
 from .invariants import check
 from .step import Batch, step
-from .store import DictStore, Store
+from .storage import DictStore, Store
 
 __all__ = [
     "Batch",

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .columns import PAGE_BITS, Array
 from .lifecycle import GONE
+from .limits import PAGE_BITS
 from .queue import Queue, QueuePage
+from .storage import Array
 
 
 def first_inactive(queue: Queue) -> int | None:

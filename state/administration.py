@@ -22,12 +22,13 @@ from ..protocol.errors import ConfigError, Problem
 from ..protocol.ids import parse_ranges
 from .active_set import active_rows, first_inactive
 from .broker import Broker, bucket
-from .columns import NEVER, PAGE_BITS, Array
 from .delivery import matching
 from .fairness import backlog_of
 from .lifecycle import DELAYED, GONE, LEASED, NAMES, READY
+from .limits import PAGE_BITS
 from .queue import COUNTERS, Queue, QueueHeader, QueuePage, Subscription
 from .routing import add_route, drop_route
+from .storage import NEVER, Array
 from .topic_subscriptions import follow_definition, remove, topics_of
 
 BROWSE_MAX = 10_000
@@ -318,7 +319,7 @@ def _look(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
     names = {s.number: s.name for s in queue.header.subscriptions}
     out = []
     for seq, content, priority in zip(
-        seqs.tolist(), broker.spool.contents(ids),
+        seqs.tolist(), broker.contents(ids),
         broker.spool.gather(ids, "priority").tolist(), strict=True,
     ):  # fmt: skip
         page, row = queue.row(seq)

@@ -24,7 +24,6 @@ from ..protocol.messages import (
 )
 from ..protocol.outputs import RejectedRecord
 from .broker import Broker
-from .columns import NEVER
 from .deferred import came_early, remove_arrivals
 from .entering import Match, match, program_of, refusal
 from .last_value import keep_last
@@ -32,6 +31,7 @@ from .lifetime import expires_at
 from .producers import Producer
 from .queue import Queue
 from .routing import Routes
+from .storage import NEVER
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 

@@ -14,12 +14,11 @@ import msgspec
 from ..definitions import SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
-from .calendar import Calendar
+from .limits import Limits
 from .queue import Queue, QueueHeader
-from .spool import Spool, SpoolHeader
-from .store import Notes, Store
+from .storage import Array, Calendar, Content, Notes, Spool, SpoolHeader, Store
 
-FORMAT = 3
+FORMAT = 4
 EVENTS_MAX = 1000
 BUCKETS = 64
 
@@ -63,13 +62,14 @@ class Broker:
         self.header = header
         self.now = now
         self.notes = Notes(store)
-        self.spool = Spool(store, self.notes, header.spool, header.number)
-        self.calendar = Calendar(self.notes, header.earliest)
+        self.spool = Spool(store, header.spool, header.number, Limits())
+        self.calendar = Calendar(self.notes, header.earliest, Limits())
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
         self._queues: dict[int, Queue | None] = {}
         self.unacked_total = header.unacked  # as of the last `count_unacked`, kept by dispatch
         self.reconfigured = False
+        self.work_left = False  # of the spool, for the next step
         self._vpn_names = {number: name for name, number in header.vpns.items()}
 
     @classmethod
@@ -171,12 +171,23 @@ class Broker:
 
     # ------------------------------------------------------------ end
 
+    def _files_are_short(self) -> bool:
+        return self.spool.files_in_use() * 10 >= self.header.system.max_spool_files * 8
+
+    def contents(self, ids: Array) -> list[Content]:
+        """What stands in messages that live."""
+        contents = self.spool.contents(ids)
+        lost = [i for i, content in zip(ids.tolist(), contents, strict=True) if content is None]
+        assert not lost, f"the payloads of messages {lost[:5]} are missing"
+        return [content for content in contents if content is not None]
+
     def flush(self) -> None:
         """Write everything that changed."""
         self.header.unacked = self.count_unacked()
         for queue in self.touched():
             self.calendar.set(f"q{queue.number}", queue.deadline())
             queue.flush()
-        self.spool.flush()
+        self.work_left = self.spool.compact(pressed=self._files_are_short())
+        self.work_left |= self.spool.flush()
         self.notes.flush()
         self.store.put("broker", _encode(self.header))

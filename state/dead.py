@@ -13,12 +13,12 @@ import numpy as np
 from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
 from .broker import Broker
-from .columns import NEVER, Array
 from .deferred import came_early, remove_arrivals
 from .entering import over_quota, program_of
 from .last_value import keep_last
 from .lifetime import expires_at
 from .queue import Queue, QueuePage
+from .storage import NEVER, Array
 
 
 def bury(
@@ -161,7 +161,7 @@ def _move(
     level, barrier = 0, False
     program = program_of(target)
     if program is not None:  # its place there, by its expressions; no filter keeps it out
-        payload, key, _ = broker.spool.contents(one)[0]
+        payload, key, _ = broker.contents(one)[0]
         priority = int(broker.spool.gather(one, "priority")[0])
         _, by_queue, is_barrier = program.run(payload, priority, key)
         level = 0 if target.definition.priority is None else as_priority(by_queue)

@@ -19,11 +19,11 @@ from ..protocol.outputs import Deliveries
 from . import transport
 from .active_set import first_inactive
 from .broker import Broker
-from .columns import NEVER, Array
 from .fairness import UNLIMITED, Seat, backlog_of, choose, seats_of, share, take
 from .lifecycle import READY
+from .order import SEQ_BITS, SEQ_MASK
 from .queue import Queue, Subscription
-from .ready import SEQ_BITS, SEQ_MASK
+from .storage import NEVER, Array
 
 MESSAGES_PER_STEP = 50_000
 LOOKS_PER_STEP = 20_000
@@ -199,7 +199,7 @@ def matching(broker: Broker, queue: Queue, seqs: Array, text: str) -> list[bool]
     priorities = broker.spool.gather(ids, "priority").tolist()
     return [
         is_true(program.run(payload, priority, key)[0])
-        for (payload, key, _), priority in zip(broker.spool.contents(ids), priorities, strict=True)
+        for (payload, key, _), priority in zip(broker.contents(ids), priorities, strict=True)
     ]
 
 
@@ -301,7 +301,7 @@ def _say_deliveries(
     counts = queue.gather(seqs, "deliveries")
     expires = queue.gather(seqs, "expires")
     expires[expires == NEVER] = 0
-    contents = spool.contents(ids)
+    contents = broker.contents(ids)
     flow = None
     if subscription.transport_acks and not barrier:
         flow = transport.number(subscription, seqs, broker.now)

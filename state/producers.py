@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..protocol.outputs import Receipt
-from .store import Notes
+from .storage import Notes
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64

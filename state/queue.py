@@ -15,11 +15,10 @@ import msgspec
 import numpy as np
 
 from ..definitions import QueueDefinition
-from .columns import NEVER, PAGE_BITS, PAGE_ROWS, ROW_MASK, Array, ColumnPage, by_page
-from .directory import Directory
 from .lifecycle import DELAYED, GONE, LEASED, READY
-from .ready import SEQ_BITS, SEQ_MASK, ReadyIndex, key_of
-from .store import Store
+from .limits import PAGE_BITS, PAGE_ROWS, ROW_MASK, Limits
+from .order import SEQ_BITS, SEQ_MASK, key_of
+from .storage import NEVER, NO_ID, Array, ColumnPage, Directory, ReadyIndex, Store, by_page
 
 
 class QueuePage(ColumnPage):
@@ -104,7 +103,7 @@ class QueueHeader(msgspec.Struct):
     cursors: dict[str, list[int]] = {}  # per filter: [high, low] key up to which none matches (F5)
     rechecks: dict[str, list[list[int]]] = {}  # keys that came back before a cursor
     scan_again: bool = False  # a filter's scan stopped at its budget
-    lines: dict[int, list[int]] = {}
+    lines: list[int] = []
     leaves: list[list[int]] = []
     next_leaf: int = 0
     usage_high: bool = False  # the alert of the spool's usage is set (S9)
@@ -147,9 +146,9 @@ class Queue:
         self.header = header
         self.number = header.number
         self.definition = header.definition
-        self.directory = Directory(store, f"d/{self.number}/", header.lines)
+        self.directory = Directory(store, f"d/{self.number}/", header.lines, Limits())
         self.ready = ReadyIndex(
-            store, f"o/{self.number}/", header.leaves, header.next_leaf
+            store, f"o/{self.number}/", header.leaves, header.next_leaf, Limits()
         )
         self._pages: dict[int, QueuePage] = {}
         self.arrivals = Arrivals()
@@ -200,16 +199,16 @@ class Queue:
         if page is None:
             data = self._store.get(f"p/{self.number}/{number}")
             if data:
-                page = self._pages[number] = QueuePage.unpack(number, data)
+                page = self._pages[number] = QueuePage.unpack(number, data, PAGE_BITS)
             elif create:
-                page = self._pages[number] = QueuePage(number)
+                page = self._pages[number] = QueuePage(number, PAGE_BITS)
         return page
 
     def rows(self, seqs: Array) -> list[tuple[QueuePage, Array, Array | slice]]:
         """The rows of places, grouped by page; places whose page is gone are left out."""
         return [
             (page, rows, where)
-            for number, rows, where in by_page(np.asarray(seqs, np.int64))
+            for number, rows, where in by_page(np.asarray(seqs, np.int64), PAGE_BITS)
             if (page := self.page(number)) is not None
         ]
 
@@ -231,16 +230,18 @@ class Queue:
         states = page.state[: page.used]
         leased = int((states == LEASED).sum())
         live = int((states != GONE).sum())
-        deadline = NEVER
+        deadline, id_min, id_max = NEVER, NO_ID, 0
         if live:
             alive = states != GONE
             expires = page.expires[: page.used]
             deadline = int(np.where(alive, expires, NEVER).min())
+            ids = page.id[: page.used][alive]
+            id_min, id_max = int(ids.min()), int(ids.max())
             timed = (states == LEASED) | (states == DELAYED)
             if timed.any():
                 until = page.until[: page.used]
                 deadline = min(deadline, int(np.where(timed, until, NEVER).min()))
-        self.directory.update(page.number, live, leased, deadline)
+        self.directory.update(page.number, live, leased, deadline, id_min, id_max)
 
     def settle(self) -> None:
         """Bring the directory up to date with the rows."""

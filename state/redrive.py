@@ -20,12 +20,12 @@ from ..expressions import Program
 from ..protocol.commands import Redrive
 from .administration import chosen
 from .broker import Broker
-from .columns import NEVER
 from .entering import Match, match, program_of, refusal
 from .last_value import keep_last
 from .lifecycle import LEASED
 from .lifetime import expires_at
 from .queue import Queue, QueuePage
+from .storage import NEVER
 
 NOT_DEAD = "not_dead"  # it was published here
 LEASED_HERE = "leased"  # a consumer of the dead message queue holds it
@@ -53,7 +53,7 @@ class _Work:
         columns = zip(
             rows.tolist(), ids.tolist(), page.size[rows].tolist(), page.state[rows].tolist(),
             spool.gather(ids, "priority").tolist(), spool.gather(ids, "ttl_ends").tolist(),
-            spool.contents(ids), strict=True,
+            self.broker.contents(ids), strict=True,
         )  # fmt: skip
         gone: list[int] = []
         for row, number, size, state, priority, ttl_ends, (payload, key, _) in columns:

@@ -12,10 +12,10 @@ from typing import Any
 from ..expressions import compile_program
 from ..protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from .broker import Broker
-from .columns import NEVER
 from .fairness import backlog_of
 from .queue import Queue, Subscription
 from .settling import release_all
+from .storage import NEVER
 
 BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255

@@ -17,11 +17,12 @@ from ..protocol.ids import Ranges, make_id, parse_ranges
 from . import deferred, transport
 from .active_set import active_rows
 from .broker import Broker
-from .columns import NEVER, PAGE_BITS, Array
 from .dead import bury
 from .delivery import matching
 from .lifecycle import LEASED
+from .limits import PAGE_BITS
 from .queue import Queue, QueuePage, Subscription
+from .storage import NEVER, Array
 
 IGNORED_MAX = 10_000
 

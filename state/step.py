@@ -21,12 +21,12 @@ from . import administration, sessions, settling, topic_subscriptions
 from .admission import Admission, reject_record
 from .alerts import watch
 from .broker import Broker
-from .columns import NEVER
 from .delivery import dispatch
 from .expiry import act_on_deadlines
+from .limits import Limits
 from .queue import Queue
 from .redrive import redrive
-from .store import Store
+from .storage import NEVER, Store
 
 DISPATCH_ROUNDS = 8
 
@@ -61,7 +61,7 @@ def step(
     work.flush()
     if work.journal.segments:
         work.say(work.journal)
-    at = work.calendar.next()
+    at = work.now if work.work_left else work.calendar.next()
     work.say(Deadline(0 if at >= NEVER else max(at, 1)))
     return work.outputs
 
@@ -212,7 +212,7 @@ def _events(broker: Broker, vpn: str, limit: int) -> list[dict[str, Any]]:
 
 def _deadlines(broker: Broker) -> None:
     """Act on what is due: of queues and sessions in the calendar, and of all queues in use."""
-    for name in broker.calendar.due(broker.now):
+    for name in broker.calendar.due(broker.now, Limits().due_per_step):
         if name[0] == "s":
             sessions.lost(broker, name)
         else:

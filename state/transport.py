@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import PAGE_BITS, Array
 from .lifecycle import LEASED
+from .limits import PAGE_BITS
 from .queue import Queue, Subscription
+from .storage import Array
 
 WAIT_MS = 2_000
 WAIT_MS_MAX = 60_000

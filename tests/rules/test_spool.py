@@ -240,7 +240,7 @@ def test_P4_at_once(bench: Bench) -> None:
 def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -> None:
     """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
     from lakequeue.state.producers import Producer
-    from lakequeue.state.store import DictStore, Notes
+    from lakequeue.state.storage import DictStore, Notes
 
     notes = Notes(DictStore())
     producer = Producer(notes, "default", "p")
