@@ -82,7 +82,7 @@ class SummaryTree:
         """Set all columns of a row; without its present column it is absent."""
         if not values[self.PRESENT]:
             values = {name: default for name, _, default in self.LEAF.FIELDS}
-            if number >> self._bits * max(self._levels, 1):
+            if not self.root or number >> self._bits * self._levels:
                 return
         self._reach(number)
         self._write(0, number, values)
@@ -117,6 +117,8 @@ class SummaryTree:
 
     def settle(self) -> None:
         """Bring the summaries up to date with the rows that changed."""
+        if not self._unsettled:
+            return
         level = 0
         while self._unsettled:
             numbers = sorted(number for at, number in self._unsettled if at == level)

@@ -46,7 +46,7 @@ def check(d: Directory, model: dict[int, tuple[int, ...]], start: int) -> None:
     for ranges in ([(3, 3)], [(25, 28), (1, 2), (27, 40)], [(9, 8)], [(0, NO_ID)], []):
         assert list(d.overlapping(ranges, start)) == [
             p for p in present
-            if any(low <= model[p][4] and model[p][3] <= high for low, high in ranges)
+            if any(max(low, model[p][3]) <= min(high, model[p][4]) for low, high in ranges)
         ]  # fmt: skip
     assert d.deadline() == min((line[2] for line in model.values()), default=NEVER)
     places = [(p, i) for p in sorted(model) for i in range(model[p][0])]
