@@ -14,7 +14,7 @@ import msgspec
 from ..definitions import SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
-from .limits import Limits
+from .limits import DEFAULT
 from .queue import Queue, QueueHeader
 from .storage import Array, Calendar, Content, Notes, Spool, SpoolHeader, Store
 
@@ -63,8 +63,8 @@ class Broker:
         self.header = header
         self.now = now
         self.notes = Notes(store)
-        self.spool = Spool(store, header.spool, header.number, Limits())
-        self.calendar = Calendar(self.notes, header.earliest, Limits())
+        self.spool = Spool(store, header.spool, header.number, DEFAULT)
+        self.calendar = Calendar(self.notes, header.earliest, DEFAULT)
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
         self._queues: dict[int, Queue | None] = {}

@@ -17,8 +17,8 @@ class Limits:
     page_bits: int = 10  # rows of a queue page and of a message page
     chunk_bits: int = 8  # rows of a page of a directory
     leaf_keys: int = 2048  # keys of a leaf of the ready index
-    branch_entries: int = 256  # leaves that a page above leaves names
-    root_entries: int = 32  # entries of the ready index that stand in the queue's header
+    branch_entries: int = 64  # leaves that a page above leaves names
+    root_entries: int = 64  # entries of the ready index that stand in the queue's header
     block_bytes: int = 1_000_000
     file_bytes: int = 8_000_000
     calendar_buckets: int = 64
@@ -40,6 +40,7 @@ class Limits:
 
 
 # The sizes of the default limits, for the rules that are not given any.
-PAGE_BITS = Limits().page_bits
+DEFAULT = Limits()
+PAGE_BITS = DEFAULT.page_bits
 PAGE_ROWS = 1 << PAGE_BITS
 ROW_MASK = PAGE_ROWS - 1

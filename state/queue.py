@@ -16,7 +16,7 @@ import numpy as np
 
 from ..definitions import QueueDefinition
 from .lifecycle import DELAYED, GONE, LEASED, READY
-from .limits import PAGE_BITS, PAGE_ROWS, ROW_MASK, Limits
+from .limits import DEFAULT, PAGE_BITS, PAGE_ROWS, ROW_MASK
 from .order import SEQ_BITS, SEQ_MASK, key_of
 from .storage import NEVER, NO_ID, Array, ColumnPage, Directory, ReadyIndex, Store, by_page
 
@@ -149,9 +149,9 @@ class Queue:
         self.header = header
         self.number = header.number
         self.definition = header.definition
-        self.directory = Directory(store, f"d/{self.number}/", header.lines, Limits())
+        self.directory = Directory(store, f"d/{self.number}/", header.lines, DEFAULT)
         self.ready = ReadyIndex(
-            store, f"o/{self.number}/", header.leaves, header.next_leaf, Limits()
+            store, f"o/{self.number}/", header.leaves, header.next_leaf, DEFAULT
         )
         self._pages: dict[int, QueuePage] = {}
         self.arrivals = Arrivals()

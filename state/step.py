@@ -23,7 +23,7 @@ from .alerts import watch
 from .broker import Broker
 from .delivery import dispatch
 from .expiry import act_on_deadlines
-from .limits import Limits
+from .limits import DEFAULT
 from .queue import Queue
 from .redrive import redrive
 from .storage import NEVER, Store
@@ -212,7 +212,7 @@ def _events(broker: Broker, vpn: str, limit: int) -> list[dict[str, Any]]:
 
 def _deadlines(broker: Broker) -> None:
     """Act on what is due: of queues and sessions in the calendar, and of all queues in use."""
-    for name in broker.calendar.due(broker.now, Limits().due_per_step):
+    for name in broker.calendar.due(broker.now, DEFAULT.due_per_step):
         if name[0] == "s":
             sessions.lost(broker, name)
         else:

@@ -48,15 +48,7 @@ class ColumnPage:
     def pack(self) -> bytes:
         """The page as bytes; equal pages give equal bytes."""
         used = self.used
-        packed: list[Any] = []
-        for name, _, _ in self.FIELDS:
-            column = getattr(self, name)[:used]
-            if used == 0 or (column == column[0]).all():
-                packed.append(int(column[0]) if used else 0)
-            elif column.dtype.itemsize == 8 and (np.diff(column) == 1).all():
-                packed.append([int(column[0])])
-            else:
-                packed.append(column.tobytes())
+        packed = [_pack_column(getattr(self, name)[:used]) for name, _, _ in self.FIELDS]
         extras = sorted(self.extras.items())
         return _encode([used, packed, extras])
 
@@ -77,7 +69,7 @@ class ColumnPage:
                 column[:used] = np.arange(used, dtype=dtype) + np.array(stored[0], dtype=dtype)
             elif isinstance(stored, bytes):
                 column[:used] = np.frombuffer(stored, dtype=dtype)
-            else:
+            elif stored != default:
                 column[:used] = stored
             setattr(page, name, column)
         return page
@@ -90,6 +82,17 @@ class ColumnPage:
         for row, extra in self.extras.items():
             rows[row]["extra"] = extra
         return rows
+
+
+def _pack_column(column: Array) -> int | list[int] | bytes:
+    """One value, the first of values that count up, or bytes."""
+    used, size = len(column), column.itemsize
+    data = column.tobytes()
+    if data == data[:size] * used:
+        return int(column[0]) if used else 0
+    if size == 8 and int(column[-1]) - int(column[0]) == used - 1 and (np.diff(column) == 1).all():
+        return [int(column[0])]
+    return data
 
 
 def by_page(numbers: Array, bits: int) -> Iterator[tuple[int, Array, Array | slice]]:

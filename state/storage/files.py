@@ -177,9 +177,10 @@ class Files(SummaryTree):
     def free(self) -> None:
         """Delete blocks of closed files without a message, as many as a step may. An open file
         without a message is closed first: an empty engine keeps no payload."""
-        row = self.row(self._header.file)
-        if row["blocks"] and not row["messages"]:
-            self._close()
+        if self._nodes:  # else no file has changed
+            row = self.row(self._header.file)
+            if row["blocks"] and not row["messages"]:
+                self._close()
         left = self._limits.deletes_per_step
         while left and (found := self.emptiest()) is not None and found[1] == 0:
             file, row = found[0], self.row(found[0])

@@ -1,7 +1,6 @@
 """The pages of the ready index: leaves of keys, and branches that name pages below.
 
-A key is an integer of up to 192 bits with a sign; msgpack and numpy take it in three words. A leaf
-whose keys all fit into one word without a sign keeps one word of each.
+A key is an integer of up to 192 bits with a sign; msgpack and numpy take it in three words.
 """
 
 from __future__ import annotations
@@ -138,40 +137,42 @@ class Branch:
 
 
 def _pack_keys(keys: list[int]) -> bytes:
-    """The words of the keys, one column behind the other."""
+    """The words of sorted keys, one column behind the other; one column where one word is enough,
+    which is so for a queue in the order of its places."""
+    if keys[0] >= 0 and keys[-1] <= _WORD:
+        return np.array(keys, "<u8").tobytes()
     words = [split_key(key) for key in keys]
     high = np.array([w[0] for w in words], "<i8")
     rest = np.array([[w[1] for w in words], [w[2] for w in words]], "<u8")
     return high.tobytes() + rest.tobytes()
 
 
-def _unpack_keys(data: bytes) -> list[int]:
-    n = len(data) // 24
-    high = np.frombuffer(data, "<i8", n).tolist()
-    middle, low = np.frombuffer(data, "<u8", offset=8 * n).reshape(2, n).tolist()
-    return [(h << 128) + (m << 64) + s for h, m, s in zip(high, middle, low, strict=True)]
+def _unpack_keys(data: bytes, n: int) -> list[int]:
+    words: list[int] = np.frombuffer(data, "<u8").tolist()
+    if len(words) == n:
+        return words
+    assert len(words) == 3 * n, f"{len(words)} words for {n} keys"
+    high: list[int] = np.frombuffer(data, "<i8", n).tolist()
+    rest = zip(high, words[n : 2 * n], words[2 * n :], strict=True)
+    return [(h << 128) + (m << 64) + s for h, m, s in rest]
 
 
 def pack_leaf(leaf: Leaf) -> bytes:
     """A leaf as bytes."""
-    keys = leaf.keys
-    if keys[0] < 0 or keys[-1] > _WORD:
-        return _pack_keys(keys)
-    return np.array(keys, "<u8").tobytes()
+    return _pack_keys(leaf.keys)
 
 
 def pack_branch(branch: Branch) -> bytes:
-    """A branch as bytes: counts, pages, first keys."""
-    return np.array([branch.counts, branch.pages], "<u8").tobytes() + _pack_keys(branch.firsts)
+    """A branch as bytes: how many entries, counts, pages, first keys."""
+    head = np.array([len(branch), *branch.counts, *branch.pages], "<u8")
+    return head.tobytes() + _pack_keys(branch.firsts)
 
 
 def unpack(page: int, level: int, data: bytes, count: int) -> Leaf | Branch:
     """The page that was packed. count: of the keys in it, as the entry says."""
-    if level:
-        n = len(data) // 40
-        counts, pages = np.frombuffer(data, "<u8", 2 * n).reshape(2, n).tolist()
-        return Branch(page, level, _unpack_keys(data[16 * n :]), counts, pages)
-    if len(data) == 8 * count:
-        return Leaf(page, np.frombuffer(data, "<u8").tolist())
-    assert len(data) == 24 * count, f"leaf {page} has {len(data)} bytes for {count} keys"
-    return Leaf(page, _unpack_keys(data))
+    if not level:
+        return Leaf(page, _unpack_keys(data, count))
+    n = int(np.frombuffer(data, "<u8", 1)[0])
+    head = np.frombuffer(data, "<u8", 1 + 2 * n).tolist()
+    firsts = _unpack_keys(data[8 + 16 * n :], n)
+    return Branch(page, level, firsts, head[1 : 1 + n], head[1 + n :])
