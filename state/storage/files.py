@@ -7,7 +7,7 @@ step. Per file a row says how many messages and bytes live in it and how many by
 `fill` sums that up, so that the emptiest closed file is found by going down a tree (`tree`).
 
 Which messages a file was written with: those that arrived have ids that follow each other; ids that
-compaction moved there stand in pages beside it, ``i/<file>/<n>``.
+compaction moved there stand in pages beside it, ``f/moved/<file>/<n>``.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class Files(SummaryTree):
         """Append a block of messages that were moved, with their counters beside it."""
         block, file = self.put(data, len(counters), live, None)
         row = self.row(file)
-        self._store.put(f"i/{file}/{row['moved']}", counters.astype("<u8").tobytes())
+        self._store.put(f"f/moved/{file}/{row['moved']}", counters.astype("<u8").tobytes())
         row["moved"] += 1
         self.write(file, row)
         return block, file
 
     def moved(self, file: int, page: int) -> Array:
         """The counters in one page of those that were moved to a file."""
-        data = self._store.get(f"i/{file}/{page}")
+        data = self._store.get(f"f/moved/{file}/{page}")
         assert data is not None, f"page {page} of what was moved to file {file} is missing"
         return np.frombuffer(data, "<u8").astype(np.int64)
 
@@ -186,7 +186,7 @@ class Files(SummaryTree):
             file, row = found[0], self.row(found[0])
             pages = range(max(row["moved"] - left, 0), row["moved"])
             for page in pages:
-                self._store.delete(f"i/{file}/{page}")
+                self._store.delete(f"f/moved/{file}/{page}")
             row["moved"] -= len(pages)
             left -= len(pages)
             blocks = range(row["first_block"], row["first_block"] + min(left, row["blocks"]))
