@@ -44,7 +44,7 @@ def test_it_is_a_dict(given_ops: list[Any]) -> None:
 def test_the_same_content_gives_the_same_bytes(given_ops: list[Any]) -> None:
     store, earliest, model = run(given_ops, always=False)
     again, _, _ = run(list(given_ops), always=True)
-    fresh, early, _ = run([(name, at, False) for name, at in model.items()], always=False)
+    fresh, early, _ = run([(name, at, False) for name, at in reversed(model.items())], always=False)
     assert store.dump() == again.dump() == fresh.dump()
     assert earliest == early
 

@@ -228,12 +228,13 @@ def test_emptied_it_keeps_no_page_but_the_last(given_ops: list[Any]) -> None:
 
 
 def sparse(limits: Limits, n: int, every: int, size: int) -> Walk:
-    """``n`` messages, each in a step of its own or many in one, of which one in ``every`` lives."""
+    """``n`` messages, 50 in a step, of which one in ``every`` lives."""
     walk = Walk(limits)
     for start in range(0, n, 50):
-        walk.stage([b"x" * size] * 50, None, None, [1])
+        several = min(50, n - start)
+        walk.stage([b"x" * size] * several, None, None, [1])
         walk.spool.settle_staged()
-        dead = [i for i in range(start, start + 50) if i % every]
+        dead = [i for i in range(start, start + several) if i % every]
         walk.spool.release(1, np.array([make_id(BROKER, i + 1) for i in dead], np.uint64))
         for i in dead:
             del walk.model[make_id(BROKER, i + 1)]
@@ -268,7 +269,7 @@ def test_pressed_it_frees_files_that_hold_little() -> None:
 
 
 def test_moved_messages_are_moved_again() -> None:
-    limits = Limits(file_bytes=5_000, block_bytes=1_000, store_slack_bytes=6_000,
+    limits = Limits(page_bits=3, file_bytes=5_000, block_bytes=1_000, store_slack_bytes=6_000,
                     compact_bytes_per_step=700)  # fmt: skip
     walk = sparse(limits, 4_000, 10, 100)
     walk.compact_all()
@@ -326,13 +327,15 @@ def test_a_block_that_is_missing_is_not_an_empty_payload() -> None:
 
 def test_compaction_goes_past_what_is_lost() -> None:
     limits = Limits(file_bytes=1_000, block_bytes=200, store_slack_bytes=0)
-    walk = sparse(limits, 100, 10, 100)
+    walk = sparse(limits, 99, 3, 100)
     walk.store.delete("b/1")
     walk.load(walk.store)
-    walk.compact_all()
+    while walk.spool.compact(pressed=True) | walk.reload():
+        pass
     contents = walk.spool.contents(np.array(list(walk.model), np.uint64))
     assert contents[0] is None
-    assert [c[0] for c in contents[1:] if c] == [b"x" * 100] * 9
+    assert [c and c[0] for c in contents[1:]] == [b"x" * 100] * 32
+    assert 1 not in walk.spool.overview()["by_file"], "the file is freed"
 
 
 def test_what_arrived_in_this_step_is_not_read_back() -> None:
@@ -357,3 +360,60 @@ def test_a_queue_that_held_a_message_is_remembered_while_others_hold_it() -> Non
     assert walk.spool.were_held(ids, 5).tolist() == [False]
     page = MessagePage.unpack(0, walk.store.pages["m/0"], TINY.page_bits)
     assert [1, PAST] in page.extras[1]
+
+
+def test_blocks_count_as_looks() -> None:
+    """Messages that came one by one have a block each."""
+    limits = Limits(file_bytes=100, store_slack_bytes=0, compact_looks_per_step=4)
+    walk = Walk(limits)
+    for n in range(40):
+        walk.stage([b"x" * 10], None, None, [1] if n % 4 == 0 else [2])
+        walk.reload()
+    walk.release(2, 1)
+    walk.reload()
+    calls = 0
+    while True:
+        counting = CountingStore(walk.store)
+        walk.load(counting)
+        if not walk.spool.compact(pressed=True) | walk.spool.flush():
+            break
+        assert len([key for key in counting.reads if key[0] == "b"]) <= 3
+        calls += 1
+    walk.load(walk.store)
+    walk.check()
+    assert calls >= 4
+    assert walk.spool.header.stored_bytes == walk.spool.header.live_bytes == 100
+
+
+def test_S8_the_room_of_files() -> None:
+    walk = Walk()
+    assert walk.spool.file_room(2) == 120
+    walk.stage([b"x" * 18] * 3, None, None, [1])
+    walk.reload()
+    assert (walk.spool.files_in_use(), walk.spool.file_room(2)) == (1, 120 - 54)
+    walk.stage([b"x" * 18], None, None, [1])
+    walk.reload()
+    assert (walk.spool.files_in_use(), walk.spool.file_room(2)) == (1, 60), "closed behind 60"
+    walk.stage([b"x" * 5], None, None, [1])
+    walk.reload()
+    assert (walk.spool.files_in_use(), walk.spool.file_room(2)) == (2, 55)
+    walk.release(1, 1)
+    assert (walk.spool.files_in_use(), walk.spool.file_room(2)) == (0, 115)
+    walk.reload()
+    assert walk.spool.file_room(2) == 120
+
+
+def test_what_did_not_change_is_not_written() -> None:
+    walk = Walk()
+    walk.stage([b"a", b"b"], None, None, [1])
+    walk.reload()
+    counting = CountingStore(walk.store)
+    walk.load(counting)
+    walk.check()
+    walk.spool.flush()
+    assert counting.writes == []
+    walk.release(1, 2)
+    walk.spool.flush()
+    counting.reset()
+    walk.spool.flush()
+    assert counting.writes == []
