@@ -231,7 +231,8 @@ class Mutator:
             value["reply"] = {**INBOX, "request": request}
         for _ in range(r.choice((0, 0, 0, 1, 1, 2, 4))):
             self._change(value)
-        asked = isinstance(value.get("reply"), dict) and value["reply"].get("topic") == INBOX["topic"]
+        reply = value.get("reply")
+        asked = isinstance(reply, dict) and reply.get("topic") == INBOX["topic"]
         data = encode(value)
         if r.random() < 0.15:
             data = self._spoil(data)
@@ -246,7 +247,8 @@ class Mutator:
             return self._change(inner)
         match r.randrange(8):
             case 0:
-                value[r.choice(("x", "", "epoch", "Queue", "command ", "ids", "where"))] = self.nasty()
+                added = r.choice(("x", "", "epoch", "Queue", "command ", "ids", "where"))
+                value[added] = self.nasty()
             case 1 if keys:
                 del value[r.choice(keys)]
             case 2:
@@ -337,4 +339,5 @@ class Mutator:
                                    "value": r.choice(("", None, "eHg=", "eHg="))}])  # fmt: skip
         time = None if r.random() < 0.9 else r.choice((-1, 0, 2**62, 2**63 - 1, 1_700_000_000_000))
         key = r.choice((None, None, b"", b"a", b"b", b"\xff\xfe", b"k" * 70_000))
-        return Incoming(topic, self.payload() if r.random() < 0.97 else None, key, meta, headers, time)
+        payload = self.payload() if r.random() < 0.97 else None
+        return Incoming(topic, payload, key, meta, headers, time)

@@ -158,13 +158,13 @@ class ForgetsWhatWasSpooled(Model):
         ]
 
 
-class RedrivesTheDeadTtl(Model):
-    """X5: a TTL that is spent counts again after the redrive."""
+class DeadTtlCounts(Model):
+    """X5: a dead message still has a TTL of its publisher's."""
 
-    def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
-        for entry in self.queues[name].entries:
-            entry.ttl_until = entry.ttl_until or self.now + 1
-        return super().redrive(name, ids)
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        if entry.was_dead:
+            entry.was_dead, entry.ttl_until = False, self.now + 1
+        super().take_in(queue, entry)
 
 
 class TakesOneTooMany(Model):
@@ -223,7 +223,7 @@ MISTAKES = [
     KeepsWhatIsLeased,
     StarTakesManyLevels,
     ForgetsWhatWasSpooled,
-    RedrivesTheDeadTtl,
+    DeadTtlCounts,
     TakesOneTooMany,
     AllAreActive,
     LeasedAreNotCounted,
