@@ -123,11 +123,11 @@ class LeasesProtect(Model):
 class EarliestAlways(Model):
     """X2: the smaller, whatever the model."""
 
-    def expires_at(self, queue: Queue, entry: Entry) -> int | None:
+    def life_of(self, queue: Queue, entry: Entry) -> int | None:
         before = queue.definition
         queue.definition = before | {"expiration_model": "earliest"}
         try:
-            return super().expires_at(queue, entry)
+            return super().life_of(queue, entry)
         finally:
             queue.definition = before
 

@@ -16,8 +16,9 @@ expression said of a message was said when it entered (Q6), and holds as long as
   the queue's order is next;
 - a filter of the queue was asked when the message entered (Q4), and is not asked again.
 
-Limits, periods and policies are those of the definition that holds now; a lease that was given
-keeps its end, and one without an end keeps none (L10).
+Limits, periods and policies are those of the definition that holds now; but a time that was set
+stays: a lease that was given keeps its end, and one without an end keeps none (L10); a message
+expires when the definition that it entered under says (X1, X4), an early ack as when it came (L9).
 """
 
 import json
@@ -119,6 +120,7 @@ class Entry:
     rank: int = 0
     is_barrier: bool = False
     partition: Any = None
+    expires: int | None = None
     was_dead: bool = False
     known: dict[str, Any] = field(default_factory=dict)
     holder: Subscription | None = None
@@ -403,6 +405,7 @@ class Model:
             entry.is_barrier = entry.matches(barrier)
         if (key := queue.get("partition_key")) and not entry.is_barrier:
             entry.partition = entry.value(key)
+        entry.expires = self.life_of(queue, entry)
         queue.entries.append(entry)
         if queue.keeps_last:
             self.replace(queue, queue.entries[:-1])
@@ -605,6 +608,9 @@ class Model:
     # Time
 
     def expires_at(self, queue: Queue, entry: Entry) -> int | None:
+        return entry.expires
+
+    def life_of(self, queue: Queue, entry: Entry) -> int | None:
         """X2: the four models; a value that is not set is unlimited."""
         period = queue.period("expiration")
         own = None if period is None else entry.entered + period

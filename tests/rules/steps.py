@@ -63,6 +63,10 @@ class Steps:
         self.outputs += out
         return out
 
+    def restart(self) -> None:
+        """The state is written to bytes and loaded again."""
+        self.store = DictStore.load(self.store.dump())
+
     def tick(self, ms: int) -> list[Any]:
         self.now += ms
         return self.run()
