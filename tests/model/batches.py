@@ -18,7 +18,16 @@ from lakequeue.state import DictStore
 from reference.model import Model, Refused, Subscription, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
 
-from .walk import DELAYS, PATTERNS, PAUSES_MS, TOPICS, TTLS, assert_same_numbers, with_companions
+from .walk import (
+    DELAYS,
+    EXCLUSIVE,
+    PATTERNS,
+    PAUSES_MS,
+    TOPICS,
+    TTLS,
+    assert_same_numbers,
+    with_companions,
+)
 
 Operation = tuple[Any, ...]
 Batches = list[list[Operation]]
@@ -27,7 +36,6 @@ FLOWS_MAX = 6
 FILTERS = (None, None, None, "/k = 0", "/k <> 0", "/n < 50 AND /k IN (0, 1)", "/p > 1")
 PERIODS = ("500ms", "2900ms", "11s", None)
 KEYED = "partition_key" not in UNSUPPORTED
-EXCLUSIVE = ("priority", "barrier_expression", "target_queue_depth")
 REDEFINITIONS: tuple[dict[str, Any], ...] = (
     *({"priority": text} for text in ("/p", None, "/n", "/p", None)),
     *({"barrier_expression": text} for text in ("/k = 4", None, "/k = 3", "/k = 4")),

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 import pytest
+from lakequeue.state import Limits
 from reference.model import Entry, Model, Queue, Refused, Subscription
 
 from .batches import Batches, Walk, random_batches, random_queues, shortest
@@ -17,13 +18,13 @@ TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
 MISTAKE_SEEDS = 250
 
 
-def options() -> list[dict[str, Any]]:
-    """The engine as it is, and with limits so small that each is crossed."""
-    return [{}]
-
-
-OPTIONS = options()
-NAMES = ["usual", "tiny"][: len(OPTIONS)]
+# Every budget is crossed again and again, and what is left goes on in the next step.
+TINY = Limits(
+    command_rows=3, command_bytes=200, due_rows=3, due_names=2, delivery_rows=3, delivery_bytes=200,
+    looks=5,
+)  # fmt: skip
+OPTIONS: list[dict[str, Any]] = [{}, {"limits": TINY}]
+NAMES = ["usual", "tiny"]
 
 
 def walk(queues: list[dict[str, Any]], batches: Batches, engine: dict[str, Any]) -> Walk:

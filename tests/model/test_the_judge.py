@@ -11,7 +11,7 @@ from reference import twin
 from reference.model import Entry, Model, Queue, Subscription
 
 from . import walk as walking
-from .walk import Operation, Walk, with_companions
+from .walk import EXCLUSIVE, Operation, Walk, with_companions
 
 
 class EarlyLimit(Model):
@@ -230,7 +230,6 @@ MISTAKES = [
 ]
 
 
-EXCLUSIVE = {"priority", "barrier_expression", "target_queue_depth"}
 NAMES = (
     *["send"] * 4,
     *["burst", "subscribe", "subscribe", "close", "settle", "settle", "ack", "done", "done"],
@@ -281,7 +280,7 @@ def random_queues(generator: random.Random) -> list[dict[str, Any]]:
     orders = {"name": "orders", "message_type": "json"}
     for key, values in keys.items():
         value = generator.choice(values)
-        if value is not None and not (EXCLUSIVE & {key} and EXCLUSIVE & set(orders)):
+        if value is not None and not (key in EXCLUSIVE and set(EXCLUSIVE) & set(orders)):
             orders[key] = value
     return with_companions(orders)
 

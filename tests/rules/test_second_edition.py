@@ -95,7 +95,7 @@ def test_L10_L11_a_time_without_sense_is_refused(command: str, ms: int) -> None:
     text = {"command": command, "queue": "orders", "subscription": "a", "ids": "1"}
     text["delay_ms" if command == "cancel" else "period_ms"] = ms
     answered = text | {"reply": {"topic": "default.deliveries"}}
-    assert refused(steps.run([body(**answered)])) == 1
+    assert refused(steps.run([body(**answered)])) >= 1
     assert described(steps)["leased"] == 1
     assert described(steps)["canceled"] == 0
     steps.run([body(**text), c.Ack(queue="orders", subscription="a", ids="1")])
