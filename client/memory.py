@@ -18,7 +18,7 @@ from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Deadline
-from ..state import Batch, DictStore, check, step
+from ..state import Batch, DictStore, Home, Limits, check, step
 from .transport import Record
 from .values import duration_ms
 
@@ -31,8 +31,11 @@ TICKS_MAX = 100_000
 class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time."""
 
-    def __init__(self, configuration: Configuration | None = None) -> None:
+    def __init__(
+        self, configuration: Configuration | None = None, limits: Limits | None = None
+    ) -> None:
         self.store = DictStore()
+        self.limits = limits or Limits()
         self.now = round(time.time() * 1000)
         self.checking = False
         self._lock = threading.RLock()
@@ -101,7 +104,7 @@ class MemoryEngine:
                 ticks += 1
 
     def _step(self, batch: Batch, checked: bool = True) -> None:
-        outputs = step(self.store, batch, self.now, self._broker)
+        outputs = step(self.store, batch, self.now, Home(self._broker), self.limits)
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at

@@ -14,12 +14,13 @@ from .active_set import active_rows, first_inactive
 from .alerts import is_over, level_of
 from .broker import Broker, _decoder
 from .columns import PAGE_BITS
-from .lifecycle import DELAYED, GONE, LEASED, READY
+from .commands.topic_subscriptions import topics_of
+from .filters import matching
+from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
+from .order import seq_of
 from .queue import Queue
-from .ready import SEQ_MASK
 from .spool import PAST, MessagePage
 from .store import DictStore
-from .topic_subscriptions import topics_of
 
 
 def check(store: DictStore, now: int) -> None:
@@ -35,7 +36,13 @@ def check(store: DictStore, now: int) -> None:
             queue = broker.find(vpn, name)
             assert queue is not None, f"queue {name} is named, but has no header"
             queues[queue.number] = queue
-            _check_queue(queue)
+            assert not queue.header.deleted, f"queue {name} is deleted, but named"
+    for number in header.pending:
+        queue = broker.queue(number)
+        assert queue is not None, f"queue {number} has commands that wait, but is gone"
+        queues.setdefault(number, queue)
+    for queue in queues.values():
+        _check_queue(broker, queue)
     _check_spool(store, broker, queues)
     _check_topics(store, broker, queues)
     leased = sum(queue.header.leased for queue in queues.values())
@@ -46,12 +53,12 @@ def check(store: DictStore, now: int) -> None:
     _check_alerts(broker, queues)
 
 
-def _check_queue(queue: Queue) -> None:
+def _check_queue(broker: Broker, queue: Queue) -> None:
     header, name = queue.header, queue.definition.name
     states: dict[int, int] = {}
     size, held = 0, {s.number: 0 for s in header.subscriptions}
     ready_seqs: set[int] = set()
-    barriers: list[int] = []
+    barriers: list[list[int]] = []
     for number in list(queue.directory.live()):
         page = queue.page(number)
         assert page is not None, f"{name}: page {number} is missing"
@@ -62,14 +69,14 @@ def _check_queue(queue: Queue) -> None:
             states[state] = states.get(state, 0) + 1
             seq = (number << PAGE_BITS) + row
             if page.barrier[row]:
-                barriers.append(seq)
+                barriers.append([seq, int(page.generation[row])])
             elif state == READY:
                 ready_seqs.add(seq)
             if state == LEASED:
                 holder = int(page.holder[row])
                 assert holder in held, f"{name}: place {seq} is leased to nobody known"
                 held[holder] += 1
-                fence = header.barriers[0] if header.barriers else None
+                fence = header.barriers[0][0] if header.barriers else None
                 assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
             else:
                 assert page.holder[row] == 0, f"{name}: place {seq} has a holder, but no lease"
@@ -78,14 +85,30 @@ def _check_queue(queue: Queue) -> None:
     assert header.delayed == states.get(DELAYED, 0), f"{name}: delayed"
     assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
     assert header.barriers == barriers, f"{name}: barriers {header.barriers} != {barriers}"
-    index = [k & SEQ_MASK for k in queue.ready.scan()]
+    keys = list(queue.ready.scan())
+    assert keys == sorted(keys), f"{name}: the ready index is out of order"
+    index = [seq_of(k) for k in keys]
+    assert keys == queue.keys(np.array(index, np.int64)), f"{name}: keys"
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
     keeps_last = queue.definition.max_spool_usage == 0
     assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
+    _check_filters(broker, queue, keys)
     _check_limits(queue, held)
     _check_active(queue)
     _check_counters(queue)
+
+
+def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:
+    """The index of a filter holds what it lets through of all it has looked at (F5)."""
+    texts = {s.filter for s in queue.header.subscriptions if s.filter}
+    assert set(queue.header.filters) <= texts, f"{queue.definition.name}: filters of nobody"
+    for one in queue.filters.all():
+        passed = [k for k in keys if k < one.cursor]
+        seqs = np.array([seq_of(k) for k in passed], np.int64)
+        fits = matching(broker, queue, seqs, one.text)
+        wanted = [k for k, yes in zip(passed, fits, strict=True) if yes]
+        assert list(one.index.scan()) == wanted, f"{queue.definition.name}: filter {one.text}"
 
 
 def _check_active(queue: Queue) -> None:
@@ -115,8 +138,7 @@ def _check_limits(queue: Queue, held: dict[int, int]) -> None:
 def _check_counters(queue: Queue) -> None:
     header = queue.header
     n = header.counters.get
-    ends = ("acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven")
-    gone = sum(n(name, 0) for name in ends)
+    gone = sum(n(name, 0) for name in ENDINGS)
     assert n("spooled", 0) == header.depth + gone, (
         f"{queue.definition.name}: spooled {n('spooled', 0)} != depth {header.depth} + gone {gone}"
     )

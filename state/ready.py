@@ -14,17 +14,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .order import join_key, split_key
 from .store import Store
 
 LEAF = 2048
-SEQ_BITS = 64
-SEQ_MASK = (1 << SEQ_BITS) - 1
-PRIORITY_MAX = (1 << 64) - 1
-
-
-def key_of(seq: int, priority: int | None) -> int:
-    """The key of a place; ``priority`` None for queues without priority order."""
-    return seq if priority is None else (PRIORITY_MAX - priority) << SEQ_BITS | seq
 
 
 class ReadyIndex:
@@ -35,9 +28,9 @@ class ReadyIndex:
         self._prefix = prefix
         self.pages = pages  # next page number
         self._stored = pages  # pages from here on are new and not in the store yet
-        self._firsts = [d[0] << SEQ_BITS | d[1] for d in directory]
-        self._counts = [d[2] for d in directory]
-        self._numbers = [d[3] for d in directory]
+        self._firsts = [join_key(d[:3]) for d in directory]
+        self._counts = [d[3] for d in directory]
+        self._numbers = [d[4] for d in directory]
         self._leaves: dict[int, list[int]] = {}
         self._dirty: set[int] = set()
         self._gone: set[int] = set()
@@ -51,7 +44,7 @@ class ReadyIndex:
     def directory(self) -> list[list[int]]:
         """What the queue's header keeps."""
         return [
-            [first >> SEQ_BITS, first & SEQ_MASK, count, number]
+            [*split_key(first), count, number]
             for first, count, number in zip(self._firsts, self._counts, self._numbers, strict=True)
         ]
 
@@ -62,10 +55,12 @@ class ReadyIndex:
             data = self._store.get(f"{self._prefix}{number}")
             assert data is not None, f"leaf {number} of {self._prefix} is missing"
             columns = np.frombuffer(data, "<u8")
-            if len(columns) == 2 * self._counts[at]:
-                half = len(columns) // 2
-                high, low = columns[:half].tolist(), columns[half:].tolist()
-                leaf = [h << SEQ_BITS | s for h, s in zip(high, low, strict=True)]
+            if len(columns) == 3 * self._counts[at]:
+                n = self._counts[at]
+                high = columns[:n].view("<i8").tolist()
+                middle, low = columns[n : 2 * n].tolist(), columns[2 * n :].tolist()
+                parts = zip(high, middle, low, strict=True)
+                leaf = [join_key(list(p)) for p in parts]
             else:
                 leaf = columns.tolist()
             self._leaves[number] = leaf
@@ -148,31 +143,38 @@ class ReadyIndex:
                 self._changed(at)
             done = stop
 
-    def take(self, most: int, below: int | None = None) -> list[int]:
-        """Take out up to ``most`` first keys, only those below ``below``."""
-        taken: list[int] = []
-        while self._numbers and len(taken) < most:
-            if below is not None and self._firsts[0] >= below:
+    def peek(self, most: int, below: int | None = None) -> list[int]:
+        """Up to ``most`` first keys, only those below ``below``; they stay."""
+        found: list[int] = []
+        at = 0
+        while at < len(self._numbers) and len(found) < most:
+            if below is not None and self._firsts[at] >= below:
                 break
-            leaf = self._leaf(0)
-            n = min(most - len(taken), len(leaf))
+            leaf = self._leaf(at)
+            stop = min(most - len(found), len(leaf))
             if below is not None:
-                n = min(n, bisect_left(leaf, below))
-            taken += leaf[:n]
-            del leaf[:n]
-            self._changed(0)
-        return taken
+                stop = min(stop, bisect_left(leaf, below))
+            found += leaf[:stop]
+            at += 1
+        return found
+
+    def __contains__(self, key: int) -> bool:
+        if not self._numbers:
+            return False
+        leaf = self._leaf(max(bisect_right(self._firsts, key) - 1, 0))
+        at = bisect_left(leaf, key)
+        return at < len(leaf) and leaf[at] == key
 
     def first(self) -> int | None:
         """The first key, or None."""
         return self._firsts[0] if self._firsts else None
 
-    def scan(self, start: int = 0) -> Iterator[int]:
+    def scan(self, start: int | None = None) -> Iterator[int]:
         """Keys from ``start`` on, ascending. Do not change the index meanwhile."""
-        at = max(bisect_right(self._firsts, start) - 1, 0)
+        at = 0 if start is None else max(bisect_right(self._firsts, start) - 1, 0)
         while at < len(self._numbers):
             leaf = self._leaf(at)
-            yield from leaf[bisect_left(leaf, start) :]
+            yield from leaf if start is None else leaf[bisect_left(leaf, start) :]
             at += 1
 
     def drop(self) -> None:
@@ -187,10 +189,10 @@ class ReadyIndex:
             self._store.delete(f"{self._prefix}{number}")
         for number in sorted(self._dirty):
             leaf = self._leaves[number]
-            if leaf[-1] >> SEQ_BITS:
-                data = np.array(
-                    [k >> SEQ_BITS for k in leaf] + [k & SEQ_MASK for k in leaf], "<u8"
-                )
+            if leaf[-1] >> 64 or leaf[0] < 0:
+                high, middle, low = zip(*map(split_key, leaf), strict=True)
+                unsigned = np.array(high, "<i8").view("<u8")
+                data = np.concatenate((unsigned, np.array(middle, "<u8"), np.array(low, "<u8")))
             else:
                 data = np.array(leaf, "<u8")
             self._store.put(f"{self._prefix}{number}", data.tobytes())

@@ -86,3 +86,47 @@ class Notes:
             else:
                 self._store.delete(key)
         self._dirty.clear()
+
+
+class StoreFailed(Exception):
+    """The store itself failed: ``error`` is what it raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Overlay:
+    """Pages over another store: what is written here is put there by `commit`, all or nothing."""
+
+    def __init__(self, base: Store) -> None:
+        self._base = base
+        self._pages: dict[str, bytes | None] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+        if key in self._pages:
+            return self._pages[key]
+        try:
+            return self._base.get(key)
+        except StoreFailed:
+            raise
+        except Exception as error:
+            raise StoreFailed(error) from error
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page, for now only here."""
+        self._pages[key] = value
+
+    def delete(self, key: str) -> None:
+        """Remove a page, for now only here."""
+        self._pages[key] = None
+
+    def commit(self) -> None:
+        """Put everything into the store below, in the order in which it was first written."""
+        for key, value in self._pages.items():
+            if value is None:
+                self._base.delete(key)
+            else:
+                self._base.put(key, value)
+        self._pages.clear()

@@ -18,12 +18,14 @@ from __future__ import annotations
 import numpy as np
 
 from .columns import PAGE_BITS, Array
-from .lifecycle import LEASED
-from .queue import Queue, Subscription
+from .header import Subscription
+from .message.table import LEASED
+from .queue import Queue
 
 WAIT_MS = 2_000
 WAIT_MS_MAX = 60_000
 ENTRIES_MAX = 16
+DELAY_MS_MAX = 100 * 365 * 86_400_000  # of a redelivery, 100 years
 
 
 def number(subscription: Subscription, seqs: Array, now: int) -> tuple[int, int]:

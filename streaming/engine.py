@@ -21,7 +21,7 @@ from ..client.transport import require_broker
 from ..definitions import Configuration, is_regex
 from ..protocol import LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
-from ..state.broker import FORMAT
+from ..state import FORMAT
 from .jars import ensure_jars
 from .planning import QUERY_SETTINGS
 from .ticker import Ticker

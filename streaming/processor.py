@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from ..protocol import wire
 from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
 from ..sources.records import to_batch
-from ..state import step
+from ..state import Home, step
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
@@ -42,7 +42,7 @@ class BrokerProcessor(StatefulProcessor):
         (name,) = key
         batch, now = to_batch(rows)
         try:
-            outputs = step(self._store, batch, now, name, self._numbers[name])
+            outputs = step(self._store, batch, now, Home(name, self._numbers[name]))
             yield from _frames(wire.encode(outputs, self._partitions), notes_of(name, outputs))
         finally:
             self._store.finish()
