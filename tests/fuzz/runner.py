@@ -21,7 +21,7 @@ RECORD_BYTES_MAX = 12 * 1024 * 1024
 STEPS_MAX = 10_000
 OF_THE_ENGINE = ("receipts", "journal", "rejected")
 # What may differ between two commands that were refused: their counts, and their events.
-ACCOUNTS = ("e", "x/")
+ACCOUNTS = ("e/", "x/")
 
 
 class StepFailed(AssertionError):
