@@ -103,7 +103,7 @@ def percent(value: object) -> float:
     """A number from 0 to 100."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
         raise ValueError("must be a number of percent from 0 to 100")
-    return value
+    return float(value)
 
 
 def multiplier(value: object) -> float:
