@@ -27,13 +27,14 @@ _CONSUMER = "and max_backlog of the consumer, the lower holds"
 _ONE_MORE = "counts the first delivery too, so one more"
 _SEND_TTL = "send(ttl=) for one message"
 _DMQ = "a queue of the same VPN"
+_MS = "milliseconds there, seconds here; write 30s"
 _LATER = "give deliver_at to send()"
 _LEVELS = "levels are parted by /; * is one of them, > the rest"
 
 WORDS = (
     Word("prefetch", "RabbitMQ", "max_per_subscription_backlog", _CONSUMER),
     Word("prefetch_count", "RabbitMQ", "max_per_subscription_backlog", _CONSUMER),
-    Word("x-message-ttl", "RabbitMQ", "expiration", "a text such as 30s; a number is seconds"),
+    Word("x-message-ttl", "RabbitMQ", "expiration", _MS),
     Word("ttl", "RabbitMQ", "expiration", _SEND_TTL),
     Word("x-expires", "RabbitMQ", "", "no queue is deleted for lack of use"),
     Word("x-max-length", "RabbitMQ", "max_spool_messages", "leased messages count too"),
@@ -76,17 +77,17 @@ WORDS = (
     Word("MessageDeduplicationId", "SQS", "", "give producer_id and first_sequence to producer()"),
     Word("selector", "JMS", "filter", "for the queue; a consumer has a filter of its own"),
     Word("JMSPriority", "JMS", "priority", "the expression /@priority; 0 to 255, default 4"),
-    Word("timeToLive", "JMS", "expiration", _SEND_TTL),
+    Word("timeToLive", "JMS", "expiration", f"{_SEND_TTL}; {_MS}"),
     Word("deliveryDelay", "JMS", "", _LATER),
     Word("JMSXGroupID", "JMS", "partition_key", "refused by this version"),
     Word("maximumRedeliveries", "ActiveMQ", "max_deliveries", _ONE_MORE),
     Word("queuePrefetch", "ActiveMQ", "max_per_subscription_backlog", _CONSUMER),
     Word("consumerWindowSize", "Artemis", "max_per_subscription_backlog", "messages, not bytes"),
     Word("max-delivery-attempts", "Artemis", "max_deliveries"),
-    Word("max-redelivery-delay", "Artemis", "redelivery_delay_max"),
+    Word("max-redelivery-delay", "Artemis", "redelivery_delay_max", _MS),
     Word("dead-letter-address", "Artemis", "dead_message_queue", _DMQ),
     Word("expiry-address", "Artemis", "dead_message_queue", "for expired messages too"),
-    Word("expiry-delay", "Artemis", "expiration"),
+    Word("expiry-delay", "Artemis", "expiration", _MS),
     Word("max-size-bytes", "Artemis", "max_spool_usage"),
     Word("address-full-policy", "Artemis", "reject_msg_to_sender_on_discard"),
     Word("last-value-key", "Artemis", "", "max_spool_usage: 0 keeps the last message, of all keys"),
@@ -101,14 +102,14 @@ WORDS = (
     Word("countdown", "Celery", "", _LATER),
     Word("eta", "Celery", "", _LATER),
     Word("rate_limit", "Celery", "", "nothing limits a rate; max_backlog limits what is in hand"),
-    Word("share.record.lock.duration.ms", "Kafka", "lease_period"),
+    Word("share.record.lock.duration.ms", "Kafka", "lease_period", _MS),
     Word("share.delivery.count.limit", "Kafka", "max_deliveries"),
     Word("share.partition.max.record.locks", "Kafka", "max_backlog", "over the whole queue"),
     Word("errors.deadletterqueue.topic.name", "Kafka", "dead_message_queue", _DMQ),
     Word("max.poll.records", "Kafka", "max_per_subscription_backlog", _CONSUMER),
-    Word("max.poll.interval.ms", "Kafka", "lease_period"),
+    Word("max.poll.interval.ms", "Kafka", "lease_period", _MS),
     Word("session.timeout.ms", "Kafka", "system.heartbeat_timeout", "15 s unless you say another"),
-    Word("retention.ms", "Kafka", "expiration"),
+    Word("retention.ms", "Kafka", "expiration", _MS),
     Word("retention.bytes", "Kafka", "max_spool_usage", "refuses what is new; drops nothing old"),
     Word("max.message.bytes", "Kafka", "max_message_size"),
     Word("auto.offset.reset", "Kafka", "", "a topic new to the engine is read from its start"),
