@@ -7,6 +7,7 @@ a path file, so `lakequeue` there is the wheel's. About 10 s.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -99,6 +100,14 @@ def test_every_folder_of_code_is_a_room() -> None:
     image = (ROOT / "Dockerfile").read_text()
     assert {room for room in rooms if f"COPY {room} {room}\n" not in image} == set()
     assert all(file.name in image for file in ROOT.glob("*.py"))
+
+
+def test_nobody_is_told_to_install_it_from_an_index() -> None:
+    """There is none that has it; whatever has its name there would be somebody else's."""
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    files += [file for room in ROOMS for file in (ROOT / room).glob("*.py")]
+    told = [file for file in files if re.search(r"pip install '?lakequeue", file.read_text())]
+    assert told == []
 
 
 def test_the_command_runs(installed: Path, tmp_path: Path) -> None:
