@@ -14,7 +14,7 @@ ENV LAKEQUEUE_CACHE=/opt/lakequeue/cache \
     SPARK_NO_DAEMONIZE=1
 
 WORKDIR /opt/lakequeue/source
-COPY pyproject.toml README.md __init__.py ./
+COPY pyproject.toml README.md __init__.py aio.py ./
 COPY bench bench
 COPY cli cli
 COPY client client

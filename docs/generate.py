@@ -7,6 +7,7 @@ between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
 from __future__ import annotations
 
 import copy
+import functools
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, get_args
 import click
 import msgspec
 from lakequeue.cli import main as command_line
+from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import commands, messages
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.state.message import NAMES, TABLE, Event
@@ -145,6 +147,26 @@ def metrics() -> str:
     return "\n".join(rows)
 
 
+SYSTEMS = {
+    "rabbitmq": ("RabbitMQ",),
+    "sqs": ("SQS",),
+    "jms": ("JMS", "ActiveMQ", "Artemis"),
+    "celery": ("Celery",),
+    "kafka": ("Kafka",),
+}
+
+
+def words_of(systems: tuple[str, ...]) -> str:
+    """The keys of other systems with ours, as a refused configuration names them."""
+    rows = ["| key | here | |", "|---|---|---|"]
+    for word in WORDS:
+        if word.of in systems:
+            of = f" ({word.of})" if len(systems) > 1 and word.of != systems[0] else ""
+            ours = f"`{word.ours}`" if word.ours else "–"
+            rows.append(f"| `{word.theirs}`{of} | {ours} | {word.note} |")
+    return "\n".join(rows)
+
+
 PARTS = {
     "failures": ("concepts/acknowledgements.md", failures),
     "lifecycle": ("concepts/message-life.md", lifecycle),
@@ -153,6 +175,10 @@ PARTS = {
     "inbox": ("reference/protocol.md", inbox),
     "command-line": ("reference/command-line.md", command_line_help),
     "metrics": ("reference/metrics.md", metrics),
+    **{
+        f"words-{name}": ("coming-from.md", functools.partial(words_of, systems))
+        for name, systems in SYSTEMS.items()
+    },
 }
 
 
