@@ -21,6 +21,7 @@ COPY client client
 COPY conf conf
 COPY definitions definitions
 COPY expressions expressions
+COPY memory memory
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources

@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
-ROOMS := bench cli client conf definitions expressions protocol sinks sources state streaming
+ROOMS := bench cli client conf definitions expressions memory protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint wheel bench clean

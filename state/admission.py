@@ -257,6 +257,7 @@ class Admission:
             producer.refused(seq, reason.value, "", f"no queue takes {header.to[:200]!r}")
         elif producer:
             producer.stored(seq, 0)
+            producer.discarded(seq, reason.value, "")
 
     # ------------------------------------------------------------ checks
 

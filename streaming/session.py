@@ -35,6 +35,7 @@ ROOMS = (
     "conf",
     "definitions",
     "expressions",
+    "memory",
     "protocol",
     "sinks",
     "sources",
