@@ -19,6 +19,9 @@ COPY bench bench
 COPY cli cli
 COPY client client
 COPY conf conf
+COPY definitions definitions
+COPY examples examples
+COPY expressions expressions
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources
