@@ -13,6 +13,7 @@ from .common import (
     connection_options,
     console,
     json_option,
+    key_fields,
     number,
     option,
     payload_fields,
@@ -79,7 +80,7 @@ def browse(
 
 def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
     """A browsed message as a mapping for JSON."""
-    return {**asdict(message), **payload_fields(message.payload)}
+    return {**asdict(message), **payload_fields(message.payload), **key_fields(message.key)}
 
 
 def _preview(fields: dict[str, Any]) -> str:

@@ -108,10 +108,11 @@ def console(stderr: bool = False) -> Console:
 
 def say_json(value: object) -> None:
     """One JSON value on one line of standard output, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=_plain))
+    click.echo(json.dumps(value, ensure_ascii=False, default=plain_value))
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """What JSON has no word for: bytes as text or base64, times as ISO-8601."""
     if isinstance(value, bytes | bytearray | memoryview):
         shown = payload_fields(bytes(value))
         return shown["payload"] if "encoding" not in shown else shown
@@ -126,6 +127,15 @@ def payload_fields(payload: bytes) -> dict[str, str]:
         return {"payload": payload.decode("utf-8")}
     except UnicodeDecodeError:
         return {"payload": base64.b64encode(payload).decode(), "encoding": "base64"}
+
+
+def key_fields(key: bytes | None) -> dict[str, str | None]:
+    """A record's key for JSON: text, or base64 with ``key_encoding`` where it is not UTF-8."""
+    if key is None:
+        return {"key": None}
+    shown = payload_fields(key)
+    out: dict[str, str | None] = {"key": shown["payload"]}
+    return {**out, "key_encoding": shown["encoding"]} if "encoding" in shown else out
 
 
 def number(value: int | float | None) -> str:

@@ -245,6 +245,7 @@ def test_consume_json(engine: Engine) -> None:
     result = engine.run("consume", "orders", "--json", "--timeout", "0")
     first, second = map(json.loads, result.stdout.splitlines())
     assert first == {
+        **{name: first[name] for name in ("published_at", "expires_at", "lease_expires_at")},
         "id": first["id"],
         "queue": "orders",
         "payload": "/wA=",
@@ -253,6 +254,8 @@ def test_consume_json(engine: Engine) -> None:
         "delivery_count": 1,
         "redelivered": False,
         "priority": 9,
+        "key": None,
+        "is_barrier": False,
     }
     assert (second["payload"], "encoding" in second) == ('"text"', False)
 
@@ -269,16 +272,16 @@ def test_consume_exec_acks_by_exit_status(engine: Engine, tmp_path: Path) -> Non
     log = tmp_path / "log"
     command = f'payload=$(cat); echo "$LAKEQUEUE_QUEUE $payload" >> {log}; [ "$payload" = good ]'
     result = engine.run("consume", "orders", "--exec", command, "--count", "2")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert log.read_text() == "orders good\norders bad\n"
     (left,) = engine.connection.admin().browse("orders")
-    assert (left.payload, left.state) == (b"bad", "ready")
+    assert (left.payload, left.state) == (b"bad", "delayed")
 
 
 def test_consume_exec_with_a_delay(engine: Engine) -> None:
     engine.send(b"1")
     options = ("--exec", "false", "--retry-delay", "5s", "--count", "1")
-    assert engine.run("consume", "orders", *options).exit_code == 0
+    assert engine.run("consume", "orders", *options).exit_code == 1
     (left,) = engine.connection.admin().browse("orders")
     assert left.state == "delayed"
 

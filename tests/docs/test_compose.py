@@ -44,7 +44,8 @@ def test_files_that_are_mounted_exist(compose: dict[str, Any]) -> None:
 
 
 def test_the_image_has_every_room_of_the_package() -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]
     rooms = {name.partition(".")[2] for name in packages} - {""}
     copied = set(re.findall(r"^COPY (\w+) \1$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
     assert copied == rooms
