@@ -145,6 +145,11 @@ def number(value: int | float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
+def percent(level: float, limit: float | None) -> str:
+    """How much of a limit is used, for people; nothing where there is none."""
+    return f"{level * 100 / limit:.1f}" if limit else "–"
+
+
 def size(value: float | None) -> str:
     """A size for people, in powers of ten."""
     if value is None:

@@ -88,7 +88,7 @@ def sentences(error: BaseException) -> list[str]:
     """What an error says to a person: one line, or one for each problem of a configuration."""
     if isinstance(error, ConfigError) and error.problems:
         count = len(error.problems)
-        head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing started:"
+        head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing was done:"
         return [head, *(f"  {problem}" for problem in error.problems)]
     if isinstance(error, LakequeueError):
         return [str(error) or type(error).__doc__ or type(error).__name__]

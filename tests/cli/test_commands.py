@@ -120,7 +120,7 @@ def test_q7_every_problem_of_a_file_is_listed_and_nothing_starts(
     result = run(command, "--config", str(config), "--home", str(home))
     assert result.exit_code == 2
     head, *problems = result.stderr.splitlines()
-    assert head == "The configuration has 3 problems; nothing started:"
+    assert head == "The configuration has 3 problems; nothing was done:"
     assert len(problems) == 3
     for key, value in (("message_type", "xml"), ("lease_period", "parsecs"), ("colour", "red")):
         assert any(key in line and value in line for line in problems)
