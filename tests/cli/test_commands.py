@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -43,13 +42,6 @@ class Engine:
 
     def depth(self, queue: str = "orders") -> int:
         return self.connection.admin().describe(queue)["depth"]
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The developer's own settings do not reach the tests."""
-    for name in [name for name in os.environ if name.startswith("LAKEQUEUE_")]:
-        monkeypatch.delenv(name)
 
 
 @pytest.fixture
