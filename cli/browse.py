@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,20 +92,23 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _death(dead: dict[str, str]) -> tuple[str, str, str]:
+def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
     """What it died of, with the consumer's own words; in which queue; when, to the second."""
     reason, detail = dead.get("reason", ""), dead.get("detail", "")
-    time = dead.get("time", "")[:19].replace("T", " ")
+    time = dead["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S") if "time" in dead else ""
     return (f"{reason}: {detail}" if detail else reason), dead.get("queue", ""), time
 
 
 def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
-    """A browsed message as a mapping for JSON; ``dead``: its lq-dead- headers, or null."""
-    dead = {
+    """A browsed message as a mapping for JSON; ``dead``: its lq-dead- headers, or null, the time as
+    ISO-8601."""
+    dead: dict[str, Any] = {
         name.removeprefix(DEAD): text
         for name, text in message.headers.items()
         if name.startswith(DEAD)
     }
+    if dead.get("time", "").isdigit():
+        dead["time"] = datetime.fromtimestamp(int(dead["time"]) / 1000, UTC)
     fields = {**asdict(message), **payload_fields(message.payload), **key_fields(message.key)}
     return {**fields, "dead": dead or None}
 

@@ -28,7 +28,7 @@ def dead(shell: Engine) -> Engine:
 def test_x5_browse_shows_what_a_message_died_of_where_and_when(dead: Engine) -> None:
     head, first, second = dead.run("browse", "graves").stdout.splitlines()
     assert "died of" in head
-    day = dead.connection.now().strftime("%Y-%m-%d ")
+    day = dead.connection.now().astimezone().strftime("%Y-%m-%d ")
     assert "rejected: no such customer  orders    " + day in first
     assert "expired" in second
     dead.connection.producer().send("graves", b"{}")
@@ -41,7 +41,7 @@ def test_x5_browse_json_has_it_too(dead: Engine) -> None:
         "reason": "rejected", "queue": "orders", "detail": "no such customer",
     }  # fmt: skip
     assert second["dead"]["reason"] == "expired"
-    assert second["dead"]["time"] == dead.connection.now().isoformat(timespec="milliseconds")
+    assert second["dead"]["time"] == dead.connection.now().isoformat()
 
 
 def test_a_queue_without_dead_messages_has_no_such_columns(shell: Engine) -> None:
