@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,21 +53,49 @@ def in_the_foreground(home: Path, as_json: bool) -> Iterator[Progress]:
 
 
 def run_engine(
-    engine: Engine, home: Path, bootstrap: str, as_json: bool, progress: Progress
+    engine: Engine,
+    home: Path,
+    bootstrap: str,
+    as_json: bool,
+    progress: Progress,
+    fault: Callable[[], LakequeueError | None] = lambda: None,
 ) -> None:
-    """Start an engine, show where it is, and serve until a signal or a failure."""
+    """Start an engine, show where it is, and serve until a signal or a failure.
+
+    fault: what else must not fail (an embedded Kafka); its error ends the service.
+    """
     try:
-        with environment_faults():
-            engine.start()
-            address = write_address(home, bootstrap)
-        try:
-            progress.close()
-            show_addresses(engine.addresses, home, as_json)
-            serve(engine, home, as_json)
-        finally:
-            address.unlink(missing_ok=True)
+        with log_to_stderr():
+            with environment_faults():
+                engine.start()
+                address = write_address(home, bootstrap)
+            try:
+                progress.close()
+                show_addresses(engine.addresses, home, as_json)
+                serve(engine, as_json, fault)
+            finally:
+                address.unlink(missing_ok=True)
     finally:
         engine.stop()
+
+
+@contextlib.contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """The engine's warnings (alerts, what ended and is started again) as lines for people.
+
+    What the bridge to Java says of a process that ended is left out: the engine says it better.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    engine, bridge = logging.getLogger("lakequeue.engine"), logging.getLogger("py4j")
+    before = bridge.level
+    engine.addHandler(handler)
+    bridge.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        engine.removeHandler(handler)
+        bridge.setLevel(before)
 
 
 class Progress:
@@ -104,8 +134,8 @@ def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> N
     console().print(table)
 
 
-def serve(engine: Any, home: Path, as_json: bool) -> None:
-    """Wait until a signal or a failure, then stop the engine and say goodbye.
+def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]) -> None:
+    """Wait until a signal or a failure, then stop the engine.
 
     The engine waits in a thread: the main thread is the one that hears signals.
     """
@@ -137,6 +167,9 @@ def serve(engine: Any, home: Path, as_json: bool) -> None:
                 up_s = int(time.monotonic() - since)
                 status.update(f"running for {up_s // 60}:{up_s % 60:02d} – Ctrl-C ends it")
             stop.wait(0.5)
+            if (error := fault()) is not None:
+                failure.append(error)
+                break
     if failure:
         with contextlib.suppress(Exception):
             engine.stop()
