@@ -65,7 +65,7 @@ def run_engine(
     fault: what else must not fail (an embedded Kafka); its error ends the service.
     """
     try:
-        with log_to_stderr():
+        with logging_to(home / "spark.log"):
             with environment_faults():
                 engine.start()
                 address = write_address(home, bootstrap)
@@ -80,22 +80,24 @@ def run_engine(
 
 
 @contextlib.contextmanager
-def log_to_stderr() -> Iterator[None]:
-    """The engine's warnings (alerts, what ended and is started again) as lines for people.
-
-    What the bridge to Java says of a process that ended is left out: the engine says it better.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    engine, bridge = logging.getLogger("lakequeue.engine"), logging.getLogger("py4j")
-    before = bridge.level
-    engine.addHandler(handler)
-    bridge.setLevel(logging.CRITICAL + 1)
+def logging_to(file: Path) -> Iterator[None]:
+    """The engine's warnings (alerts, what ended and is started again) as lines on stderr; what
+    libraries log goes to a file: their tracebacks of a process that ended say less than ours."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    rest = logging.FileHandler(file, delay=True)
+    rest.setLevel(logging.WARNING)
+    rest.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers = ((logging.getLogger("lakequeue.engine"), lines), (logging.getLogger(), rest))
+    for logger, handler in handlers:
+        logger.addHandler(handler)
     try:
         yield
     finally:
-        engine.removeHandler(handler)
-        bridge.setLevel(before)
+        for logger, handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
 
 
 class Progress:

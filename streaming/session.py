@@ -147,10 +147,15 @@ def spark_session(
         builder = builder.config(key, value)
     try:
         with _stderr_to(log_file):
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         where = f"see {log_file}" if log_file else "its reason is printed above"
         raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
+    # When the Java process dies, this server of PySpark's prints a traceback of its own.
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
+    return spark
 
 
 def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
