@@ -129,6 +129,14 @@ class EmbeddedKafka:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def ended(self) -> str:
+        """How the process ended by itself, such as "by signal 9"; empty while it runs."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return ""
+        return f"by signal {-status}" if status < 0 else f"with status {status}"
+
+    @property
     def log(self) -> Path:
         """The broker's log file."""
         return self.home / "kafka.log"
@@ -161,13 +169,19 @@ class EmbeddedKafka:
             raise
         return self
 
-    def stop(self) -> None:
-        """End it in order (SIGTERM, and SIGKILL after 20 s), and free the home."""
-        self._end(signal.SIGTERM)
+    def stop(self, seconds: float = STOP_SECONDS_MAX) -> None:
+        """End it in order (SIGTERM, and SIGKILL after so many seconds), and free the home."""
+        self._end(signal.SIGTERM, seconds)
 
     def kill(self) -> None:
         """End it as a crash would (SIGKILL), and free the home. Acknowledged records stay."""
         self._end(signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Kill the process from another thread: a `start` that is under way there fails."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
 
     def restart(self) -> EmbeddedKafka:
         """Stop it when it runs, and start it with the same port and data."""
@@ -185,13 +199,13 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, how: signal.Signals, seconds: float = STOP_SECONDS_MAX) -> None:
         process = self._process
         if process is not None:
             if process.poll() is None:
                 process.send_signal(how)
             try:
-                process.wait(STOP_SECONDS_MAX)
+                process.wait(max(seconds, 0.0))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
