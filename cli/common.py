@@ -78,11 +78,23 @@ def find_url(url: str | None, home: Path | None) -> str:
     return here.read_text().strip() if here.is_file() else DEFAULT_URL
 
 
-def connect(url: str | None, home: Path | None, vpn: str, client_name: str) -> Any:
-    """A connection to the engine, a context manager."""
+def nearest_home(home: Path | None) -> Path | None:
+    """The home that is meant: the one that is named, else one that stands in this directory."""
+    here = Path(DEFAULT_HOME)
+    return home if home is not None else (here if here.is_dir() else None)
+
+
+@contextlib.contextmanager
+def connect(url: str | None, home: Path | None, vpn: str, client_name: str) -> Iterator[Any]:
+    """A connection to the engine. Where no answer comes, the error says what is not there."""
     import lakequeue
 
-    return lakequeue.connect(find_url(url, home), vpn=vpn, client_name=client_name)
+    from .presence import explained
+
+    address = find_url(url, home)
+    with explained(address, None if url else nearest_home(home), vpn):
+        with lakequeue.connect(address, vpn=vpn, client_name=client_name) as connection:
+            yield connection
 
 
 def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:

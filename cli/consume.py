@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..protocol import commands
 from ..protocol.errors import LeaseLost
 from .common import (
     connect,
@@ -28,6 +29,7 @@ from .group import EXIT_FAILED
 from .reader import Reader
 
 POLL_S = 0.5
+ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0
 BACKLOG = 100
 ACK_MODES = ("individual", "client", "auto", "dups_ok", "pre_ack", "no_ack")
 AFTER_WORK = ("individual", "client")  # the modes in which this command itself acks
@@ -38,7 +40,8 @@ AFTER_WORK = ("individual", "client")  # the modes in which this command itself 
 @option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
-    help="End when no message came for so long.  [default: wait for ever]",
+    help="End when no message came for so long; an engine has 5 s at least to answer.  [default: "
+    "wait for ever, 30 s for an engine]",
 )  # fmt: skip
 @option("--filter", "where", metavar="EXPRESSION", help="Only such messages: '/price > 10'.")
 @option(
@@ -102,7 +105,9 @@ def consume(
     backlog = max_backlog or (1 if command else BACKLOG)  # a slow command outlives its leases
     backlog = min(backlog, count) if count else backlog
     with connect(url, home, vpn, "consume") as connection, stop_on_signals() as stop:
-        executor = _executor(connection, queue, command, retry_delay) if command else None
+        definition = _definition(connection, queue, timeout)
+        backs_off = bool(definition["redelivery_delay_ms"])
+        executor = Executor(command, retry_delay, backs_off) if command else None
         printer = Printer(as_json, ack_mode, stop.is_set)
         options = {"filter": where} if where else {}
         with connection.consumer(
@@ -115,11 +120,12 @@ def consume(
             ctx.exit(EXIT_FAILED)
 
 
-def _executor(
-    connection: Any, queue: str, command: str, retry_delay: str | None
-) -> Executor:
-    definition = connection.admin().describe(queue)["definition"]
-    return Executor(command, retry_delay, bool(definition["redelivery_delay_ms"]))
+def _definition(connection: Any, queue: str, timeout: float | None) -> dict[str, Any]:
+    """The queue's definition. An engine that is not there is waited for no longer than a message,
+    but long enough for one that is."""
+    wait_s = ANSWER_S_MAX if timeout is None else max(timeout, ANSWER_S_MIN)
+    look = connection.request(commands.Describe(queue=queue), timeout=wait_s)
+    return look["definition"]
 
 
 def _close(executor: Executor, as_json: bool) -> None:

@@ -8,8 +8,9 @@ DELIVERIES = "deliveries"
 RECEIPTS = "receipts"
 JOURNAL = "journal"
 REJECTED = "rejected"
+ENGINE = "engine"  # heartbeats: the engine says that it lives
 
-OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED)
+OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, ENGINE)
 
 
 def topic(vpn: str, kind: str) -> str:

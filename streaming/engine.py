@@ -22,6 +22,7 @@ from ..client.transport import require_broker
 from ..definitions import Configuration, is_regex
 from ..protocol import LakequeueError, NotConnected, Timeout, commands, topics
 from ..sinks.metrics import Metrics
+from .heartbeat import Heartbeat
 from .home import HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
@@ -81,6 +82,7 @@ class Engine:
         self._query: StreamingQuery | None = None
         self._tables_query: StreamingQuery | None = None
         self._ticker = Ticker(self._tick)
+        self._heartbeat = Heartbeat(self._beat, self.home)
         self._captured: set[str] = set()
         self._more: set[str] = set()
         self._stopping = threading.Event()
@@ -115,6 +117,7 @@ class Engine:
         for vpn, command in configure_commands(self.configuration):
             self._transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
         self._transport.flush(10.0)
+        self._heartbeat.start()
         with self._java_lives():
             self._start_spark()
         self._ticker.start()
@@ -316,6 +319,10 @@ class Engine:
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
 
+    def _beat(self, value: bytes) -> None:
+        for vpn in self._vpns():
+            self._transport.command(topics.topic(vpn, topics.ENGINE), b"engine", value)
+
     def _on_note(self, note: str) -> None:
         kind, _, rest = note.partition(":")
         if kind == "deadline":
@@ -449,6 +456,7 @@ class Engine:
         held = self._lock.acquire(timeout=1.0)  # the supervisor may be in the middle of a restart
         try:
             self._ticker.stop()
+            self._heartbeat.stop()
             if self._spark is not None and not within(STOP_SPARK_S, self._stop_spark, "stop-spark"):
                 log.warning("Spark did not end in time and is cut off; a batch may run again")
                 self._kill_spark()

@@ -19,8 +19,10 @@ PARTITIONS = {
     topics.RECEIPTS: 8,
     topics.JOURNAL: 1,
     topics.REJECTED: 1,
+    topics.ENGINE: 1,
 }
 MESSAGE_BYTES_MAX = 12_000_000
+HEARTBEATS_KEPT_MS = 3_600_000  # of `<vpn>.engine` only the newest record is read
 
 
 def ensure_topics(
@@ -42,8 +44,10 @@ def ensure_topics(
         ) from error
     try:
         missing = sorted(set(wanted) - set(admin.list_topics()))
-        config = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
         for name in missing:
+            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
+            if topics.split(name) == (name.rpartition(".")[0], topics.ENGINE):
+                config["retention.ms"] = str(HEARTBEATS_KEPT_MS)
             try:
                 admin.create_topics([NewTopic(name, wanted[name], -1, topic_configs=config)])
             except TopicAlreadyExistsError:
