@@ -43,8 +43,8 @@ main = LazyGroup(
     Every option has an environment variable; `lakequeue COMMAND --help` names it.
 
     Exit status: 0 done; 1 it failed, or a message was refused; 2 the command line or the
-    configuration is wrong; 3 something around it is missing: Kafka, Java, a free port, a disk.
-    LAKEQUEUE_DEBUG=1 shows where an error came from.
+    configuration is wrong; 3 something around it is missing: Kafka, the engine, Java, a port, a
+    disk; 141 nobody reads its output any more. LAKEQUEUE_DEBUG=1 shows where an error came from.
     """,
 )
 

@@ -45,14 +45,14 @@ def define(
       lakequeue define name=dear message_type=json 'filter=/price > 100'
       lakequeue define queues.yaml
     """
-    pairs = [found.groups() for text in what if (found := _PAIR.fullmatch(text))]
+    pairs = {found[1]: found[2] for text in what if (found := _PAIR.fullmatch(text))}
     if pairs and len(pairs) != len(what):
-        raise click.UsageError("name files, or KEY=VALUE for one queue, but not both")
+        raise click.UsageError("name files, or each KEY=VALUE of one queue once, but not both")
     with connect(url, home, vpn, "define") as connection:
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
         if pairs:
-            wanted = [_one(dict(pairs), there)]
+            wanted = [_one(pairs, there)]
         else:
             wanted = [queue for file in what for queue in _of_file(file, vpn)]
         for definition in wanted:
