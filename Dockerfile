@@ -22,6 +22,7 @@ COPY conf conf
 COPY definitions definitions
 COPY examples examples
 COPY expressions expressions
+COPY memory memory
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources

@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
-ROOMS := bench cli client conf definitions examples expressions protocol sinks sources state streaming
+ROOMS := bench cli client conf definitions examples expressions memory protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench clean

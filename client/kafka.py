@@ -6,10 +6,17 @@ import importlib.util
 import os
 
 from ..protocol.errors import ConfigError, Problem
+from .connection import Connection
 from .transport import Transport
 
 LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"
 LIBRARIES = ("confluent-kafka", "kafka-python")
+
+
+def connect_kafka(addresses: str, vpn: str, client_name: str | None) -> Connection:
+    """A connection over Kafka at these addresses."""
+    name = client_name or f"client-{os.getpid()}"
+    return Connection(open_kafka(addresses, name), vpn, name)
 
 
 def open_kafka(url_host: str, client_name: str, library: str | None = None) -> Transport:

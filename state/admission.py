@@ -187,6 +187,9 @@ class Admission:
                 kept.append(one)
             else:
                 self._count_discard(vpn, one.queue, reason, record)
+                if producer:
+                    name = one.queue.definition.name
+                    producer.receipt.discarded.append((seq, reason.value, name))
         number = self._store(vpn, header, kept, size, record) if kept else 0
         if producer:
             producer.stored(seq, number)
@@ -224,6 +227,7 @@ class Admission:
             producer.refused(seq, reason.value, "", f"no queue takes {header.to!r}")
         elif producer:
             producer.stored(seq, 0)
+            producer.receipt.discarded.append((seq, reason.value, ""))
 
     # ------------------------------------------------------------ checks
 

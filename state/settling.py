@@ -8,12 +8,13 @@ ack for an id that this queue never held is kept for a while (L9).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ..protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
 from ..protocol.errors import Reason
-from ..protocol.ids import Ranges, make_id, parse_ranges
+from ..protocol.ids import Ranges, format_ranges, make_id, parse_ranges
 from . import deferred, transport
 from .active_set import active_rows
 from .broker import Broker
@@ -229,21 +230,27 @@ def reject(broker: Broker, queue: Queue, command: Reject) -> None:
         bury(broker, queue, page, rows, Reason.REJECTED, command.reason)
 
 
-def renew(broker: Broker, queue: Queue, command: Renew) -> None:
-    """Extend leases that the subscription holds; the new period counts from now (L10)."""
+def renew(broker: Broker, queue: Queue, command: Renew) -> dict[str, Any]:
+    """Extend leases that the subscription holds; the new period counts from now (L10). A lease
+    without end stays without end. Answers which were renewed, and for how long."""
     period = command.period_ms
     if period is None:
         period = queue.definition.lease_period_ms
     until = NEVER if period is None else broker.now + max(period, 1)
+    renewed: list[int] = []
     for page, rows in _held(broker, queue, command.subscription, command.ids):
-        page.until[rows] = until
+        page.until[rows] = np.where(page.until[rows] == NEVER, NEVER, until)
         page.dirty = True
-        broker.record("renewed", queue, page.id[rows].tolist(), subscription=command.subscription)
+        ids = page.id[rows].tolist()
+        renewed += ids
+        broker.record("renewed", queue, ids, subscription=command.subscription)
+    return {"lease_ms": period, "renewed": format_ranges(renewed)}
 
 
 def hand_back(broker: Broker, queue: Queue, command: Returned) -> None:
     """Messages that the client never showed to anyone return (C3)."""
     for page, rows in _held(broker, queue, command.subscription, command.ids):
+        page.deliveries[rows] -= 1  # nobody has seen it: no attempt (L5)
         broker.record(
             "returned", queue, page.id[rows].tolist(), subscription=command.subscription
         )
