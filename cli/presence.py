@@ -68,7 +68,7 @@ def who(heard: dict[str, Any]) -> str:
 
 def kafka_problem(place: str) -> str:
     """Why no Kafka broker can be reached; empty when one answers."""
-    from ..client.transport import require_broker
+    from ..client.kafka_base import require_broker
 
     try:
         require_broker(place)

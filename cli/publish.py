@@ -135,10 +135,9 @@ class Tally:
     def _take(self) -> None:
         try:
             receipt = self._open.popleft().result()
-            if receipt.message_id is None:
+            self.stored += receipt.message_id is not None
+            if receipt.discarded or receipt.message_id is None:  # one queue may, another may not
                 self.discarded[_why_discarded(receipt)] += 1
-            else:
-                self.stored += 1
         except Rejected as error:
             by = f" by {error.queue}" if error.queue else ""
             self.refused[f"{error.reason}{by}"] += 1
@@ -167,8 +166,11 @@ class Tally:
 
 
 def _why_discarded(receipt: Any) -> str:
-    """Why a message was acknowledged and not stored, where the receipt tells."""
-    return str(getattr(receipt, "discarded", None) or "discarded")
+    """Why a message was acknowledged and thrown away. Without a reason it was sent again so late
+    that its number is no longer remembered."""
+    if not receipt.discarded:
+        return "no longer remembered"
+    return f"{receipt.reason}{f' by {receipt.queue}' if receipt.queue else ''}"
 
 
 def messages(files: tuple[Path, ...], lines: bool | None) -> Iterator[bytes]:
