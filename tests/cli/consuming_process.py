@@ -25,8 +25,10 @@ def run() -> None:
         status = main(arguments, standalone_mode=False)
         left = connection.admin().describe("orders")
         counters = left["counters"]
+        attempts = [m.delivery_count for m in connection.admin().browse("orders")]
     found = {"status": status or 0, "depth": left["depth"], "leased": left["leased"]}
-    print(json.dumps({**found, "acknowledged": counters["acknowledged"]}), file=sys.stderr)
+    found |= {"acknowledged": counters["acknowledged"], "attempts": sum(attempts)}
+    print(json.dumps(found), file=sys.stderr)
 
 
 if __name__ == "__main__":
