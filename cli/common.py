@@ -158,6 +158,11 @@ def number(value: int | float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
+def counted(count: int, what: str) -> str:
+    """How many of something: ``1 message``, ``2 messages``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def percent(level: float, limit: float | None) -> str:
     """How much of a limit is used, for people; nothing where there is none."""
     return f"{level * 100 / limit:.1f}" if limit else "–"

@@ -15,6 +15,7 @@ from ..protocol.errors import LeaseLost
 from .common import (
     connect,
     connection_options,
+    counted,
     json_option,
     key_fields,
     note,
@@ -134,8 +135,7 @@ def _close(executor: Executor, as_json: bool) -> None:
     if as_json:
         say_json({"given": given, "failed": failed})
         return
-    what = "message" if given == 1 else "messages"
-    note(f"{given:,} {what} given to the command, {failed:,} failed")
+    note(f"{counted(given, 'message')} given to the command, {failed:,} failed")
 
 
 def _receive(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, json_option, option, say_json
+from .common import connect, connection_options, counted, json_option, option, say_json
 
 
 @click.command()
@@ -31,10 +31,11 @@ def delete(
         found = admin.describe(queue)
         depth, consumers = found["depth"], len(found["consumers"])
         if not yes:
-            question = f"{queue} holds {depth:,} messages for {consumers:,} consumers. Delete it?"
+            held, bound = counted(depth, "message"), counted(consumers, "consumer")
+            question = f"{queue} holds {held} and has {bound}. Delete it?"
             click.confirm(question, abort=True, err=as_json)
         admin.delete(queue)
     if as_json:
         say_json({"queue": queue, "deleted": True, "messages": depth})
     else:
-        click.echo(f"{queue} deleted with {depth:,} messages")
+        click.echo(f"{queue} deleted with {counted(depth, 'message')}")

@@ -106,7 +106,7 @@ def orders(shell: Engine) -> Engine:
 def test_s7_delete_asks(orders: Engine) -> None:
     result = orders.run("delete", "orders", stdin="n\n")
     assert result.exit_code == 1
-    assert "orders holds 2 messages for 0 consumers" in result.output
+    assert "orders holds 2 messages and has 0 consumers. Delete it?" in result.output
     assert len(orders.admin.queues()) == 1
     found = orders.json("delete", "orders", "--yes")
     assert found == {"queue": "orders", "deleted": True, "messages": 2}

@@ -75,6 +75,6 @@ def test_s4_publish_says_what_was_discarded(shell: Engine) -> None:
     shell.run("shutdown", "orders", "--ingress")
     result = shell.run("publish", "orders", stdin="1\n2\n")
     assert result.exit_code == 1
-    assert result.stdout.startswith("0 stored, 0 refused, 2 discarded\n  2 × ")
+    assert result.stdout == "0 stored, 0 refused, 2 discarded\n  2 × queue_shutdown by orders\n"
     found = shell.run("publish", "orders", "--json", stdin="1\n").stdout
     assert json.loads(found)["discarded"] == 1
