@@ -187,3 +187,20 @@ def test_json_has_key_and_times(make: Any) -> None:
     now = queue.connection.now().isoformat()
     assert first["published_at"] == now
     assert first["expires_at"] > first["lease_expires_at"] > now
+
+
+def test_a_goodbye_that_nobody_reads_is_an_orderly_end(tmp_path: Path) -> None:
+    """`lakequeue up --json | head -1` reads the addresses and goes."""
+    code = (
+        "import time; from pathlib import Path\n"
+        "from lakequeue.cli.service import goodbye\n"
+        "time.sleep(0.5)\n"
+        "goodbye(Path('home'), True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(10)) == (b"", 0)
