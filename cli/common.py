@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,7 @@ DEFAULT_URL = "kafka://127.0.0.1:9092"
 DEFAULT_HOME = ".lakequeue"
 ADDRESS_FILE = "address"
 PLAIN_WIDTH = 200
+SAME_SIGNAL_S = 0.5
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -181,16 +183,21 @@ def size(value: float | None) -> str:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event; a second one interrupts at once.
+    """SIGINT and SIGTERM set the event; a second one interrupts at once. `timeout 10 lakequeue …`
+    sends its signal twice, to the process and to its group: that is one.
 
     Works in the main thread only; elsewhere the event is just an event.
     """
     event = threading.Event()
+    first = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
+        nonlocal first
+        if not event.is_set():
+            first = time.monotonic()
+            event.set()
+        elif time.monotonic() - first > SAME_SIGNAL_S:
             raise KeyboardInterrupt
-        event.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield event

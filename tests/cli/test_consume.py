@@ -151,17 +151,32 @@ def test_l11_the_pause_that_is_asked_for_counts_most(make: Any) -> None:
     assert queue.waits_s() == 3
 
 
-def test_ctrl_c_lets_a_running_command_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signals", [1, 2])  # `timeout` sends its signal twice
+def test_ctrl_c_lets_a_running_command_end(tmp_path: Path, signals: int) -> None:
     started, finished = tmp_path / "started", tmp_path / "finished"
     command = f"touch {started}; sleep 1; touch {finished}"
     process = start(2, "--exec", command)
     while not started.exists():
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
     left = ended(process)
     assert finished.exists()
     assert (left["status"], left["depth"]) == (0, 1)
     assert (left["leased"], left["acknowledged"]) == (0, 1)
+
+
+def test_a_second_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
+    started, finished = tmp_path / "started", tmp_path / "finished"
+    process = start(2, "--exec", f"touch {started}; sleep 20; touch {finished}")
+    while not started.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert not finished.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
