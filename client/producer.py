@@ -116,9 +116,9 @@ class Producer:
     def receipt_of(self, sent: Pending) -> Receipt:
         """What is known of a sent message by now; without a message id while it is on its way.
         Should it be refused, `flush` raises that."""
-        if not sent.done():
-            self._unanswered.keep_for_flush(sent)
-        return sent.result() if sent.done() else Receipt(sent.seq, None)
+        if self._unanswered.keep_for_flush(sent):
+            return Receipt(sent.seq, None)
+        return sent.result()
 
     def send_async(
         self,

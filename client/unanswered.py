@@ -56,11 +56,14 @@ class Unanswered:
         """It was not sent after all."""
         self._waiting.pop(sent.seq, None)
 
-    def keep_for_flush(self, sent: Pending) -> None:
-        """Nobody looks at this message's future: if it is refused, `flush` has to say so."""
+    def keep_for_flush(self, sent: Pending) -> bool:
+        """Nobody will look at this message's future: if it is refused, `flush` has to say so. False
+        if it has its answer already."""
         with self._lock:
-            if sent.seq in self._waiting:
+            waits = self._waiting.get(sent.seq) is sent
+            if waits:
                 self._untold.add(sent.seq)
+            return waits
 
     def raise_refused(self) -> None:
         """Raise Rejected for what was refused and nobody was told of; once."""

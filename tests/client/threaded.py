@@ -5,6 +5,7 @@ What goes between client and engine can be seen, held back and lost. No Kafka is
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,23 @@ class Wire(MemoryTransport):
     def said(self, *kinds: str) -> list[dict[str, Any]]:
         """The commands of these kinds, in the order in which they were sent."""
         return [c for c in list(self.commands) if c["command"] in kinds]
+
+
+class Held(Wire):
+    """A way on which what the engine says can be held back: while ``let_go`` is not set."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self._kept: list[Record] = []
+
+    def poll(self, timeout: float) -> list[Record]:
+        self._kept += super().poll(timeout)
+        if not self.let_go.is_set():
+            return []
+        kept, self._kept = self._kept, []
+        return kept
 
 
 def engine(*queues: dict[str, Any], **system: Any) -> MemoryEngine:
