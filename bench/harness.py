@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -70,9 +71,18 @@ def running(
             engine.metrics.batch = _both(engine.metrics.batch, on_batch)  # type: ignore[method-assign]
         try:
             engine.start()
+            threading.Thread(target=_supervise, args=(engine, say), daemon=True).start()
             yield engine
         finally:
             engine.stop()
+
+
+def _supervise(engine: Engine, say: Say) -> None:
+    """As `lakequeue up` does: what fails is started again."""
+    try:
+        engine.wait()
+    except LakequeueError as error:
+        say(str(error))
 
 
 def _both(*calls: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
