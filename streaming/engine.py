@@ -107,9 +107,8 @@ class Engine:
         self._folder.open()
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._folder.captured() | set(named)
-        require_broker(self.bootstrap)
-        self._folder.remember_captured(self._captured)
         self._ensure_topics()
+        self._folder.remember_captured(self._captured)
         self._progress("starting Spark")
         self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for vpn, command in configure_commands(self.configuration):
@@ -145,6 +144,7 @@ class Engine:
             ) from error
 
     def _ensure_topics(self) -> None:
+        require_broker(self.bootstrap)
         named = [t for t in self._captured if not is_regex(t)]
         self._partitions = ensure_topics(self.bootstrap, self._vpns(), named)
 
