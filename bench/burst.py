@@ -27,8 +27,10 @@ LARGE_BYTES = 1_000_000
 LARGE_SHARE = 200  # 5,000 of 1 MB for a million of 1 KB
 TRIAL_SHARE = 20  # of the fill, to see how long the rest will take
 PHASE_S_MAX = 1_800.0
-_MORE = {"message_type": "binary", "max_spool_usage": "50GB", "max_message_size": "2MB"}
-QUEUES = [
+_MORE: dict[str, Any] = {
+    "message_type": "binary", "max_spool_usage": "50GB", "max_message_size": "2MB",
+}  # fmt: skip
+QUEUES: list[dict[str, Any]] = [
     {"name": BURST, "dead_message_queue": DEAD, "respect_ttl": True, **_MORE},
     {"name": DEAD, **_MORE},
     {"name": STEADY, "max_per_subscription_backlog": 5_000, **_MORE},
