@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +21,21 @@ from ..client.kafka import open_kafka
 from ..client.memory import configure_commands
 from ..client.transport import require_broker
 from ..definitions import Configuration, is_regex
-from ..protocol import LakequeueError, commands, topics
+from ..protocol import ConfigError, LakequeueError, Problem, commands, topics
 from ..sinks.metrics import Metrics
+from ..sources.discovery import captured_topics
+from ..sources.live import kafka_client
 from ..state.broker import FORMAT
 from .jars import ensure_jars
-from .planning import QUERY_SETTINGS
+from .queries import MICRO_BATCH, REAL_TIME, TRIGGERS, start_batches, start_loop
 from .ticker import Ticker
 from .topics_admin import ensure_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
+
+    from .loop import Options
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -38,13 +44,19 @@ RESTARTS_MAX = 5
 RESTART_WINDOW_S = 300.0
 TABLES_INTERVAL_S = 5
 TABLES_RECORDS = 25_000  # up to eight messages in each
+# What the loop says when it must not go on, as it stands in Spark's error.
+_REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 START_TIMEOUT_S = 120.0
+LOOP_END_S_MAX = 8.0
 
 
 class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
-    ``lakequeue.`` is ours: ``lakequeue.records_per_batch``, ``lakequeue.tables_interval_s``
-    (0: no tables query), ``lakequeue.ui_port``, ``lakequeue.metrics_port``.
+    ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
+    ``lakequeue.tables_interval_s`` (0: no tables query), ``lakequeue.ui_port``,
+    ``lakequeue.metrics_port``. In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
+    ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
+    ``lakequeue.records_per_batch``.
     """
 
     def __init__(
@@ -75,10 +87,17 @@ class Engine:
         self._ticker = Ticker(self._tick)
         self._captured: set[str] = set()
         self._more: set[str] = set()
+        self._more_topics = False
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
         self._restarts: list[float] = []
+        self.trigger = self._setting("trigger", REAL_TIME)
+        if self.trigger not in TRIGGERS:
+            allowed = f"one of {', '.join(TRIGGERS)}"
+            raise ConfigError([Problem("", "lakequeue.trigger", self.trigger, allowed)])
+        self._run = ""
+        self._loop_stopped = threading.Event()
 
     def _setting(self, name: str, default: Any) -> Any:
         return type(default)(self._own.get(f"lakequeue.{name}", default))
@@ -101,7 +120,8 @@ class Engine:
         self._transport.flush(10.0)
         self._listen()
         self._start_query()
-        self._ticker.start()
+        if self.trigger == MICRO_BATCH:
+            self._ticker.start()
         self._progress("waiting for the first batch")
         self._wait_until_up()
         if self._setting("tables_interval_s", TABLES_INTERVAL_S):
@@ -110,7 +130,9 @@ class Engine:
 
     def _ensure_topics(self) -> None:
         named = [t for t in self._captured if not is_regex(t)]
-        self._partitions = ensure_topics(self.bootstrap, self._vpns(), named)
+        self._partitions = ensure_topics(
+            self.bootstrap, self._vpns(), named, self.configuration.brokers
+        )
 
     def _vpns(self) -> list[str]:
         return sorted({*self.configuration.vpns, *(q.vpn for q in self.configuration.queues)})
@@ -122,14 +144,22 @@ class Engine:
             self.tables.mkdir(exist_ok=True)
             about = self.home / "lakequeue.json"
             if about.exists():
-                found = json.loads(about.read_text())["format"]
+                said = json.loads(about.read_text())
+                found = said["format"]
                 if found != FORMAT:
                     raise LakequeueError(
                         f"{self.home} was written by a version with state format {found}; this "
                         f"version reads {FORMAT}: use that version, or another --home"
                     )
+                before = said.get("trigger", MICRO_BATCH)  # the only one there was
+                if before != self.trigger:
+                    raise LakequeueError(
+                        f"{self.home} was made with the trigger {before!r}, whose checkpoint "
+                        f"{self.trigger!r} cannot read: say --trigger {before}, or use another "
+                        "--home"
+                    )
             else:
-                _write(about, {"format": FORMAT})
+                _write(about, {"format": FORMAT, "trigger": self.trigger})
         except (OSError, ValueError, KeyError) as error:
             raise LakequeueError(f"home {self.home} cannot be used: {error}") from error
 
@@ -152,7 +182,9 @@ class Engine:
         jars = ensure_jars(self._progress)
         master = self._master
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-            master = "local[4]"  # more tasks than cores: most of them wait for each other
+            # More tasks than cores: most wait for each other. A task whose worker died is tried
+            # again three times, which is faster than to start its query again.
+            master = "local[4,4]"
         port = self._setting("ui_port", 4040)
         spark = spark_session(
             "lakequeue",
@@ -183,34 +215,47 @@ class Engine:
         return {name: i for i, name in enumerate(self.configuration.brokers)}
 
     def _start_query(self) -> None:
-        from ..sinks.kafka import OUTPUT_SCHEMA, write_kafka
-        from ..sources import kafka as source
-        from .processor import BrokerProcessor
-        from .session import settings_set
-
         spark = self._spark
         assert spark is not None
-        vpns, broker = self._vpns(), self.configuration.brokers[0]
-        captured = self._readable_topics()
-        limit = self._setting("records_per_batch", source.RECORDS_PER_BATCH)
-        commands_in = source.read_stream(spark, self.bootstrap, source.commands_topics(vpns))
-        publishes = source.read_stream(
-            spark, self.bootstrap, source.publish_topics(vpns, captured), limit
-        )
-        rows = source.input_rows(commands_in, publishes, broker)
-        outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
-            BrokerProcessor(self._numbers(), self._partitions), OUTPUT_SCHEMA, "append", "None"
-        )
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
-        query = (
-            write_kafka(outputs, self.bootstrap)
-            .queryName(QUERY)
-            .option("checkpointLocation", str(self.home / "checkpoint"))
-        )
-        own = {k: v for k, v in QUERY_SETTINGS.items() if k not in self._settings}
-        with settings_set(spark, own):
-            self._query = query.start()
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+        broker = self.configuration.brokers[0]
+        number = self._numbers()[broker]
+        if self.trigger == REAL_TIME:
+            self._run = uuid.uuid4().hex
+            self._loop_stopped.clear()
+            checkpoint = self.home / "checkpoint" / broker
+            options = self._loop_options(broker, number)
+            self._query = start_loop(spark, options, QUERY, checkpoint, self._settings)
+            return
+        from ..sources.kafka import RECORDS_PER_BATCH
+
+        self._query = start_batches(
+            spark, self.bootstrap, (broker, number), self._vpns(), self._readable_topics(),
+            self._partitions, self._setting("records_per_batch", RECORDS_PER_BATCH), QUERY,
+            self.home / "checkpoint", self._settings,
+        )  # fmt: skip
+
+    def _loop_options(self, broker: str, number: int) -> Options:
+        from ..sources.live import Limits
+        from .loop import Options
+        from .version import code_version
+
+        assert self._spark is not None
+        default = Options({}, "", 0, [], [], "", "")
+        retained = int(self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
+        mb = 1_000_000
+        return Options(
+            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self._vpns(),
+            sorted(self._captured), code_version(), self._run,
+            keep=retained + 3,
+            batch_s=self._setting("batch_s", default.batch_s),
+            batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,
+            replay_s=self._setting("replay_s", default.replay_s),
+            cache_bytes=self._setting("page_cache_mb", default.cache_bytes // mb) * mb,
+            limits=Limits(
+                self._setting("records_per_step", default.limits.records),
+                self._setting("mb_per_step", default.limits.bytes // mb) * mb,
+            ),
+        )  # fmt: skip
 
     def _readable_topics(self) -> list[str]:
         """Captured topics and expressions, without those that Kafka's source cannot read: its
@@ -235,7 +280,10 @@ class Engine:
         assert spark is not None
         vpns = self._vpns()
         create_tables(spark, self.tables)
-        where = source.tables_topics(vpns, self._readable_topics())
+        captured = self._readable_topics()
+        if self.trigger == REAL_TIME:
+            captured = captured_topics(self._partitions, self._captured)
+        where = source.tables_topics(vpns, captured)
         stream = source.read_stream(spark, self.bootstrap, where, TABLES_RECORDS)
         interval = self._setting("tables_interval_s", TABLES_INTERVAL_S)
         self._tables_query = (
@@ -294,6 +342,12 @@ class Engine:
             log.warning("%s", rest)
         elif kind == "capture" and rest not in self._captured:
             self._more.add(rest)
+        elif kind == "topic" and rest not in self._partitions:
+            self._more_topics = True
+        elif kind == "refused":
+            log.error("Kafka does not take records for %s", rest)
+        elif kind == "stopped":
+            self._loop_stopped.set()
         elif kind == "malformed":
             vpn, _, count = rest.rpartition(":")
             self.metrics.malformed(vpn, int(count))
@@ -304,7 +358,7 @@ class Engine:
             with self._lock:
                 if self._stopping.is_set():
                     break
-                if self._more:
+                if self._more or self._more_topics:
                     self._capture_more()
                 for restart, query in (
                     (self._start_query, self._query),
@@ -317,11 +371,13 @@ class Engine:
     def _capture_more(self) -> None:
         """A queue captures a topic that is not read yet: read it from now on."""
         more, self._more = self._more, set()
+        self._more_topics = False
         self._captured |= more
         self._remember()
         self._ensure_topics()
-        self._end(self._query)
-        self._start_query()
+        if self.trigger == MICRO_BATCH:  # a loop finds them itself
+            self._end(self._query)
+            self._start_query()
         if self._tables_query is not None:
             self._end(self._tables_query)
             self._start_tables()
@@ -331,6 +387,9 @@ class Engine:
         self._restarts = [t for t in self._restarts if now - t < RESTART_WINDOW_S] + [now]
         error = query.exception()
         first_line = str(error).strip().splitlines()[0] if error else "no reason given"
+        refused = _REFUSED.search(str(error))
+        if refused:
+            raise LakequeueError(refused[1])
         log.error("query %s failed: %s", query.name, first_line)
         if len(self._restarts) > RESTARTS_MAX:
             raise LakequeueError(
@@ -345,6 +404,9 @@ class Engine:
         if query is not None and not query.isActive:
             error = query.exception()
             text = str(error).strip().splitlines()[0] if error else "no reason given"
+            refused = _REFUSED.search(str(error))
+            if refused:
+                raise LakequeueError(refused[1])
             raise LakequeueError(f"the engine's query failed: {text}; see {self.home}/spark.log")
 
     # ------------------------------------------------------------ stop
@@ -353,10 +415,28 @@ class Engine:
         """Stop a query between two batches."""
         if query is None or not query.isActive:
             return
+        if query is self._query and self.trigger == REAL_TIME:
+            self._end_loop()
+            query.stop()
+            return
         until = time.monotonic() + 60
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
             time.sleep(0.01)
         query.stop()
+
+    def _end_loop(self) -> None:
+        """Ask the loop to end its batch, and wait until Spark has it."""
+        topic = topics.topic(self.configuration.brokers[0], topics.CONTROL)
+        try:
+            self._transport.command(topic, b"engine", self._run.encode())
+        except LakequeueError as error:
+            log.warning("the loop cannot be asked to stop: %s", error)
+            return
+        until = time.monotonic() + LOOP_END_S_MAX
+        while self._query is not None and self._query.isActive and time.monotonic() < until:
+            if self._loop_stopped.wait(0.05):
+                return
+        log.warning("the last batch did not end; the next start takes its steps again")
 
     def stop(self) -> None:
         """Finish the batch, stop the queries and Spark. Calling it again does nothing."""

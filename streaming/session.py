@@ -33,6 +33,8 @@ ROOMS = (
     "cli",
     "client",
     "conf",
+    "definitions",
+    "expressions",
     "protocol",
     "sinks",
     "sources",
