@@ -79,9 +79,10 @@ class ReadAgain:
             place = m.topic(), m.partition()
             if m.error() is not None or place not in self._last:
                 continue
-            if m.offset() <= self._last[place]:
+            ahead = self._last[place] - (m.offset() or 0)
+            if ahead >= 0:
                 self._found[place].append(m)
-            if m.offset() == self._last[place]:
+            if ahead == 0:
                 self._consumer.pause([TopicPartition(*place)])
         return True
 

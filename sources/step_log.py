@@ -34,7 +34,7 @@ def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int,
                 until = time.monotonic() + WAIT_S_MAX
                 error = message.error()
                 if error is None:
-                    found.append((message.offset(), _record(topic, message)))
+                    found.append((message.offset() or 0, _record(topic, message)))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     return found
                 elif error.fatal():

@@ -60,7 +60,7 @@ class PageCache:
         self.written_bytes = self.written_pages = 0
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """What the cache holds."""
         return self._clean_bytes + self.dirty_bytes
 
@@ -108,7 +108,7 @@ class PageCache:
     def _keep(self, key: str, value: bytes) -> None:
         self._clean[key] = value
         self._clean_bytes += len(value) + PAGE_BYTES
-        while self._clean and self.bytes > self._max:
+        while self._clean and self.held_bytes > self._max:
             _, old = self._clean.popitem(last=False)
             self._clean_bytes -= len(old) + PAGE_BYTES
 

@@ -241,12 +241,12 @@ class Engine:
 
         assert self._spark is not None
         default = Options({}, "", 0, [], [], "", "")
-        retained = int(self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100"))
+        retained = self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb = 1_000_000
         return Options(
             kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self._vpns(),
             sorted(self._captured), code_version(), self._run,
-            keep=retained + 3,
+            keep=int(retained) + 3,
             batch_s=self._setting("batch_s", default.batch_s),
             batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=self._setting("replay_s", default.replay_s),

@@ -17,7 +17,8 @@ class Figures:
 
     records_in, records_out: of Kafka; wait: from a message's Kafka time to its step, of the oldest
     message of each step; gap_ms: from the last step of the batch before to the first look of this
-    one; replayed: steps taken again; busy_ms: not waiting for input; step_ms: the core's part; state_*: what the state was given.
+    one; replayed: steps taken again; busy_ms: not waiting for input; step_ms: the core's part;
+    state_*: what the state was given.
     """
 
     steps: int = 0

@@ -138,7 +138,7 @@ class Loop:
         if len(snapshot.marks) == self.options.keep:
             self._discovery.trim(self._topic, snapshot.marks[0])
         figures.save_ms = round((time.monotonic() - begun) * 1000)
-        figures.cache_bytes = cache.bytes
+        figures.cache_bytes = cache.held_bytes
         figures.state_pages, figures.state_bytes = cache.written_pages, cache.written_bytes
 
     def _notes(self) -> list[str]:
