@@ -19,6 +19,8 @@ COPY bench bench
 COPY cli cli
 COPY client client
 COPY conf conf
+COPY definitions definitions
+COPY expressions expressions
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources

@@ -77,8 +77,8 @@ class _Peer:
                 self._send(
                     Deliveries(
                         queue=QUEUE, subscription=command.subscription, topic=inbox.topic,
-                        partition=inbox.partition, framing="batch", lease_until=0, barrier=False,
-                        ids=ids, places=ids, counts=[1] * n, priorities=[4] * n, expires=[0] * n,
+                        partition=inbox.partition, framing="batch", lease_ms=0, barrier=False,
+                        ids=ids, numbers=ids, counts=[1] * n, priorities=[4] * n, expires=[0] * n,
                         times=[1] * n, payloads=[PAYLOAD] * n, keys=[None] * n,
                         headers=[None] * n, dead={},
                     )

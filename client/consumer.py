@@ -68,7 +68,7 @@ class Consumer:
         self.name = name or connection.client_name
         self._buffer: deque[Message] = deque()
         self._held: dict[int, Message] = {}
-        self._seen: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()
         self._seen_max = SEEN_MAX  # deliveries; twice the prefetch where that is more
         self._acks: list[int] = []
         self._lock = threading.RLock()
@@ -520,10 +520,10 @@ class Consumer:
 
     def _remember_held(self, d: Deliveries) -> None:
         """What is sent again may be held so long that it is forgotten: it is not new (C2)."""
-        for number, place, count in zip(d.ids, d.places, d.counts, strict=True):
+        for number, delivery, count in zip(d.ids, d.numbers, d.counts, strict=True):
             held = self._held.get(number)
             if held is not None and held.delivery_count == count:
-                self._seen[number, place, count] = None
+                self._seen[delivery] = None
 
     def _pre_ack(self, before: int) -> None:
         """Mode pre_ack: acknowledge what has just come in, before anybody asks for it (C4). At most
@@ -536,15 +536,15 @@ class Consumer:
 
     def _take(self, d: Deliveries) -> None:
         seen = self._seen
+        lease_until = self._connection.now_ms() + d.lease_ms if d.lease_ms else 0
         for i, number in enumerate(d.ids):
-            count = d.counts[i]
-            delivery = (number, d.places[i], count)
+            count, delivery = d.counts[i], d.numbers[i]
             if delivery in seen:
                 continue
             seen[delivery] = None
             message = Message(
                 self, d.queue, number, d.payloads[i], d.keys[i], d.headers[i], count,
-                d.priorities[i], d.lease_until, d.expires[i], d.times[i], d.barrier,
+                d.priorities[i], lease_until, d.expires[i], d.times[i], d.barrier,
                 d.dead.get(i),
             )  # fmt: skip
             self._held.pop(number, None)

@@ -38,8 +38,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
 
 
 class Configure(Command, frozen=True, tag="configure"):
-    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``)."""
+    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``).
 
+    epoch: of the home that begins here; commands before it in the log were for an earlier home.
+    """
+
+    epoch: int = 0
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
 
@@ -111,7 +115,17 @@ class Bye(Command, frozen=True, tag="bye"):
 # ---------------------------------------------------------------- settling
 
 
-class Ack(Command, frozen=True, tag="ack"):
+class Named(Command, frozen=True, kw_only=True):
+    """A command that names messages by id, which mean something in one home only.
+
+    epoch: the home's, from the answer to `Subscribe` or the delivery; 0 says nothing. With another
+    epoch than the home's a command is refused.
+    """
+
+    epoch: int = 0
+
+
+class Ack(Named, frozen=True, kw_only=True, tag="ack"):
     """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``.
 
     received: as in `transport_ack`, which then need not be sent; 0 says nothing.
@@ -125,7 +139,7 @@ class Ack(Command, frozen=True, tag="ack"):
     received: int = 0
 
 
-class TransportAck(Command, frozen=True, tag="transport_ack"):
+class TransportAck(Named, frozen=True, kw_only=True, tag="transport_ack"):
     """Everything up to the number ``received`` of the subscription's flow has arrived at the client
     (C1); nothing leaves the queue."""
 
@@ -134,7 +148,7 @@ class TransportAck(Command, frozen=True, tag="transport_ack"):
     received: int
 
 
-class Cancel(Command, frozen=True, tag="cancel"):
+class Cancel(Named, frozen=True, kw_only=True, tag="cancel"):
     """Messages come back to the queue (L6), after ``delay_ms`` or the queue's back-off (L11)."""
 
     queue: str
@@ -143,7 +157,7 @@ class Cancel(Command, frozen=True, tag="cancel"):
     delay_ms: int | None = None
 
 
-class Reject(Command, frozen=True, tag="reject"):
+class Reject(Named, frozen=True, kw_only=True, tag="reject"):
     """Messages go straight to the dead message queue (C7)."""
 
     queue: str
@@ -152,8 +166,11 @@ class Reject(Command, frozen=True, tag="reject"):
     reason: str = ""
 
 
-class Renew(Command, frozen=True, tag="renew"):
-    """Extend leases (L10); ``period_ms`` counts from now, default the queue's lease period."""
+class Renew(Named, frozen=True, kw_only=True, tag="renew"):
+    """Extend leases (L10); ``period_ms`` counts from now, default the queue's lease period.
+
+    Answered with ``{"lease_ms": …, "renewed": ids}``; a lease without end stays without end.
+    """
 
     queue: str
     subscription: str
@@ -161,8 +178,8 @@ class Renew(Command, frozen=True, tag="renew"):
     period_ms: int | None = None
 
 
-class Returned(Command, frozen=True, tag="return"):
-    """Messages come back untouched, as at a close: no cancel is counted."""
+class Returned(Named, frozen=True, kw_only=True, tag="return"):
+    """Messages come back untouched, as at a close: neither a cancel nor an attempt (L5)."""
 
     queue: str
     subscription: str
@@ -195,7 +212,7 @@ class Browse(Command, frozen=True, tag="browse"):
     limit: int = 100
 
 
-class Purge(Command, frozen=True, tag="purge"):
+class Purge(Named, frozen=True, kw_only=True, tag="purge"):
     """Remove messages, by predicate or by ids (R6)."""
 
     queue: str
@@ -203,7 +220,7 @@ class Purge(Command, frozen=True, tag="purge"):
     ids: str | None = None
 
 
-class Redrive(Command, frozen=True, tag="redrive"):
+class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):
     """Dead messages go back to the queue they died in, all or by predicate or ids (X6)."""
 
     queue: str

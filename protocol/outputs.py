@@ -12,11 +12,11 @@ from .journal import Journal
 class Deliveries:
     """Messages for one subscription, in order, in columns of one length.
 
-    lease_until: epoch ms, 0 when the lease has no end; expires: epoch ms, 0 for never;
-    places: the message's place in the queue: with id and count it names a delivery, for a message
-    may leave a queue and come again. dead: what a dead message carries (X5), by position. flow:
-    (base, number of the first message) for a client that sends transport acks; again: sent before
-    under the same names (C2).
+    lease_ms: what is left of the lease as it is sent, 0 when it has no end: clients count from when
+    they receive it, and never compare clocks; expires: epoch ms, 0 for never; numbers: what names
+    a delivery, unique in the queue as long as the home lasts (L5); dead: what a dead message
+    carries (X5), by position. flow: (base, number of the first message) for a client that sends
+    transport acks; again: sent before under the same numbers (C2).
     """
 
     queue: str
@@ -24,10 +24,11 @@ class Deliveries:
     topic: str
     partition: int
     framing: str
-    lease_until: int
+    lease_ms: int
+    epoch: int = 0
     barrier: bool = False
     ids: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
     expires: list[int] = field(default_factory=list)
@@ -46,7 +47,8 @@ class Receipt:
 
     runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
     acknowledged without being stored (discarded, or stored longer ago than is remembered).
-    nacks: ``(seq, reason, queue, detail)``.
+    nacks: ``(seq, reason, queue, detail)``; discarded: ``(seq, reason, queue)`` of messages that
+    are acknowledged, but that a queue threw away (S4).
     """
 
     vpn: str
@@ -55,6 +57,7 @@ class Receipt:
     partition: int = 0
     runs: list[list[int]] = field(default_factory=list)
     nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
+    discarded: list[tuple[int, str, str]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

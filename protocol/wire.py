@@ -118,10 +118,12 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
         meta: dict[str, Any] = {
             "queue": d.queue,
             "subscription": d.subscription,
-            "lease_until": d.lease_until,
+            "epoch": d.epoch,
+            "lease_ms": d.lease_ms,
             "barrier": d.barrier,
-            "ids": d.ids[part],
-            "places": d.places[part],
+            "n": stop - start,
+            "ids": _run(d.ids[part]),
+            "numbers": _run(d.numbers[part]),
             "counts": _column(d.counts[part]),
             "priorities": _column(d.priorities[part]),
             "expires": _column(d.expires[part]),
@@ -153,11 +155,25 @@ def _spread(column: Any, n: int) -> list[Any]:
     return [column["all"]] * n if isinstance(column, dict) else column
 
 
+def _run(values: list[int]) -> Any:
+    """Numbers that count up by one as the first of them, in a map so that it is told apart."""
+    first, n = values[0], len(values)
+    if values[-1] - first == n - 1 and values == list(range(first, first + n)):
+        return {"from": first}
+    return values
+
+
+def _sequence(column: Any, n: int) -> list[int]:
+    if isinstance(column, dict):
+        return list(range(column["from"], column["from"] + n))
+    return column
+
+
 def decode_batch(value: bytes) -> Deliveries:
     """Read a delivery record of framing *batch*."""
     size = int.from_bytes(value[:4], "big")
     meta = _unpack(value[4 : 4 + size], strict=False)
-    n = len(meta["ids"])
+    n = meta["n"]
     payloads = []
     at = 4 + size
     for length in _spread(meta["lengths"], n):
@@ -165,12 +181,12 @@ def decode_batch(value: bytes) -> Deliveries:
         at += length
     return Deliveries(
         queue=meta["queue"], subscription=meta["subscription"], topic="", partition=0,
-        framing="batch", lease_until=meta["lease_until"], barrier=meta["barrier"],
-        ids=meta["ids"], places=meta["places"], counts=_spread(meta["counts"], n),
-        priorities=_spread(meta["priorities"], n), expires=_spread(meta["expires"], n),
-        times=_spread(meta["times"], n), payloads=payloads, keys=_spread(meta["keys"], n),
-        headers=_spread(meta["headers"], n), dead=meta.get("dead") or {},
-        flow=meta.get("flow"), again=meta.get("again", False),
+        framing="batch", lease_ms=meta["lease_ms"], epoch=meta["epoch"], barrier=meta["barrier"],
+        ids=_sequence(meta["ids"], n), numbers=_sequence(meta["numbers"], n),
+        counts=_spread(meta["counts"], n), priorities=_spread(meta["priorities"], n),
+        expires=_spread(meta["expires"], n), times=_spread(meta["times"], n),
+        payloads=payloads, keys=_spread(meta["keys"], n), headers=_spread(meta["headers"], n),
+        dead=meta.get("dead") or {}, flow=meta.get("flow"), again=meta.get("again", False),
     )  # fmt: skip
 
 
@@ -189,7 +205,8 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
             "lq-id": number,
             "lq-queue": d.queue,
             "lq-subscription": d.subscription,
-            "lq-place": d.places[i],
+            "lq-delivery": d.numbers[i],
+            "lq-epoch": d.epoch,
             "lq-delivery-count": d.counts[i],
             "lq-redelivered": "true" if d.counts[i] > 1 else "false",
             "lq-priority": d.priorities[i],
@@ -197,8 +214,8 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
         }
         if d.expires[i]:
             text["lq-expires-at"] = d.expires[i]
-        if d.lease_until:
-            text["lq-lease-until"] = d.lease_until
+        if d.lease_ms:
+            text["lq-lease-ms"] = d.lease_ms
         if d.barrier:
             text["lq-barrier"] = "true"
         if d.flow:
@@ -223,6 +240,9 @@ def _receipt(r: Receipt) -> WireRecord:
         "nacks": [
             {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
             for seq, reason, queue, detail in r.nacks
+        ],
+        "discarded": [
+            {"seq": seq, "reason": reason, "queue": queue} for seq, reason, queue in r.discarded
         ],
     }
     return WireRecord(

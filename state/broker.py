@@ -30,6 +30,7 @@ class BrokerHeader(msgspec.Struct):
     format: int
     name: str
     number: int
+    epoch: int = 0  # of the home; 0 on memory
     step: int = 0
     time: int = 0
     next_queue: int = 1

@@ -313,10 +313,11 @@ def _say_deliveries(
             topic=subscription.topic,
             partition=subscription.partition,
             framing=subscription.framing,
-            lease_until=0 if until == NEVER or barrier else until,
+            lease_ms=0 if until == NEVER or barrier else max(until - broker.now, 1),
+            epoch=broker.header.epoch,
             barrier=barrier,
             ids=id_list,
-            places=seqs.tolist(),
+            numbers=queue.gather(seqs, "delivery").tolist(),
             counts=count_list,
             priorities=spool.gather(ids, "priority").tolist(),
             expires=expires.tolist(),
@@ -385,6 +386,8 @@ def _barrier(broker: Broker, queue: Queue) -> bool:
         return False
     page.deliveries[row] += 1
     for subscription in receivers:
+        page.delivery[row] = queue.header.next_delivery
+        queue.header.next_delivery += 1
         _say_deliveries(broker, queue, subscription, place, NEVER, barrier=True)
     ids = queue.remove(page, np.array([row], np.intp))
     queue.count("acknowledged")

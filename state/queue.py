@@ -37,6 +37,7 @@ class QueuePage(ColumnPage):
         ("holder", "<u4", 0),  # number of the subscription that leases it
         ("deliveries", "<u4", 0),
         ("cancels", "<u4", 0),
+        ("delivery", "<u8", 0),  # number of the newest delivery: what names it on the wire
     )
     __slots__ = tuple(name for name, _, _ in FIELDS)
     id: Array
@@ -50,6 +51,7 @@ class QueuePage(ColumnPage):
     holder: Array
     deliveries: Array
     cancels: Array
+    delivery: Array
 
 
 class Subscription(msgspec.Struct):
@@ -90,6 +92,7 @@ class QueueHeader(msgspec.Struct):
     created: int
     next_seq: int = 0
     next_subscription: int = 1
+    next_delivery: int = 1
     depth: int = 0
     leased: int = 0
     delayed: int = 0
@@ -345,8 +348,11 @@ class Queue:
 
     def lease(self, seqs: Array, holders: Array, until: int) -> None:
         """Ready places become leased; they were taken out of the ready index already."""
+        numbers = np.arange(len(seqs), dtype=np.uint64) + np.uint64(self.header.next_delivery)
+        self.header.next_delivery += len(seqs)
         for page, rows, where in self.rows(seqs):
             page.state[rows] = LEASED
+            page.delivery[rows] = numbers[where]
             page.holder[rows] = holders[where]
             page.until[rows] = until
             page.deliveries[rows] += 1

@@ -88,6 +88,8 @@ def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[st
         "removes_on_send": subscription.removes_on_send or definition.semantics == "at-most-once",
         "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
         "backlog": backlog_of(definition, subscription),
+        "epoch": broker.header.epoch,
+        "lease_ms": definition.lease_period_ms,
     }
 
 

@@ -392,7 +392,10 @@ def test_C6_a_bound_subscription_is_not_bound_otherwise(
         "inbox": commands.Inbox("default.deliveries", 0), "max_backlog": 7,
     }  # fmt: skip
     answer = bench.connection.request(commands.Subscribe(**first))
-    assert answer == {"removes_on_send": False, "heartbeat_timeout_ms": 15_000, "backlog": 7}
+    assert answer == {
+        "removes_on_send": False, "heartbeat_timeout_ms": 15_000, "backlog": 7, "epoch": 0,
+        "lease_ms": None,
+    }  # fmt: skip
     assert bench.connection.request(commands.Subscribe(**first)) == answer
     with pytest.raises(LakequeueError, match=f"subscription: 's' – is bound already with {key}"):
         bench.connection.request(commands.Subscribe(**{**first, key: value}))

@@ -18,7 +18,7 @@ from client.failures import DEADLY, MODES, PAUSED, POINTS, cell, definition, on_
 from client.threaded import wait_for
 from lakequeue.bench.stub_engine import StubEngine
 from lakequeue.client.kafka import LIBRARIES
-from lakequeue.state import parse_configuration
+from lakequeue.definitions import parse_configuration
 
 HEARTBEATS_S = 3.0
 

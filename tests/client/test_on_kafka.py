@@ -22,8 +22,8 @@ import pytest
 from client.threaded import wait_for
 from lakequeue.bench.stub_engine import StubEngine
 from lakequeue.client.kafka import LIBRARIES
+from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected, Timeout
-from lakequeue.state import parse_configuration
 
 pytestmark = pytest.mark.job
 

@@ -13,7 +13,7 @@ import msgspec
 from lakequeue.client.connection import Connection
 from lakequeue.client.memory import MemoryEngine, MemoryTransport
 from lakequeue.client.transport import Record
-from lakequeue.state import parse_configuration
+from lakequeue.definitions import parse_configuration
 
 WAIT_S = 10.0
 

@@ -9,13 +9,13 @@ from typing import Any, get_args
 import lakequeue
 import msgspec
 import pytest
+from lakequeue.definitions import configuration, definition, units
 from lakequeue.protocol import Reason, commands, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.protocol.topics import OWN
 from lakequeue.sinks import delta
 from lakequeue.sinks.metrics import Metrics
-from lakequeue.state import configuration, definition, units
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]
@@ -109,7 +109,7 @@ def test_columns_of_the_journal_record(root: Path) -> None:
 def test_headers_of_a_delivery(root: Path) -> None:
     dead = {"reason": "expired", "queue": "q", "time": 1, "deliveries": 1, "detail": "d"}
     delivery = Deliveries(
-        "q", "s", "t", 0, "single", 7, barrier=True, ids=[1], places=[0], counts=[1],
+        "q", "s", "t", 0, "single", 7, barrier=True, ids=[1], numbers=[1], counts=[1],
         priorities=[4], expires=[9], times=[5], payloads=[b"a"], keys=[b"k"], headers=[None],
         dead={0: dead},
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_headers_of_a_delivery(root: Path) -> None:
 
 def test_the_example_of_the_batch_framing(root: Path) -> None:
     delivery = Deliveries(
-        "q", "s", "t", 0, "batch", 0, ids=[1, 2], places=[0, 1], counts=[1, 1], priorities=[4, 4],
+        "q", "s", "t", 0, "batch", 0, ids=[1, 2], numbers=[1, 2], counts=[1, 1], priorities=[4, 4],
         expires=[0, 0], times=[5, 5], payloads=[b"a", b"bc"], keys=[None, None],
         headers=[None, None],
     )  # fmt: skip

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import lakequeue
 from client.failures import DEADLY, MODES, definition
 from job.scenarios import chosen, queue_name, queues_of
-from lakequeue.state import Configuration, parse_configuration
+from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
 
 QUEUES: list[dict[str, Any]] = [

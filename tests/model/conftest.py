@@ -8,8 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
-from lakequeue.state import definition
 from reference import twin
 
 

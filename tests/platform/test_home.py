@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.state import Configuration
 from lakequeue.state.broker import FORMAT
 from lakequeue.streaming import Engine
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from lakequeue.definitions import Configuration
 from lakequeue.protocol.messages import Records
-from lakequeue.state import Batch, Configuration, DictStore, step
+from lakequeue.state import Batch, DictStore, step
 from lakequeue.streaming import Engine
 from lakequeue.streaming.deciding import notes_of
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.definitions import SystemLimits
+from lakequeue.definitions import SystemLimits, parse_definition
 from lakequeue.protocol.errors import ConfigError, Rejected
-from lakequeue.state import parse_definition
 from lakequeue.state.alerts import is_over, mark, rate, time_to_react_s
 from rules.harness import Bench, drain
 

@@ -4,11 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from lakequeue.definitions import parse_configuration, parse_definition
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deliveries, Receipt, Reply
-from lakequeue.state import Batch, DictStore, check, parse_configuration, parse_definition, step
+from lakequeue.state import Batch, DictStore, check, step
 from lakequeue.state.spool import FILE_BYTES
 from rules.harness import Bench, drain, ids
 

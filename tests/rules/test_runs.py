@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.client.memory import configure_commands
+from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.messages import (
@@ -24,7 +25,7 @@ from lakequeue.protocol.messages import (
     encode_publish_header,
     encode_run,
 )
-from lakequeue.state import Batch, DictStore, check, parse_configuration, step
+from lakequeue.state import Batch, DictStore, check, step
 from lakequeue.state.admission import Admission
 
 from .harness import Bench, drain
