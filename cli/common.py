@@ -49,7 +49,8 @@ def connection_options(command: Function) -> Function:
     )(command)  # fmt: skip
     return option(
         "--url", envvar="LAKEQUEUE_URL",
-        help=f"Where the engine's Kafka is.  [default: that of --home, else {DEFAULT_URL}]",
+        help="Where the engine's Kafka is: kafka://host:port, or host:port alone.  "
+        f"[default: that of --home, else {DEFAULT_URL}]",
     )(command)  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def find_url(url: str | None, home: Path | None) -> str:
         and source("url") is not ParameterSource.COMMANDLINE
     )
     if url and not home_is_nearer:
-        return url
+        return url if "://" in url else f"kafka://{url}"
     if home is not None:
         address = home / ADDRESS_FILE
         if not address.is_file():

@@ -27,6 +27,10 @@ class Metrics:
             "lakequeue_malformed_records", "Records that cannot be understood, by VPN", ["vpn"],
             registry=self.registry,
         )  # fmt: skip
+        self._lost = Counter(
+            "lakequeue_lost_records", "Records that Kafka deleted before they were read, by topic",
+            ["topic"], registry=self.registry,
+        )  # fmt: skip
         self._server: Any = None
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
@@ -46,6 +50,10 @@ class Metrics:
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""
         self._malformed.labels(vpn).inc(count)
+
+    def lost(self, topic: str, count: int) -> None:
+        """Records are gone before they were read: retention was shorter than the engine's rest."""
+        self._lost.labels(topic).inc(count)
 
     def serve(self, port: int) -> str:
         """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""
