@@ -1,4 +1,7 @@
-"""The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders."""
+"""The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
+
+A broker has two of its own: the log of its steps, and what the engine says to its loop.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ DELIVERIES = "deliveries"
 RECEIPTS = "receipts"
 JOURNAL = "journal"
 REJECTED = "rejected"
+STEPS = "steps"
+CONTROL = "control"
 
-OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED)
+OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL)
 
 
 def topic(vpn: str, kind: str) -> str:
