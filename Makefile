@@ -51,7 +51,7 @@ lint: setup ## ruff, mypy, and which room may import which
 	@$(BIN)/lint-imports
 
 bench: setup ## measure this machine, one benchmark after the other
-	@for name in core client floor depth latency throughput churn; do $(BIN)/lakequeue bench $$name || exit 1; done
+	@for name in core client floor depth latency throughput churn recovery burst; do $(BIN)/lakequeue bench $$name || exit 1; done
 
 clean: ## remove .venv and everything that tools leave behind (the jar cache stays)
 	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

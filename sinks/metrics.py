@@ -37,7 +37,8 @@ class Metrics:
     def batch(self, progress: dict[str, Any]) -> None:
         """One batch is done. ``progress``: Spark's StreamingQueryProgress, as in its JSON."""
         ms = int(progress["durationMs"].get("triggerExecution", 0))
-        rows = int(progress["numInputRows"])
+        seen = progress.get("observedMetrics", {}).get("engine") or {}
+        rows = int(seen.get("records_in", progress["numInputRows"]))
         self._batches.inc()
         self._rows.inc(rows)
         self._seconds.observe(ms / 1000)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,23 @@ from ..client.kafka import open_kafka
 from ..client.kafka_base import require_broker
 from ..definitions import Configuration, is_regex
 from ..definitions.as_commands import configure_commands
-from ..protocol import LakequeueError, NotConnected, Timeout, commands, topics
+from ..protocol import (
+    ConfigError,
+    LakequeueError,
+    NotConnected,
+    Problem,
+    Timeout,
+    commands,
+    topics,
+)
 from ..sinks.metrics import Metrics
+from ..sources.discovery import captured_topics
+from ..sources.live import kafka_client
 from .heartbeat import Heartbeat
-from .home import HomeFolder
+from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
-from .planning import QUERY_SETTINGS
+from .queries import MICRO_BATCH, REAL_TIME, TRIGGERS, start_batches, start_loop
 from .supervision import Restarts, passes, within
 from .ticker import Ticker
 from .topics_admin import ensure_topics
@@ -35,11 +47,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from .loop import Options
+
 log = logging.getLogger("lakequeue.engine")
 
 QUERY, TABLES_QUERY = "lakequeue", "lakequeue-tables"
 TABLES_INTERVAL_S = 5
 TABLES_RECORDS = 25_000  # up to eight messages in each
+# What the loop says when it must not go on, as it stands in Spark's error; and the last line of a
+# worker's traceback.
+_REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
 START_TIMEOUT_S = 120.0
 ASK_TIMEOUT_S = 30.0
 # What a stop may take, of the 10 s that a `lakequeue up` has with its Kafka: until the batch that
@@ -50,9 +68,12 @@ STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 
 class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
-    ``lakequeue.`` is ours: ``lakequeue.records_per_batch``, ``lakequeue.tables_interval_s``
-    (0: no tables query), ``lakequeue.ui_port``, ``lakequeue.metrics_port`` (by default the one that
-    this home had before; 0 takes a free one, -1 serves none).
+    ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
+    ``lakequeue.tables_interval_s`` (0: no tables query), ``lakequeue.ui_port``,
+    ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
+    -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
+    ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
+    ``lakequeue.records_per_batch``.
     """
 
     def __init__(
@@ -85,6 +106,7 @@ class Engine:
         self._heartbeat = Heartbeat(self._beat, self.home)
         self._captured: set[str] = set()
         self._more: set[str] = set()
+        self._more_topics = False
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
@@ -93,6 +115,13 @@ class Engine:
             bootstrap_servers, lambda loss: self.metrics.lost(loss.topic, loss.count)
         )
         self._restarts = Restarts(self._stopping)
+        self.trigger = self._setting("trigger", REAL_TIME)
+        if self.trigger not in TRIGGERS:
+            allowed = f"one of {', '.join(TRIGGERS)}"
+            raise ConfigError([Problem("", "lakequeue.trigger", self.trigger, allowed)])
+        self._away = False
+        self._run = ""  # the loop's, as it is named to end it
+        self._loop_stopped = threading.Event()
 
     @property
     def epoch(self) -> int:
@@ -106,12 +135,11 @@ class Engine:
 
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
-        self._folder.open()
+        self._folder.open(self.trigger)
         named = [q.underlying_topic for q in self.configuration.queues]
         self._captured = self._folder.captured() | set(named)
-        require_broker(self.bootstrap)
-        self._folder.remember_captured(self._captured)
         self._ensure_topics()
+        self._folder.remember_captured(self._captured)
         self._progress("starting Spark")
         self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for vpn, command in configure_commands(self.configuration):
@@ -120,7 +148,8 @@ class Engine:
         self._heartbeat.start()
         with self._java_lives():
             self._start_spark()
-        self._ticker.start()
+        if self.trigger == MICRO_BATCH:
+            self._ticker.start()
         self._progress("waiting for the first batch")
         self._wait_until_up()
         self._folder.remember_checkpoints()
@@ -148,8 +177,11 @@ class Engine:
             ) from error
 
     def _ensure_topics(self) -> None:
+        require_broker(self.bootstrap)
         named = [t for t in self._captured if not is_regex(t)]
-        self._partitions = ensure_topics(self.bootstrap, self._vpns(), named)
+        self._partitions = ensure_topics(
+            self.bootstrap, self._vpns(), named, self.configuration.brokers
+        )
 
     def _vpns(self) -> list[str]:
         return sorted({*self.configuration.vpns, *(q.vpn for q in self.configuration.queues)})
@@ -160,7 +192,9 @@ class Engine:
         jars = ensure_jars(self._progress)
         master = self._master
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-            master = "local[4]"  # more tasks than cores: most of them wait for each other
+            # More tasks than cores: most wait for each other. A task whose worker died is tried
+            # again three times, which is faster than to start its query again.
+            master = "local[4,4]"
         port = self._setting("ui_port", 4040)
         spark = spark_session(
             "lakequeue",
@@ -191,34 +225,47 @@ class Engine:
         return {name: i for i, name in enumerate(self.configuration.brokers)}
 
     def _start_query(self) -> None:
-        from ..sinks.kafka import OUTPUT_SCHEMA, write_kafka
-        from ..sources import kafka as source
-        from .processor import BrokerProcessor
-        from .session import settings_set
+        from ..sources.kafka import RECORDS_PER_BATCH
 
         spark = self._spark
         assert spark is not None
-        vpns, broker = self._vpns(), self.configuration.brokers[0]
-        captured = self._readable_topics()
-        limit = self._setting("records_per_batch", source.RECORDS_PER_BATCH)
-        commands_in = source.read_stream(spark, self.bootstrap, source.commands_topics(vpns))
-        publishes = source.read_stream(
-            spark, self.bootstrap, source.publish_topics(vpns, captured), limit
-        )
-        rows = source.input_rows(commands_in, publishes, broker)
-        outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
-            BrokerProcessor(self._numbers(), self._partitions), OUTPUT_SCHEMA, "append", "None"
-        )
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
-        query = (
-            write_kafka(outputs, self.bootstrap)
-            .queryName(QUERY)
-            .option("checkpointLocation", str(self.home / "checkpoint"))
-        )
-        own = {k: v for k, v in QUERY_SETTINGS.items() if k not in self._settings}
-        with settings_set(spark, own):
-            self._query = query.start()
-        spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+        broker = self.configuration.brokers[0]
+        number = self._numbers()[broker]
+        checkpoint = self.home / CHECKPOINT
+        if self.trigger == REAL_TIME:
+            self._run = uuid.uuid4().hex
+            self._loop_stopped.clear()
+            options = self._loop_options(broker, number)
+            self._query = start_loop(spark, options, QUERY, checkpoint / broker, self._settings)
+        else:
+            limit = self._setting("records_per_batch", RECORDS_PER_BATCH)
+            self._query = start_batches(
+                spark, self.bootstrap, (broker, number), self._vpns(), self._readable_topics(),
+                self._partitions, limit, QUERY, checkpoint, self._settings,
+            )  # fmt: skip
+
+    def _loop_options(self, broker: str, number: int) -> Options:
+        from ..sources.live import Limits
+        from .loop import Options
+        from .version import code_version
+
+        assert self._spark is not None
+        default = Options({}, "", 0, [], [], "", "")
+        retained = self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
+        mb = 1_000_000
+        return Options(
+            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self._vpns(),
+            sorted(self._captured), code_version(), self._run,
+            keep=int(retained) + 3,
+            batch_s=self._setting("batch_s", default.batch_s),
+            batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,
+            replay_s=self._setting("replay_s", default.replay_s),
+            cache_bytes=self._setting("page_cache_mb", default.cache_bytes // mb) * mb,
+            limits=Limits(
+                self._setting("records_per_step", default.limits.records),
+                self._setting("mb_per_step", default.limits.bytes // mb) * mb,
+            ),
+        )  # fmt: skip
 
     def _readable_topics(self) -> list[str]:
         """Captured topics and expressions, without those that Kafka's source cannot read: its
@@ -243,7 +290,11 @@ class Engine:
         assert spark is not None
         vpns = self._vpns()
         create_tables(spark, self.tables)
-        where = source.tables_topics(vpns, self._readable_topics())
+        if self.trigger == REAL_TIME:  # what the loop reads, by its own expressions
+            captured = captured_topics(self._partitions, self._captured)
+        else:
+            captured = self._readable_topics()
+        where = source.tables_topics(vpns, captured)
         stream = source.read_stream(spark, self.bootstrap, where, TABLES_RECORDS)
         interval = self._setting("tables_interval_s", TABLES_INTERVAL_S)
         self._tables_query = (
@@ -332,6 +383,12 @@ class Engine:
             log.warning("%s", rest)
         elif kind == "capture" and rest not in self._captured:
             self._more.add(rest)
+        elif kind == "topic" and rest not in self._partitions:
+            self._more_topics = True
+        elif kind == "refused":
+            log.error("Kafka does not take records for %s", rest)
+        elif kind == "stopped":
+            self._loop_stopped.set()
         elif kind == "malformed":
             vpn, _, count = rest.rpartition(":")
             self.metrics.malformed(vpn, int(count))
@@ -356,7 +413,7 @@ class Engine:
         try:
             if self._unasked:
                 self._ask_what_is_captured(ASK_TIMEOUT_S)
-            if self._more:
+            if self._more or self._more_topics:
                 self._capture_more()
         except (NotConnected, Timeout) as error:  # Kafka or the query is away: the next time
             log.warning("captured topics are not known yet: %s", error)
@@ -375,13 +432,27 @@ class Engine:
         self._folder.remember_captured(self._captured)
         self._ensure_topics()
         self._more -= more
-        self._end(self._query)
-        self._start_query()
+        self._more_topics = False
+        if self.trigger == MICRO_BATCH:  # a loop finds them itself
+            self._end(self._query)
+            self._start_query()
         if self._tables_query is not None:
             self._end(self._tables_query)
             self._start_tables()
 
     def _recover(self, query: StreamingQuery, restart: Callable[[], None]) -> None:
+        refused = _REFUSED.search(str(query.exception()))
+        if refused:
+            raise LakequeueError(refused[1])
+        try:
+            require_broker(self.bootstrap)
+        except NotConnected as error:  # no fault of the query's: wait, however long it takes
+            log.log(logging.DEBUG if self._away else logging.ERROR, "%s ended: %s; it goes on when "
+                    "Kafka answers", query.name, error)  # fmt: skip
+            self._away = True
+            self._stopping.wait(0.5)
+            return
+        self._away = False
         self._restarts.again(
             f"the query {query.name!r}", _reason(query), f"{self.home / 'spark.log'}"
         )
@@ -426,6 +497,9 @@ class Engine:
             if query is None or query.isActive:
                 return
             reason = _reason(query)
+            refused = _REFUSED.search(str(query.exception()))
+            if refused:
+                raise LakequeueError(refused[1])
             if not passes(reason):
                 raise LakequeueError(
                     f"the engine's query failed: {reason}; see {self.home}/spark.log"
@@ -438,10 +512,29 @@ class Engine:
         """Stop a query between two batches; in the middle of one that takes longer."""
         if query is None or not query.isActive:
             return
+        if query is self._query and self.trigger == REAL_TIME:
+            self._end_loop(wait_s)
+            query.stop()
+            return
         until = time.monotonic() + wait_s
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
             time.sleep(0.01)
         query.stop()
+
+    def _end_loop(self, wait_s: float) -> None:
+        """Ask the loop to end its batch, and wait until Spark has it."""
+        topic = topics.topic(self.configuration.brokers[0], topics.CONTROL)
+        until = time.monotonic() + wait_s
+        try:
+            require_broker(self.bootstrap, min(1.0, wait_s))
+            self._transport.command(topic, b"engine", self._run.encode())
+        except LakequeueError as error:
+            log.warning("the loop is cut off, the next start takes its steps again: %s", error)
+            return
+        while self._query is not None and self._query.isActive and time.monotonic() < until:
+            if self._loop_stopped.wait(0.05):
+                return
+        log.warning("the last batch did not end, the next start takes its steps again")
 
     def stop(self) -> None:
         """Finish the batch, stop the queries and Spark, within 8 s. Calling it again does nothing.
@@ -489,6 +582,7 @@ class Engine:
 
 
 def _reason(query: StreamingQuery) -> str:
-    """The first line of what a query failed with."""
-    error = query.exception()
-    return str(error).strip().splitlines()[0] if error else "no reason given"
+    """What a query failed with: of an error in a Python worker its own line."""
+    error = str(query.exception() or "no reason given").strip()
+    in_worker = _PYTHON_ERROR.findall(error)
+    return in_worker[-1] if in_worker else error.splitlines()[0]

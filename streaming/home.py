@@ -25,6 +25,7 @@ log = logging.getLogger("lakequeue.engine")
 
 ABOUT, CAPTURED, PORTS = "lakequeue.json", "captured.json", "ports.json"
 CHECKPOINT, TABLES = "checkpoint", "tables"
+MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
 # stands in the tables says where they go on.
@@ -39,22 +40,28 @@ class HomeFolder:
         self.tables = path / TABLES
         self.epoch = 0  # until it is open
 
-    def open(self) -> None:
-        """Make the folder what it must be, or refuse it."""
+    def open(self, trigger: str | None = None) -> None:
+        """Make the folder what it must be, or refuse it.
+
+        trigger: a checkpoint can be read only by the trigger that wrote it; None does not ask.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self.tables.mkdir(exist_ok=True)
-            problem = self.problem()
+            problem = self.problem(trigger)
             if problem:
                 raise LakequeueError(problem)
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
-            if "epoch" not in about:
-                _write(self.path / ABOUT, {"format": FORMAT, **about, "epoch": self.epoch})
+            whole = {"format": FORMAT, **about, "epoch": self.epoch}
+            if trigger is not None:
+                whole["trigger"] = trigger
+            if whole != about:
+                _write(self.path / ABOUT, whole)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
 
-    def problem(self) -> str:
+    def problem(self, trigger: str | None = None) -> str:
         """Why this home must not be started, with what to do; empty when it may. Changes nothing.
 
         Raises OSError and ValueError for what cannot be read.
@@ -72,6 +79,12 @@ class HomeFolder:
             return (
                 f"{self.path} was written by a version with state format {about['format']}; this "
                 f"version reads {FORMAT}: use that version, or another --home"
+            )
+        before = about.get("trigger", MICRO_BATCH) if found else trigger
+        if trigger is not None and before != trigger:
+            return (
+                f"{self.path} was made with the trigger {before!r}, whose checkpoint {trigger!r} "
+                f"cannot read: say --trigger {before}, or use another --home"
             )
         for place, number in about.get("checkpoints", {}).items():
             if place not in found:

@@ -112,6 +112,19 @@ def test_a_checkpoint_without_its_home_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "lakequeue.json").exists()
 
 
+def test_a_checkpoint_is_for_its_trigger(tmp_path: Path) -> None:
+    home = lived(tmp_path)  # says none: of a version that knew one
+    with pytest.raises(LakequeueError, match=r"with the trigger 'micro-batch'.*--trigger micro-b"):
+        home.open("real-time")
+    home.open("micro-batch")
+    home.open()
+    assert about(tmp_path)["trigger"] == "micro-batch"
+    other = HomeFolder(tmp_path / "other")
+    other.open()
+    other.open("real-time")
+    assert about(tmp_path / "other")["trigger"] == "real-time"
+
+
 def test_tables_may_be_begun_anew_before_anything_was_stored(tmp_path: Path) -> None:
     HomeFolder(tmp_path).open()
     assert HomeFolder(tmp_path).problem() == ""

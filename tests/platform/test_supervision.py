@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.streaming import supervision
+from lakequeue.streaming import Engine, supervision
 from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
 from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
 
@@ -47,6 +49,46 @@ def test_a_stop_ends_the_pause() -> None:
 def test_a_machine_under_load_is_a_passing_cause() -> None:
     assert passes("org.apache.spark.SparkException: Python worker failed to connect back.")
     assert not passes("Table not found")
+
+
+class FailedQuery:
+    """A query that ended with a reason."""
+
+    name, isActive = "lakequeue", False
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def exception(self) -> str:
+        return f"{self._reason}\nat some line of Java"
+
+
+def test_a_passing_cause_does_not_end_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    started: list[bool] = []
+    monkeypatch.setattr(engine, "_start_query", lambda: started.append(True))
+    engine._query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
+    engine._restart_if_passing()
+    assert started == [True]
+    engine._query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
+    with pytest.raises(LakequeueError, match=r"query failed: the checkpoint .*spark\.log"):
+        engine._restart_if_passing()
+    assert started == [True]
+
+
+def test_kafka_that_is_away_does_not_end_the_supervisor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic is to be captured and Kafka does not answer: it is tried again, and not forgotten."""
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    engine._folder.open()
+    engine._more.add("extra")
+    engine._look_after()
+    assert "captured topics are not known yet" in caplog.text
+    assert engine._more == {"extra"}
 
 
 def test_an_end_in_time() -> None:

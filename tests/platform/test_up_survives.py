@@ -17,6 +17,7 @@ from typing import Any
 import lakequeue
 import psutil
 import pytest
+from kafka import KafkaProducer
 
 pytestmark = pytest.mark.job
 
@@ -129,6 +130,13 @@ def passes(up: Up, text: bytes) -> bool:
     return False
 
 
+def send_plainly(bootstrap: str, topic: str, value: bytes) -> None:
+    """As any Kafka producer does."""
+    producer = KafkaProducer(bootstrap_servers=bootstrap)
+    producer.send(topic, value).get(timeout=30)
+    producer.close()
+
+
 def test_kafkas_address_is_a_url_and_ports_stay(up: Up) -> None:
     assert up.ready["addresses"]["Kafka"].startswith("kafka://127.0.0.1:")
     ports = json.loads((up.home / "ports.json").read_text())
@@ -158,6 +166,14 @@ def test_kafka_dies_and_is_started_again(up: Up) -> None:
     assert not up.heard("Traceback"), up.said
 
 
+def test_a_queue_captures_a_topic(up: Up) -> None:
+    with lakequeue.connect(up.ready["addresses"]["Kafka"]) as connection:
+        connection.admin().define(
+            {"name": "plain", "message_type": "text", "underlying_topic": "extra"}
+        )
+    until(lambda: "extra" in (up.home / "captured.json").read_text(), 60)
+
+
 def test_sigterm_ends_it_while_kafka_is_away(up: Up) -> None:
     """Kafka hangs (it is stopped, not dead): nothing answers and nothing starts it again."""
     kafka = up.child("kafka.Kafka")
@@ -170,10 +186,16 @@ def test_sigterm_ends_it_while_kafka_is_away(up: Up) -> None:
 
 def test_it_goes_on_where_it_stopped(up: Up, tmp_path_factory: pytest.TempPathFactory) -> None:
     addresses = up.ready["addresses"]
+    (up.home / "captured.json").unlink()  # as if the driver had died before it heard of "extra"
     again = Up(up.home.parent)
     try:
         again.wait_ready()
         assert again.ready["addresses"] == addresses  # Kafka's port, and the metrics'
+        send_plainly(addresses["Kafka"].removeprefix("kafka://"), "extra", b"seen")
+        with lakequeue.connect(addresses["Kafka"]) as connection:
+            message = connection.consumer("plain").receive(60)
+            assert message is not None
+            assert message.payload == b"seen"
         assert passes(again, b"the next day")
         assert again.terminate() < STOP_S_MAX
     finally:
