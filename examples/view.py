@@ -128,6 +128,6 @@ def show_accounts(console: Console, accounts: list[Account], barriers: Barriers)
     )  # fmt: skip
     console.print(f"{barriers.delivered:,} barriers (ends of days) delivered, {kept}.")
     console.print(
-        "A barrier is one message, delivered to each consumer of its queue: 'delivered' counts "
-        "those deliveries, so it exceeds 'acknowledged' by more than what was redelivered."
+        "A barrier is delivered to each consumer: 'delivered' counts it once for each, "
+        "'acknowledged' once."
     )
