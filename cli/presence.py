@@ -22,6 +22,7 @@ from .group import EnvironmentFault
 
 HEARTBEAT_WAIT_S = 7.0  # it comes every 2 s; a machine with too much to do is late
 KAFKA = "kafka://"
+NO_KAFKA = "no Kafka broker answers"
 QUESTION = "; is it running?"  # the client's own advice, which what was seen replaces
 
 
@@ -34,21 +35,23 @@ def explained(address: str, home: Path | None, vpn: str) -> Iterator[None]:
         if not address.startswith(KAFKA):
             raise
         said = str(error).partition(QUESTION)[0].rstrip(".")
-        raise EnvironmentFault(f"{said}. {what_is_missing(address, home, vpn)}") from error
+        missing = what_is_missing(address, home, vpn)
+        if not missing.startswith(NO_KAFKA) or not said.startswith(NO_KAFKA):
+            missing = f"{said}. {missing}"
+        raise EnvironmentFault(missing) from error
 
 
 def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
     """A sentence for a person: what is there, what is not, and what to do."""
     place = address.removeprefix(KAFKA)
-    kafka = kafka_problem(place)
-    if kafka:
-        return f"Kafka is not there. {_start(home)}"
+    if problem := kafka_problem(place):
+        return f"{problem}. {_start(home)}"
     try:
         heard = heartbeat(place, vpn)
     except LakequeueError:
         return (
             f"Kafka answers at {place}, but no engine has served the VPN {vpn!r} there: is --vpn "
-            f"right? {_start(home)}"
+            "right? An engine serves those that its configuration names"
         )
     if heard is None:
         return (
@@ -113,7 +116,7 @@ def _start(home: Path | None) -> str:
     if home is None:
         return "Start it with `lakequeue up`, or say with --url or --home where it is"
     if home_is_held(home):
-        return f"The home {home} is in use: it is starting or ending, or has lost its Kafka"
+        return f"The home {home} is in use by a process that is starting, ending or in trouble"
     return f"Nothing runs at the home {home}: start it with `lakequeue up --home {home}`"
 
 
@@ -144,7 +147,8 @@ def _engine_check(place: str, home: Path | None, vpn: str, required: bool) -> Ch
     try:
         heard = heartbeat(place, vpn)
     except LakequeueError as error:
-        return Check("engine", not required, f"never here: {error}", wanted, _start(home), required)
+        advice = "Is --vpn right? An engine serves the VPNs that its configuration names."
+        return Check("engine", not required, f"never here: {error}", wanted, advice, required)
     if heard is None:
         found = f"none for {HEARTBEAT_WAIT_S:.0f} s"
         return Check("engine", not required, found, wanted, _start(home), required)
