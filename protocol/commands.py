@@ -271,9 +271,9 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse | Purge
-    | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
+    | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
+    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -246,7 +246,7 @@ class Engine:
             )  # fmt: skip
 
     def _loop_options(self, home: Home) -> Options:
-        from ..sources.live import Limits
+        from ..sources.live import InputLimits
         from .loop import Options
         from .version import code_version
 
@@ -262,7 +262,7 @@ class Engine:
             batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=self._setting("replay_s", default.replay_s),
             cache_bytes=self._setting("page_cache_mb", default.cache_bytes // mb) * mb,
-            limits=Limits(
+            limits=InputLimits(
                 self._setting("records_per_step", default.limits.records),
                 self._setting("mb_per_step", default.limits.bytes // mb) * mb,
             ),

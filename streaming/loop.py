@@ -23,7 +23,7 @@ from ..sinks.outbox import Outbox
 from ..sinks.step_log import StepLog
 from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery, captured_topics
-from ..sources.live import Limits, LiveInputs, own_inputs, places_of
+from ..sources.live import InputLimits, LiveInputs, own_inputs, places_of
 from ..sources.step_log import read_steps
 from ..state import Home
 from .cache import PageCache
@@ -57,7 +57,7 @@ class Options:
     batch_bytes: int = 128_000_000
     replay_s: float = 2.0
     cache_bytes: int = 256_000_000
-    limits: Limits = field(default_factory=Limits)
+    limits: InputLimits = field(default_factory=InputLimits)
 
 
 def clock() -> int:
@@ -164,8 +164,9 @@ class Loop:
         self._parts = [self._inputs, self._discovery, self._cache]
         saved = state.load()
         snapshot = Snapshot() if saved is None else _decode(saved)
+        home = Home(o.broker, o.number, o.epoch)
         self.driver = Driver(
-            Home(o.broker, o.number, o.epoch), o.code, self._cache, snapshot, self._log, self._outbox, clock
+            home, o.code, self._cache, snapshot, self._log, self._outbox, clock
         )
         self.driver.captured.update(dict.fromkeys(o.captured))
         self._replay(figures)
