@@ -33,7 +33,7 @@ def open_kafka(url_host: str, client_name: str, library: str | None = None) -> T
         raise ConfigError([Problem(where, "library", chosen, f"one of {', '.join(LIBRARIES)}")])
     installed = importlib.util.find_spec("confluent_kafka") is not None
     if chosen == "confluent-kafka" and not installed:
-        allowed = "not installed: pip install 'lakequeue[fast]'"
+        allowed = "not installed: pip install confluent-kafka"
         raise ConfigError([Problem(where, "library", chosen, allowed)])
     if chosen == "confluent-kafka" or (chosen is None and installed):
         from .confluent import ConfluentTransport
