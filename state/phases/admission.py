@@ -114,8 +114,8 @@ class Admission:
         self._look_at_files(records)
         columns = zip(
             records.topics, records.partitions, records.offsets, records.timestamps,
-            records.keys, (v or b"" for v in records.values), records.metas, records.headers, [0] * len(records),
-            strict=True,
+            records.keys, (v or b"" for v in records.values), records.metas, records.headers,
+            [0] * len(records), strict=True,
         )  # fmt: skip
         sources: dict[str, str | None] = {}
         for record in map(Incoming._make, columns):
