@@ -120,7 +120,7 @@ class MemoryEngine:
                         Record(topic, 0, i, self.now, record.key, record.value, headers)
                     )
         if self.checking and checked:
-            check(self.store, self.now)
+            check(self.store, self.now, self.limits)
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
@@ -188,7 +188,7 @@ class MemoryEngine:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        check(self.store, self.now)
+        check(self.store, self.now, self.limits)
 
     def journal(self) -> list[dict[str, Any]]:
         """Every event so far."""

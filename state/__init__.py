@@ -8,6 +8,6 @@ from .broker import FORMAT, Home
 from .invariants import check
 from .limits import Limits
 from .step import Batch, step
-from .store import DictStore, Store
+from .storage import DictStore, Store
 
 __all__ = ["FORMAT", "Batch", "DictStore", "Home", "Limits", "Store", "check", "step"]

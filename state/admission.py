@@ -23,7 +23,6 @@ from ..protocol.messages import (
     decode_run,
 )
 from .broker import Broker
-from .columns import NEVER
 from .deferred import came_early, settle_arrivals
 from .entering import Match, match, program_of, refusal
 from .isolation import Refused
@@ -33,6 +32,7 @@ from .producers import Producer
 from .queue import Queue
 from .rejection import count_of_vpn, reject_record
 from .routing import Routes
+from .storage import NEVER
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers

@@ -15,12 +15,10 @@ import msgspec
 from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
-from .calendar import Calendar
 from .header import QueueHeader
 from .limits import Budget, Limits
 from .queue import Queue
-from .spool import Spool, SpoolHeader
-from .store import Notes, Store
+from .storage import Calendar, Notes, Spool, SpoolHeader, Store
 
 FORMAT = 4
 EVENTS_PER_PAGE = 50
@@ -86,12 +84,13 @@ class Broker:
         self.now = now
         self.limits = limits or Limits()
         self.notes = Notes(store)
-        self.spool = Spool(store, self.notes, header.spool, header.number)
-        self.calendar = Calendar(self.notes, header.earliest)
+        self.spool = Spool(store, header.spool, header.number, self.limits)
+        self.calendar = Calendar(self.notes, header.earliest, self.limits)
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
         self.unacked_total = header.unacked  # as of the last `count_unacked`, kept by delivery
         self.reconfigured = False
+        self.more_to_do = False  # in the next step, at once
         self.early: list[tuple[Queue, int]] = []  # arrivals that were acknowledged before (L9)
         self.arrived_in: list[Queue] = []  # queues that got messages since the last look
         self.command_budget = Budget(self.limits.command_rows, self.limits.command_bytes)
@@ -140,7 +139,7 @@ class Broker:
     def queue(self, number: int) -> Queue | None:
         """A queue by its number, also one that is being deleted; None when it is gone."""
         if number not in self._queues:
-            self._queues[number] = Queue.load(self.store, number)
+            self._queues[number] = Queue.load(self.store, number, self.limits)
         queue = self._queues[number]
         return None if queue is None or queue.dropped else queue
 
@@ -151,7 +150,7 @@ class Broker:
 
     def add_queue(self, header: QueueHeader) -> Queue:
         """A queue that did not exist."""
-        queue = Queue(self.store, header)
+        queue = Queue(self.store, header, self.limits)
         self._queues[header.number] = queue
         return queue
 
@@ -219,6 +218,12 @@ class Broker:
 
     # ------------------------------------------------------------ end
 
+    def next_due(self) -> int:
+        """When the next step is due, epoch ms, or NEVER; what is left to do is due at once."""
+        if self.more_to_do or self.header.pending:
+            return self.now
+        return self.calendar.next()
+
     def flush(self) -> None:
         """Write everything that changed."""
         self.header.unacked = self.count_unacked()
@@ -228,7 +233,7 @@ class Broker:
                 self.calendar.set(f"q{queue.number}", queue.deadline())
             queue.flush()
         self.at = None
-        self.spool.flush()
+        self.more_to_do |= self.spool.flush()
         self.notes.flush()
         self.store.put("broker", _encode(self.header))
 

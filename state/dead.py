@@ -13,11 +13,11 @@ import numpy as np
 
 from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
-from .columns import NEVER, Array
 from .deferred import came_early, settle_arrivals
 from .entering import lane_of, over_quota, program_of
 from .lifetime import expires_at
 from .message.entry import enter
+from .storage import NEVER, Array
 
 if TYPE_CHECKING:
     from .broker import Broker

@@ -14,14 +14,13 @@ import numpy as np
 
 from ..protocol.outputs import Deliveries
 from . import transport
-from .columns import NEVER, Array
 from .fairness import backlog_of
 from .filters import matching
 from .header import Subscription
 from .limits import Budget
 from .message import READY, Event, apply
 from .selection import Chosen, choose_messages
-from .spool import Content
+from .storage import NEVER, Array, Content
 
 if TYPE_CHECKING:
     from .broker import Broker

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..protocol.errors import Reason
 from . import producers
-from .columns import PAGE_BITS, Array
 from .limits import Budget
 from .message import DELAYED, GONE, LEASED, Event, apply
 from .message.pages import QueuePage
 from .message.returning import give_back
+from .storage import Array
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -29,7 +29,7 @@ def act_on_deadlines(broker: Broker) -> None:
     use. What is due for longest comes first; the budget is shared out over the queues."""
     from .commands.sessions import lost
 
-    for name in broker.calendar.due(broker.now)[: broker.limits.due_names]:
+    for name in broker.calendar.due(broker.now, broker.limits.due_names):
         if name[0] == "s":
             lost(broker, name)
         elif name[0] == "p":
@@ -83,7 +83,7 @@ def _of_page(broker: Broker, queue: Queue, page: QueuePage, budget: Budget) -> N
 def _first(mask: Array, page: QueuePage, budget: Budget) -> Array:
     rows = np.flatnonzero(mask)[: max(budget.rows, 0)]
     budget.take(len(rows))
-    return rows.astype(np.int64) + (page.number << PAGE_BITS)
+    return rows.astype(np.int64) + page.base
 
 
 def expire(broker: Broker, queue: Queue, seqs: Array) -> Array:

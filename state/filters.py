@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..expressions import compile_program, is_true
-from .columns import Array
 from .header import FilterState, QueueHeader
-from .order import first_key_of, join_key, seq_of, split_key
-from .ready import ReadyIndex
-from .store import Store
+from .order import first_key_of, seq_of
+from .storage import Array, ReadyIndex, Store, join_key, split_key
 
 if TYPE_CHECKING:
     from .broker import Broker
-    from .limits import Budget
+    from .limits import Budget, Limits
     from .queue import Queue
 
 CHUNK = 64  # messages that are looked at together
@@ -38,27 +36,34 @@ LOWEST = first_key_of(0)
 class Filter:
     """One filter text of a queue during a step."""
 
-    def __init__(self, store: Store, prefix: str, text: str, state: FilterState) -> None:
+    def __init__(
+        self, store: Store, prefix: str, text: str, state: FilterState, limits: Limits
+    ) -> None:
         self.text = text
         self.state = state
         self.cursor = join_key(state.cursor)
-        self.index = ReadyIndex(store, f"{prefix}{state.number}/", state.leaves, state.next_leaf)
+        self.index = ReadyIndex(
+            store, f"{prefix}{state.number}/", state.ready, state.next_ready, limits
+        )
 
     def flush(self) -> None:
         """Write what changed."""
         self.index.flush()
         self.state.cursor = split_key(self.cursor)
-        self.state.leaves = self.index.directory()
-        self.state.next_leaf = self.index.pages
+        self.state.ready = self.index.directory()
+        self.state.next_ready = self.index.pages
 
 
 class Filters:
     """The filters of a queue."""
 
-    def __init__(self, store: Store, prefix: str, header: QueueHeader) -> None:
+    def __init__(
+        self, store: Store, prefix: str, header: QueueHeader, limits: Limits
+    ) -> None:
         self._store = store
         self._prefix = prefix
         self._header = header
+        self._limits = limits
         self._known: dict[str, Filter] = {}
 
     def of(self, text: str) -> Filter:
@@ -71,7 +76,9 @@ class Filters:
                 state = FilterState(header.next_filter, split_key(LOWEST))
                 header.next_filter += 1
                 header.filters[text] = state
-            found = self._known[text] = Filter(self._store, self._prefix, text, state)
+            found = self._known[text] = Filter(
+                self._store, self._prefix, text, state, self._limits
+            )
         return found
 
     def all(self) -> Iterator[Filter]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ..definitions import QueueDefinition
-from .columns import NEVER
+from .storage import NEVER
 
 
 class Subscription(msgspec.Struct):
@@ -47,8 +47,8 @@ class FilterState(msgspec.Struct):
 
     number: int  # names its pages
     cursor: list[int]
-    leaves: list[list[int]] = []
-    next_leaf: int = 0
+    ready: list[list[int]] = []  # the top of its index
+    next_ready: int = 0
 
 
 class QueueHeader(msgspec.Struct):
@@ -80,9 +80,9 @@ class QueueHeader(msgspec.Struct):
     filters: dict[str, FilterState] = {}  # by their text (F5)
     next_filter: int = 0
     again: bool = False  # delivery stopped at its budget
-    lines: dict[int, list[int]] = {}  # of the page directory
-    leaves: list[list[int]] = []  # of the ready index
-    next_leaf: int = 0
+    directory: list[int] = []  # the top of the page directory
+    ready: list[list[int]] = []  # the top of the ready index
+    next_ready: int = 0
     usage_high: bool = False  # the alert of the spool's usage is set (S9)
     flows_high: list[str] = []  # subscriptions whose alert is set (B4)
     marks: list[list[int]] = []  # earlier levels, for their rates

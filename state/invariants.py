@@ -13,23 +13,22 @@ import numpy as np
 from .active_set import active_rows, first_inactive
 from .alerts import is_over, level_of
 from .broker import Broker, _decoder
-from .columns import PAGE_BITS
 from .commands.topic_subscriptions import topics_of
 from .filters import matching
+from .limits import Limits
 from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
 from .order import seq_of
 from .queue import Queue
-from .spool import PAST, MessagePage
-from .store import DictStore
+from .storage import PAST, DictStore, MessagePage
 
 
-def check(store: DictStore, now: int) -> None:
-    """Raises AssertionError naming what does not hold."""
+def check(store: DictStore, now: int, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    """Raises AssertionError naming what does not hold. limits: those of the steps before."""
     data = store.get("broker")
     if data is None:
         return
     header = _decoder.decode(data)
-    broker = Broker(store, header, now)
+    broker = Broker(store, header, now, limits)
     queues = {}
     for vpn in header.vpns:
         for name in broker.queue_names(vpn):
@@ -67,7 +66,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
         for row in live.tolist():
             state = int(page.state[row])
             states[state] = states.get(state, 0) + 1
-            seq = (number << PAGE_BITS) + row
+            seq = (number << queue.bits) + row
             if page.barrier[row]:
                 barriers.append([seq, int(page.generation[row])])
             elif state == READY:
@@ -153,11 +152,11 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
     for key, data in store.pages.items():
         if not key.startswith("m/"):
             continue
-        page = MessagePage.unpack(int(key[2:]), data)
+        page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
         for row in np.flatnonzero(page.queue[: page.used]).tolist():
             messages += 1
             size += int(page.size[row])
-            counter = (page.number << PAGE_BITS) + row
+            counter = page.base + row
             for number, seq in [(page.queue[row], page.seq[row]), *page.extras.get(row, [])]:
                 if seq == PAST:
                     continue
@@ -175,11 +174,33 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
     for number, queue in queues.items():
         found = matches.get(number, 0)
         assert queue.header.depth == found, f"{queue.definition.name}: {found} matches"
-    files = sum(
-        1 for k, d in store.pages.items() if k.startswith("f/")
-        for entry in _files(d) if entry[0]
-    )  # fmt: skip
-    assert spool.files == files, f"spool files: {spool.files} counted, {files} in use"
+    _check_files(store, broker)
+
+
+def _check_files(store: DictStore, broker: Broker) -> None:
+    """Per file what lives is the sum of its messages, and its blocks are what is stored (S8)."""
+    spool, files = broker.header.spool, broker.spool.overview()["by_file"]
+    live: dict[int, list[int]] = {}
+    for key, data in store.pages.items():
+        if not key.startswith("m/"):
+            continue
+        page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
+        rows = np.flatnonzero(page.queue[: page.used])
+        for file, span in zip(page.file[rows].tolist(), page.spans(rows).tolist(), strict=True):
+            sums = live.setdefault(file, [0, 0])
+            sums[0] += 1
+            sums[1] += span
+    counted = {n: [f["messages"], f["live_bytes"]] for n, f in files.items() if f["messages"]}
+    assert counted == live, f"spool files: {counted} counted, {live} in them"
+    assert spool.files == len(counted), f"spool files: {spool.files} counted, {len(counted)} in use"
+    assert spool.live_bytes == sum(n for _, n in counted.values()), "spool: live bytes"
+    stored = {int(k[2:]): len(d) for k, d in store.pages.items() if k.startswith("b/")}
+    known = {
+        block for f in files.values()
+        for block in range(f["first_block"], f["first_block"] + f["blocks"])
+    }  # fmt: skip
+    assert set(stored) <= known, f"spool blocks of no file: {sorted(set(stored) - known)[:5]}"
+    assert spool.stored_bytes >= sum(stored.values()), "spool: stored bytes"
 
 
 def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> None:
@@ -221,9 +242,3 @@ def _check_alerts(broker: Broker, queues: dict[int, Queue]) -> None:
         high = getattr(system, f"{what}_high_percent")
         clear = getattr(system, f"{what}_clear_percent")
         check(what, what in header.alerts, level, limit, high, clear)
-
-
-def _files(data: bytes) -> list[list[int]]:
-    import msgspec
-
-    return list(msgspec.msgpack.decode(data, strict=False).values())

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.journal import Journal
 from ..protocol.messages import Records
 from ..protocol.outputs import Output
-from .calendar import Calendar
 from .queue import Queue
-from .store import Overlay, Store, StoreFailed
+from .storage import Overlay, Store
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -30,6 +29,30 @@ if TYPE_CHECKING:
 TRIES = 4
 
 Place = tuple[str, int, int]  # topic, partition, offset
+
+
+class StoreFailed(Exception):
+    """The store itself failed: ``error`` is what it raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Guarded:
+    """A store whose failures are told from those of a step."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.put = store.put  # only `Overlay.commit` writes, when the step has succeeded
+        self.delete = store.delete
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None. Raises StoreFailed."""
+        try:
+            return self._store.get(key)
+        except Exception as error:
+            raise StoreFailed(error) from error
 
 
 class Refused:
@@ -66,11 +89,11 @@ class Refused:
 Run = Callable[[Store, Any, Refused, bool], Any]
 
 
-def isolated(store: Store, batch: Batch, run: Run) -> tuple[list[Output], Journal, Calendar]:
-    """Run a step; gives its outputs, its journal, and when something is due next."""
+def isolated(store: Store, batch: Batch, run: Run) -> tuple[list[Output], Journal, int]:
+    """Run a step; gives its outputs, its journal, and when something is due next (or NEVER)."""
     refused = Refused()
     for _ in range(TRIES):
-        overlay = Overlay(store)
+        overlay = Overlay(_Guarded(store))
         try:
             broker = run(overlay, batch, refused, True)
         except StoreFailed as failed:
@@ -80,15 +103,15 @@ def isolated(store: Store, batch: Batch, run: Run) -> tuple[list[Output], Journa
                 break
             continue
         overlay.commit()
-        return broker.outputs, broker.journal, broker.calendar
+        return broker.outputs, broker.journal, broker.next_due()
     return _one_by_one(store, batch, run, refused)
 
 
 def _one_by_one(
     store: Store, batch: Batch, run: Run, refused: Refused
-) -> tuple[list[Output], Journal, Calendar]:
+) -> tuple[list[Output], Journal, int]:
     """The batch in parts of one record each: what fails is refused, the rest is carried out."""
-    whole = Overlay(store)
+    whole = Overlay(_Guarded(store))
     outputs: list[Output] = []
     journal: Journal | None = None
     for part in _parts(batch):
@@ -112,7 +135,7 @@ def _one_by_one(
             journal.segments += broker.journal.segments
     assert journal is not None
     whole.commit()
-    return outputs, journal, broker.calendar
+    return outputs, journal, broker.next_due()
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:

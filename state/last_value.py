@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from .broker import Broker
-from .columns import PAGE_BITS
 from .message import Event, apply
 from .queue import Queue
 
@@ -21,6 +20,6 @@ def keep_last(broker: Broker, queue: Queue) -> None:
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
     seqs = np.concatenate(
-        [rows.astype(np.int64) + (p.number << PAGE_BITS) for p, rows in queue.live_rows()]
+        [rows.astype(np.int64) + p.base for p, rows in queue.live_rows()]
     )
     apply(broker, queue, seqs[:-1], Event.REPLACE)

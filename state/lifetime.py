@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..definitions import QueueDefinition
-from .columns import NEVER
+from .storage import NEVER
 
 
 def expires_at(

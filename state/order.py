@@ -26,14 +26,3 @@ def seq_of(key: int) -> int:
 def first_key_of(generation: int) -> int:
     """A key that is not above any of this generation, and above all of earlier ones."""
     return (generation << 128) - (PRIORITY_MAX << SEQ_BITS)
-
-
-def split_key(key: int) -> list[int]:
-    """A key in three numbers of 64 bits, for msgpack."""
-    return [key >> 128, (key >> 64) & SEQ_MASK, key & SEQ_MASK]
-
-
-def join_key(parts: list[int]) -> int:
-    """The key that `split_key` split."""
-    high, middle, low = parts
-    return (high << 128) + (middle << 64) + low

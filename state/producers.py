@@ -13,8 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.outputs import Receipt
-from .columns import NEVER
-from .store import Notes
+from .storage import NEVER, Notes
 
 if TYPE_CHECKING:
     from .broker import Broker

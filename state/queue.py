@@ -13,16 +13,14 @@ import msgspec
 import numpy as np
 
 from ..definitions import QueueDefinition
-from .columns import NEVER, PAGE_BITS, ROW_MASK, Array, by_page
-from .directory import Directory
 from .filters import Filters
 from .header import QueueHeader
+from .limits import Limits
 from .message.entry import Arrivals
 from .message.pages import QueuePage
 from .message.table import DELAYED, GONE, LEASED
 from .order import key_of
-from .ready import ReadyIndex
-from .store import Store
+from .storage import NEVER, NO_ID, Array, Directory, ReadyIndex, Store, by_page
 
 _encode = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(QueueHeader)
@@ -32,13 +30,17 @@ _DTYPES = {name: dtype for name, dtype, _ in QueuePage.FIELDS}
 class Queue:
     """A queue during a step. Rows are addressed by place (*seq*)."""
 
-    def __init__(self, store: Store, header: QueueHeader) -> None:
+    def __init__(self, store: Store, header: QueueHeader, limits: Limits) -> None:
         self._store = store
         self.header = header
+        self.bits = limits.page_bits
+        self.mask = (1 << self.bits) - 1
         self.number = header.number
-        self.directory = Directory(store, f"d/{self.number}/", header.lines)
-        self.ready = ReadyIndex(store, f"o/{self.number}/", header.leaves, header.next_leaf)
-        self.filters = Filters(store, f"g/{self.number}/", header)
+        self.directory = Directory(store, f"d/{self.number}/", header.directory, limits)
+        self.ready = ReadyIndex(
+            store, f"o/{self.number}/", header.ready, header.next_ready, limits
+        )
+        self.filters = Filters(store, f"g/{self.number}/", header, limits)
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
         self.arrivals = Arrivals()
@@ -54,10 +56,10 @@ class Queue:
     # ------------------------------------------------------------ load and save
 
     @classmethod
-    def load(cls, store: Store, number: int) -> Queue | None:
+    def load(cls, store: Store, number: int, limits: Limits) -> Queue | None:
         """The queue with this number, or None."""
         data = store.get(f"q/{number}")
-        return cls(store, _decoder.decode(data)) if data else None
+        return cls(store, _decoder.decode(data), limits) if data else None
 
     def flush(self) -> None:
         """Write what changed; the header always."""
@@ -65,7 +67,7 @@ class Queue:
         self.settle()
         for number, page in sorted(self._pages.items()):
             if page.dirty:
-                tail = number >= header.next_seq >> PAGE_BITS
+                tail = number >= header.next_seq >> self.bits
                 if tail or page.state[: page.used].any():
                     self._store.put(f"p/{self.number}/{number}", page.pack())
                 else:
@@ -73,14 +75,14 @@ class Queue:
         self.directory.flush()
         self.ready.flush()
         self.filters.flush()
-        header.leaves = self.ready.directory()
-        header.next_leaf = self.ready.pages
+        header.ready = self.ready.directory()
+        header.next_ready = self.ready.pages
         self._store.put(f"q/{self.number}", _encode(header))
 
     def drop(self) -> None:
         """Delete what is left of an empty queue."""
         assert not self.header.depth, f"{self.definition.name} still holds messages"
-        self._store.delete(f"p/{self.number}/{self.header.next_seq >> PAGE_BITS}")
+        self._store.delete(f"p/{self.number}/{self.header.next_seq >> self.bits}")
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
@@ -98,15 +100,15 @@ class Queue:
         if page is None:
             data = self._store.get(f"p/{self.number}/{number}")
             if data:
-                page = self._pages[number] = QueuePage.unpack(number, data)
+                page = self._pages[number] = QueuePage.unpack(number, data, self.bits)
             elif create:
-                page = self._pages[number] = QueuePage(number)
+                page = self._pages[number] = QueuePage(number, self.bits)
         return page
 
     def rows(self, seqs: Array) -> list[tuple[QueuePage, Array, Array | slice]]:
         """The rows of places, grouped by page. The page of each is there."""
         out = []
-        for number, rows, where in by_page(np.asarray(seqs, np.int64)):
+        for number, rows, where in by_page(np.asarray(seqs, np.int64), self.bits):
             page = self.page(number)
             assert page is not None, f"{self.definition.name}: page {number} is gone"
             out.append((page, rows, where))
@@ -114,9 +116,9 @@ class Queue:
 
     def row(self, seq: int) -> tuple[QueuePage, int]:
         """The page and row of one place that is known to be there."""
-        page = self.page(seq >> PAGE_BITS)
+        page = self.page(seq >> self.bits)
         assert page is not None, f"page of place {seq} is gone"
-        return page, seq & ROW_MASK
+        return page, seq & self.mask
 
     def gather(self, seqs: Array, name: str) -> Array:
         """One column for many places."""
@@ -140,21 +142,19 @@ class Queue:
     def live_rows(self, start: int = 0) -> Iterator[tuple[QueuePage, Array]]:
         """Pages with their rows that hold a message, from the page of a place on, in order."""
         self.settle()
-        for number in list(self.directory.live()):
-            if number < start >> PAGE_BITS:
-                continue
+        for number in self.directory.live(start >> self.bits):
             page = self.page(number)
             assert page is not None
             rows = np.flatnonzero(page.state[: page.used] != GONE)
-            if number == start >> PAGE_BITS:
-                rows = rows[rows >= start & ROW_MASK]
+            if number == start >> self.bits:
+                rows = rows[rows >= start & self.mask]
             if len(rows):
                 yield page, rows
 
     def first_live(self) -> int | None:
         """The earliest place that still holds a message."""
         for page, rows in self.live_rows():
-            return (page.number << PAGE_BITS) + int(rows[0])
+            return page.base + int(rows[0])
         return None
 
     # ------------------------------------------------------------ the directory
@@ -163,16 +163,18 @@ class Queue:
         states = page.state[: page.used]
         leased = int((states == LEASED).sum())
         live = int((states != GONE).sum())
-        deadline = NEVER
+        deadline, id_min, id_max = NEVER, NO_ID, 0
         if live:
             alive = states != GONE
+            ids = page.id[: page.used][alive]
+            id_min, id_max = int(ids.min()), int(ids.max())
             expires = page.expires[: page.used]
             deadline = int(np.where(alive, expires, NEVER).min())
             timed = (states == LEASED) | (states == DELAYED)
             if timed.any():
                 until = page.until[: page.used]
                 deadline = min(deadline, int(np.where(timed, until, NEVER).min()))
-        self.directory.update(page.number, live, leased, deadline)
+        self.directory.update(page.number, live, leased, deadline, id_min, id_max)
 
     def changed(self, page: QueuePage) -> None:
         """Rows of this page were written."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .active_set import first_inactive
-from .columns import Array
 from .expiry import expire
 from .fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from .filters import look_ahead, matching
 from .limits import Budget
 from .order import first_key_of, seq_of
+from .storage import Array
 
 if TYPE_CHECKING:
     from .broker import Broker

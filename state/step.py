@@ -20,14 +20,13 @@ from ..protocol.outputs import Deadline, Output
 from .admission import admit
 from .alerts import watch
 from .broker import Broker, Home
-from .columns import NEVER
 from .commands.inbox import Inbox, answer_looks, take_commands
 from .commands.turns import go_on
 from .delivery import deliver
 from .expiry import act_on_deadlines
 from .isolation import Refused, isolated
 from .limits import Limits
-from .store import Store
+from .storage import NEVER, Store
 
 
 @dataclass(slots=True)
@@ -56,9 +55,16 @@ PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, given: admit(broker, given.publishes, given.refused),
     lambda broker, _: act_on_deadlines(broker),
     lambda broker, _: deliver(broker),
+    lambda broker, _: compact(broker),
     lambda broker, _: watch(broker),
     lambda broker, given: answer_looks(broker, given.inbox),
 )
+
+
+def compact(broker: Broker) -> None:
+    """Keep what is stored near what lives, and earlier where spool files are short (S8)."""
+    pressed = "spool_files" in broker.header.alerts
+    broker.more_to_do |= broker.spool.compact(pressed)
 
 
 def step(
@@ -79,9 +85,8 @@ def step(
         broker.flush()
         return broker
 
-    outputs, journal, calendar = isolated(store, batch, run)
+    outputs, journal, at = isolated(store, batch, run)
     if journal.segments:
         outputs.append(journal)
-    at = calendar.next()
     outputs.append(Deadline(0 if at >= NEVER else max(at, 1)))
     return outputs

@@ -17,12 +17,12 @@ from ...protocol.commands import Configure, Define, Delete, Purge, Shutdown
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
-from ..columns import NEVER
 from ..header import QueueHeader
 from ..limits import Budget
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import add_route, drop_route
+from ..storage import NEVER
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import Task, begin, cancel_all

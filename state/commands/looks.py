@@ -13,7 +13,6 @@ from ...expressions import compile_program
 from ...protocol.commands import Browse, Describe, Events, Queues, Usage
 from ..active_set import active_rows, first_inactive
 from ..broker import Broker
-from ..columns import PAGE_BITS, Array
 from ..fairness import backlog_of
 from ..filters import matching
 from ..header import Subscription
@@ -22,6 +21,7 @@ from ..message import DELAYED, GONE, LEASED, NAMES
 from ..message.table import COUNTERS
 from ..order import first_key_of
 from ..queue import Queue
+from ..storage import Array
 from .answers import Part
 from .topic_subscriptions import topics_of
 
@@ -209,12 +209,12 @@ def _in_order(queue: Queue, start: int) -> Iterator[tuple[int, Array]]:
     go on: a place, or where order is not by place, how many come before."""
     if not queue.header.ordered:
         for page, rows in active_rows(queue, start):
-            seqs = rows.astype(np.int64) + (page.number << PAGE_BITS)
+            seqs = rows.astype(np.int64) + page.base
             for at in range(0, len(seqs), TOGETHER):
                 part = seqs[at : at + TOGETHER]
                 yield int(part[-1]) + 1, part
         return
-    places = (r.astype(np.int64) + (p.number << PAGE_BITS) for p, r in active_rows(queue))
+    places = (r.astype(np.int64) + p.base for p, r in active_rows(queue))
     seqs = np.concatenate([np.zeros(0, np.int64), *places])
     priorities, generations = (queue.gather(seqs, name) for name in ("priority", "generation"))
     seqs = seqs[np.lexsort((seqs, np.iinfo(np.uint64).max - priorities, generations))]

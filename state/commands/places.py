@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...protocol.ids import Ranges, make_id
 from ...expressions import compile_program
+from ...protocol.ids import Ranges, make_id
 from .. import deferred
 from ..active_set import first_inactive
 from ..broker import Broker
-from ..columns import PAGE_BITS, Array
 from ..filters import matching
 from ..limits import Budget
-from ..message import LEASED
+from ..message import GONE, LEASED
 from ..queue import Queue
+from ..storage import Array
 from .turns import Task
 
 FEW_PAGES = 4
@@ -60,9 +60,9 @@ def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
     """Whether the ids span more pages of the spool than the queue has pages at most."""
     low, high = make_id(broker.header.number, 0), broker.spool.next_id()
     clipped = ((max(a, low), min(b, high)) for a, b in ranges)
-    spanned = sum((b >> PAGE_BITS) - (a >> PAGE_BITS) + 1 for a, b in clipped if a <= b)
+    spanned = sum((b >> queue.bits) - (a >> queue.bits) + 1 for a, b in clipped if a <= b)
     header = queue.header
-    return spanned > max(FEW_PAGES, min(header.depth, (header.next_seq >> PAGE_BITS) + 1))
+    return spanned > max(FEW_PAGES, min(header.depth, (header.next_seq >> queue.bits) + 1))
 
 
 def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
@@ -86,14 +86,18 @@ def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> Part:
     """Rows of the queue's pages whose ids are in these ranges."""
     lows = np.array([low for low, _ in ranges], np.uint64)
     highs = np.array([high for _, high in ranges], np.uint64)
-    for page, rows in queue.live_rows(start):
-        budget.take(len(rows))
+    queue.settle()
+    for number in queue.directory.overlapping(ranges, start >> queue.bits):
+        page = queue.page(number)
+        assert page is not None
+        rows = np.flatnonzero(page.state[: page.used] != GONE)
+        budget.take(len(rows) + 1)
         ids = page.id[rows]
         at = np.searchsorted(lows, ids, side="right") - 1
         hit = (at >= 0) & (ids <= highs[np.maximum(at, 0)])
-        following = (page.number + 1) << PAGE_BITS
+        following = (page.number + 1) << queue.bits
         if hit.any() or budget.spent:
-            seqs = rows[hit].astype(np.int64) + (page.number << PAGE_BITS)
+            seqs = rows[hit].astype(np.int64) + page.base
             return Part(seqs, following, False, [], _NO_IDS)
     return Part(_NO_SEQS, 0, True, [], _NO_IDS)
 
@@ -103,9 +107,7 @@ def held_pages(
 ) -> Part:
     """Messages that a subscription leases, from a place on; up_to: with ids not above this."""
     queue.settle()
-    for number in list(queue.directory.leased()) if holder else ():
-        if number < start >> PAGE_BITS:
-            continue
+    for number in queue.directory.leased(start >> queue.bits) if holder else ():
         page = queue.page(number)
         assert page is not None
         used = page.used
@@ -115,8 +117,8 @@ def held_pages(
         rows = np.flatnonzero(mine)
         budget.take(len(rows) + 1)
         if len(rows) or budget.spent:
-            seqs = rows.astype(np.int64) + (number << PAGE_BITS)
-            return Part(seqs, (number + 1) << PAGE_BITS, False, [], _NO_IDS)
+            seqs = rows.astype(np.int64) + (number << queue.bits)
+            return Part(seqs, (number + 1) << queue.bits, False, [], _NO_IDS)
     return Part(_NO_SEQS, 0, True, [], _NO_IDS)
 
 
@@ -138,11 +140,11 @@ def wanted_rows(
         task.done["end"] = meant(queue, where)
     end: int = task.done["end"]
     for page, live in queue.live_rows(task.cursor):
-        base = page.number << PAGE_BITS
+        base = page.base
         if base >= end:
             break
         rows = live[live < end - base]
-        following = (page.number + 1) << PAGE_BITS
+        following = (page.number + 1) << queue.bits
         rows = rows[: max(budget.rows, 1)]
         if len(rows) < len(live) and len(rows):
             following = base + int(rows[-1]) + 1

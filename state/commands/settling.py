@@ -17,12 +17,12 @@ from ...protocol.errors import Reason
 from ...protocol.ids import Ranges, format_ranges, parse_ranges
 from .. import transport
 from ..broker import Broker
-from ..columns import NEVER, Array
 from ..header import Subscription
 from ..limits import Budget
 from ..message import LEASED, Event, apply
 from ..message.returning import give_back
 from ..queue import Queue
+from ..storage import NEVER, Array
 from .places import (
     Part,
     by_ids,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..columns import NEVER, PAGE_BITS, Array
 from ..dead import dead_letter
+from ..storage import NEVER, Array
 from .index import leave_ready, make_ready
 from .pages import QueuePage
 from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCES, Event
@@ -130,7 +130,7 @@ def _move(
         header.leased += len(rows) - len(held)
     header.delayed += (to == DELAYED) * len(rows) - int((states == DELAYED).sum())
     plain = page.barrier[rows] == 0
-    base = page.number << PAGE_BITS
+    base = page.base
     leaving = rows[(states == READY) & plain]
     if len(leaving):
         moved.was_ready.append(leaving.astype(np.int64) + base)

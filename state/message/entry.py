@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..columns import NEVER, PAGE_BITS, PAGE_ROWS, ROW_MASK, Array
+from ..storage import NEVER, Array
 from .index import make_ready
 from .table import EFFECTS, READY, Event
 
@@ -110,9 +110,9 @@ def _write(queue: Queue, first: int, columns: dict[str, Array]) -> None:
     total, done = len(columns["id"]), 0
     while done < total:
         seq = first + done
-        row = seq & ROW_MASK
-        n = min(PAGE_ROWS - row, total - done)
-        page = queue.page(seq >> PAGE_BITS, create=True)
+        row = seq & queue.mask
+        n = min(queue.mask + 1 - row, total - done)
+        page = queue.page(seq >> queue.bits, create=True)
         assert page is not None
         for name, column in columns.items():
             getattr(page, name)[row : row + n] = column[done : done + n]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..columns import Array
 from ..filters import look_at
+from ..storage import Array
 
 if TYPE_CHECKING:
     from ..broker import Broker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..columns import NEVER, Array, ColumnPage
+from ..storage import NEVER, Array, ColumnPage
 from .table import GONE
 
 

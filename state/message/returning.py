@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...protocol.errors import Reason
-from ..columns import Array
+from ..storage import Array
 from .change import apply
 from .table import Event
 
