@@ -14,20 +14,19 @@ from lakequeue.state import Limits
 from rules.steps import Steps, define, described, subscribe
 
 from .audit import Auditor, Trouble
+from .limits import SMALL_BUDGETS, TINY
 
 TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
-# Every budget is crossed again and again.
-TINY = Limits(
-    command_rows=3, command_bytes=200, due_rows=3, due_names=2, delivery_rows=3, delivery_bytes=200,
-    looks=5,
-)  # fmt: skip
 SMALL = Limits(command_rows=100, due_rows=70, delivery_rows=50, delivery_bytes=4_000, looks=90)
 
 
-@pytest.mark.parametrize("limits", [TINY, SMALL, Limits()], ids=["tiny", "small", "usual"])
-@pytest.mark.parametrize("part", range(2))
-def test_L_X_S_every_life_is_whole(part: int, limits: Limits) -> None:
-    for seed in range(part * 6 * TIMES, (part + 1) * 6 * TIMES):
+LIMITS = {"tiny": TINY, "budgets": SMALL_BUDGETS, "small": SMALL, "usual": Limits()}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_L_X_S_every_life_is_whole(name: str) -> None:
+    limits = LIMITS[name]
+    for seed in range(8 * TIMES):
         trouble = Trouble(seed, limits=limits)
         try:
             trouble.go(25, 20)

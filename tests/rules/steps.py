@@ -10,7 +10,7 @@ from typing import Any
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deadline, Deliveries, RejectedRecord, Reply
-from lakequeue.state import Batch, DictStore, check, step
+from lakequeue.state import Batch, DictStore, Limits, check, step
 
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
@@ -46,6 +46,7 @@ class Steps:
     ) -> None:
         self.store = CountingStore() if store is None else store
         self.options = options
+        self.limits = options.get("limits", Limits())
         self.watch = watch
         self.now = NOW
         self.offsets = 0
@@ -61,7 +62,7 @@ class Steps:
         out: list[Any] = []
         for _ in range(STEPS_MAX):
             said = step(self.store, batch, self.now, **self.options)
-            check(self.store, self.now)
+            check(self.store, self.now, self.limits)
             if self.watch is not None:
                 self.watch(said)
             out += said
