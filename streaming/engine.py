@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..client.kafka import open_kafka
-from ..client.memory import configure_commands
-from ..client.transport import require_broker
+from ..client.kafka_base import require_broker
 from ..definitions import Configuration, is_regex
+from ..definitions.as_commands import configure_commands
 from ..protocol import LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from ..state import FORMAT
