@@ -15,7 +15,7 @@ from lakequeue.state import Batch, DictStore, Limits, check, step
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
 REPLY = c.ReplyTo("default.deliveries")
-STEPS_MAX = 20_000
+STEPS_MAX = 2_000
 
 
 class CountingStore(DictStore):
