@@ -20,6 +20,7 @@ COPY cli cli
 COPY client client
 COPY conf conf
 COPY definitions definitions
+COPY examples examples
 COPY expressions expressions
 COPY memory memory
 COPY protocol protocol

@@ -10,6 +10,8 @@ import click
 
 from ..client.kafka import LIBRARIES
 
+TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
+
 
 @click.group(name="bench")
 def command() -> None:
@@ -39,6 +41,8 @@ def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "–"
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(
         value, int
     ) else str(value)
@@ -80,6 +84,13 @@ def _numbers(text: str) -> list[int]:
 
 def _messages(default: int) -> Callable:
     return click.option("--messages", default=default, show_default=True, help="How many.")
+
+
+def _trigger() -> Callable:
+    return click.option(
+        "--trigger", type=click.Choice([*TRIGGERS, "both"]), default=TRIGGERS[0],
+        show_default=True, help="How the engine steps; a row for each.",
+    )  # fmt: skip
 
 
 @_add(
@@ -130,25 +141,55 @@ def _churn(counts: str) -> list[dict[str, Any]]:
 
 @_add(
     "latency", "Publish to received, ms",
-    "Publish to received at a steady rate, 1 KB, two consumers.",
+    "Publish to received at a steady rate, 1 KB, two consumers; beside Kafka alone.",
     click.option("--rate", default=1000, show_default=True, help="Messages a second."),
     click.option("--seconds", default=20, show_default=True),
+    _trigger(),
 )  # fmt: skip
-def _latency(rate: int, seconds: int) -> list[dict[str, Any]]:
+def _latency(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
     from .latency import run
 
-    return run(rate, seconds, _say)
+    return run(rate, seconds, trigger, _say)
 
 
 @_add(
     "throughput", "Producers and two consumers at once, 1 KB, persistent",
-    "Producers and two consumers at once; then a backlog first, consumers after.",
+    "Producers and two consumers at once; then a backlog first, consumers after; beside Kafka "
+    "alone.",
     _messages(100_000),
+    _trigger(),
 )  # fmt: skip
-def _throughput(messages: int) -> list[dict[str, Any]]:
+def _throughput(messages: int, trigger: str) -> list[dict[str, Any]]:
     from .throughput import run
 
-    return run(messages, _say)
+    return run(messages, trigger, _say)
+
+
+@_add(
+    "recovery", "Killed in mid-traffic, ms until deliveries come again",
+    "A worker is killed, then the whole engine: ms until a message sent after that is received.",
+    click.option("--rate", default=200, show_default=True, help="Messages a second."),
+    click.option("--seconds", default=20, show_default=True, help="Traffic before each kill."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
+)  # fmt: skip
+def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
+    from .recovery import run
+
+    return run(rate, seconds, trigger, _say)
+
+
+@_add(
+    "burst", "Everything at once, beside steady traffic",
+    "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
+    "a step, the worker's memory, and another queue's messages.",
+    _messages(1_000_000),
+    click.option("--rate", default=100, show_default=True, help="Of the other queue, a second."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
+)  # fmt: skip
+def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
+    from .burst import run
+
+    return run(messages, rate, trigger, _say)
 
 
 @_add(

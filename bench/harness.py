@@ -7,11 +7,14 @@ import multiprocessing
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ..client import connect
 from ..definitions import parse_configuration
@@ -24,28 +27,94 @@ BACKLOG = 200_000
 Say = Callable[[str], None]
 
 
+TRIGGERS = ("real-time", "micro-batch")
+
+
 @contextmanager
-def running(say: Say, settings: dict[str, str] | None = None) -> Iterator[Engine]:
-    """A Kafka broker and an engine with one queue, gone afterwards."""
+def broker() -> Iterator[tuple[EmbeddedKafka, Path]]:
+    """A Kafka broker in a temporary home, gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix="lakequeue-bench-"))
-    definition = {
-        "name": QUEUE, "message_type": "binary", "max_per_subscription_backlog": BACKLOG,
-        "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
-    }  # fmt: skip
-    configuration = parse_configuration({"queues": [definition]})
-    quiet = {"lakequeue.ui_port": "0", **(settings or {})}
     try:
         with EmbeddedKafka(home / "kafka") as kafka:
-            engine = Engine(
-                kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say
-            )
-            try:
-                engine.start()
-                yield engine
-            finally:
-                engine.stop()
+            yield kafka, home
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def running(
+    say: Say,
+    settings: dict[str, str] | None = None,
+    trigger: str | None = None,
+    queues: list[dict[str, Any]] | None = None,
+    on_batch: Callable[[dict[str, Any]], None] | None = None,
+) -> Iterator[Engine]:
+    """A Kafka broker and an engine with one queue, gone afterwards.
+
+    queues: other queues than the one; on_batch gets Spark's progress of each batch.
+    """
+    definitions = queues or [
+        {
+            "name": QUEUE, "message_type": "binary", "max_per_subscription_backlog": BACKLOG,
+            "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
+        }
+    ]  # fmt: skip
+    configuration = parse_configuration({"queues": definitions})
+    quiet = {"lakequeue.ui_port": "0", **(settings or {})}
+    if trigger is not None:
+        quiet["lakequeue.trigger"] = trigger
+    with broker() as (kafka, home):
+        engine = Engine(
+            kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say
+        )
+        if on_batch is not None:
+            setattr(engine.metrics, "batch", _both(engine.metrics.batch, on_batch))  # noqa: B010
+        try:
+            engine.start()
+            threading.Thread(target=_supervise, args=(engine, say), daemon=True).start()
+            yield engine
+        finally:
+            engine.stop()
+
+
+def _supervise(engine: Engine, say: Say) -> None:
+    """As `lakequeue up` does: what fails is started again."""
+    try:
+        engine.wait()
+    except LakequeueError as error:
+        say(str(error))
+
+
+def _both(*calls: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def call(progress: dict[str, Any]) -> None:
+        for one in calls:
+            one(progress)
+
+    return call
+
+
+def triggers(chosen: str) -> tuple[str, ...]:
+    """What `--trigger` names: one, or `both`."""
+    return TRIGGERS if chosen == "both" else (chosen,)
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of all that it started and that live: Kafka, Java, workers,
+    producers, consumers."""
+    me = psutil.Process()
+    total = 0.0
+    for p in [me, *me.children(recursive=True)]:
+        with suppress(psutil.Error):  # it ended meanwhile
+            total += sum(p.cpu_times()[:2])
+    return total
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Of any numbers; raises LakequeueError for none, which is no figure."""
+    if not values:
+        raise LakequeueError("Nothing was measured: no message came. Try again with less to do.")
+    found = sorted(values)
+    return found[min(int(len(found) * percent / 100), len(found) - 1)]
 
 
 def url(engine: Engine) -> str:

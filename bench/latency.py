@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from typing import Any
 
 from ..client import connect
-from .harness import QUEUE, Say, _spawn, process, running, url
+from . import raw_kafka
+from .harness import QUEUE, Say, _spawn, cpu_s, percentile, process, running, triggers, url
+from .steady import at_rate, made_at
 
 CONSUMERS = 2
 WARM_UP_S = 5
@@ -19,48 +20,47 @@ def _consume(address: str, results: Any, idle_s: float) -> None:
         results.put("ready")
         times: list[tuple[float, float]] = []
         while (message := consumer.receive(idle_s)) is not None:
-            (sent,) = struct.unpack_from("d", message.payload)
+            sent = made_at(message.payload)
             times.append((sent, time.time() - sent))
             message.ack()
         results.put(times)
 
 
-def run(rate: int, seconds: int, say: Say) -> list[dict[str, Any]]:
-    """Percentiles over all messages after a warm-up."""
-    with running(say) as engine:
+def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """Percentiles over all messages after a warm-up, with each trigger; beside Kafka's own."""
+    kafka = raw_kafka.latency(rate, seconds, say)
+    return [_measure(rate, seconds, name, say) | kafka for name in triggers(trigger)]
+
+
+def _measure(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
+    say(trigger)
+    with running(say, trigger=trigger) as engine:
         address = url(engine)
         results = _spawn.Queue()
         consumers = [process(_consume, address, results, 15.0) for _ in range(CONSUMERS)]
         for _ in consumers:
             results.get(timeout=60)
-        start = _publish(address, rate, seconds)
+        with connect(address, client_name="bench-producer") as connection:
+            with connection.producer(window=max(rate * 10, 1_000)) as producer:
+
+                def send(payload: bytes) -> None:
+                    producer.send_async(QUEUE, payload)
+
+                at_rate(send, rate, WARM_UP_S)
+                cpu = cpu_s()
+                start = at_rate(send, rate, seconds)
+                cpu = cpu_s() - cpu
+                producer.flush(60)
         times: list[tuple[float, float]] = []
         for _ in consumers:
             times += results.get(timeout=120)
-    taken = sorted(t * 1000 for sent, t in times if sent >= start)
-    n = len(taken)
-    return [
-        {
-            "rate": rate,
-            "messages": n,
-            "p50_ms": taken[n // 2],
-            "p99_ms": taken[min(n * 99 // 100, n - 1)],
-            "max_ms": taken[-1],
-        }
-    ]
-
-
-def _publish(address: str, rate: int, seconds: int) -> float:
-    """Publish at a steady rate; returns when the measured part began."""
-    rest = b"x" * 992
-    with connect(address, client_name="bench-producer") as connection:
-        with connection.producer(window=rate * 10) as producer:
-            begin = time.time()
-            total = rate * (seconds + WARM_UP_S)
-            for i in range(total):
-                ahead = begin + i / rate - time.time()
-                if ahead > 0.001:
-                    time.sleep(ahead)
-                producer.send_async(QUEUE, struct.pack("d", time.time()) + rest)
-            producer.flush(60)
-    return begin + WARM_UP_S
+    taken = [t * 1000 for sent, t in times if sent >= start]
+    return {
+        "trigger": trigger,
+        "rate": rate,
+        "messages": len(taken),
+        "p50_ms": percentile(taken, 50),
+        "p99_ms": percentile(taken, 99),
+        "max_ms": percentile(taken, 100),
+        "cpu_us_per_msg": cpu / (rate * seconds) * 1e6,
+    }

@@ -5,10 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import psutil
-
 from ..client import connect
-from .harness import QUEUE, Say, _spawn, consume, process, publish, running, url, wait_for
+from . import raw_kafka
+from .harness import (
+    QUEUE,
+    Say,
+    _spawn,
+    consume,
+    cpu_s,
+    process,
+    publish,
+    running,
+    triggers,
+    url,
+    wait_for,
+)
 
 CONSUMERS = 2
 WARM_UP = 20_000
@@ -30,52 +41,49 @@ def _until_empty(address: str, target: int) -> None:
         wait_for(settled, 600, "draining")
 
 
-def _cpu_s() -> float:
-    me = psutil.Process()
-    total = 0.0
-    for p in [me, *me.children(recursive=True)]:
-        if p.is_running():
-            total += sum(p.cpu_times()[:2])
-    return total
+def run(messages: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """Rates until every message was acknowledged, with each trigger; beside Kafka's own."""
+    kafka = raw_kafka.throughput(messages, say)
+    return [_measure(messages, name, say) | kafka for name in triggers(trigger)]
 
 
-def run(messages: int, say: Say) -> list[dict[str, Any]]:
-    """Rates until every message was acknowledged; CPU seconds of all processes together."""
-    with running(say) as engine:
+def _consumers(address: str) -> list[Any]:
+    results = _spawn.Queue()
+    made = [process(_consumer, address, results) for _ in range(CONSUMERS)]
+    for _ in made:
+        results.get(timeout=60)
+    return made
+
+
+def _measure(messages: int, trigger: str, say: Say) -> dict[str, Any]:
+    say(trigger)
+    with running(say, trigger=trigger) as engine:
         address = url(engine)
-        results = _spawn.Queue()
-
-        def consumers() -> list[Any]:
-            made = [process(_consumer, address, results) for _ in range(CONSUMERS)]
-            for _ in made:
-                results.get(timeout=60)
-            return made
-
         say("warming up")
-        made = consumers()
+        made = _consumers(address)
         publish(address, WARM_UP)
         _until_empty(address, WARM_UP)
         say("producers and consumers at once")
-        cpu, begin = _cpu_s(), time.perf_counter()
+        cpu, begin = cpu_s(), time.perf_counter()
         publish(address, messages)
         _until_empty(address, WARM_UP + messages)
         together_s = time.perf_counter() - begin
-        cpu_s = _cpu_s() - cpu
+        cpu = cpu_s() - cpu
         for child in made:
             child.join(60)
         say("a backlog, then consumers")
         publish(address, messages)
         begin = time.perf_counter()
-        made = consumers()
+        made = _consumers(address)
         _until_empty(address, WARM_UP + 2 * messages)
         drain_s = time.perf_counter() - begin
         for child in made:
             child.join(60)
-    return [
-        {
-            "messages": messages,
-            "e2e_msgs_s": messages / together_s,
-            "drain_msgs_s": messages / drain_s,
-            "cpu_s": cpu_s,
-        }
-    ]
+    return {
+        "trigger": trigger,
+        "messages": messages,
+        "e2e_msgs_s": messages / together_s,
+        "drain_msgs_s": messages / drain_s,
+        "cpu_s": cpu,
+        "cpu_us_per_msg": cpu / messages * 1e6,
+    }

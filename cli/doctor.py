@@ -49,7 +49,8 @@ class Check:
 
 
 def diagnose(home: Path | str | None = None) -> list[Check]:
-    """Look at this machine and, when one is named, at a home directory (1 s at most)."""
+    """Look at this machine and, when one is named, at the place of a home (1 s at most); what the
+    engine needs besides is in `engine_checks`."""
     place = Path(home).expanduser().absolute() if home is not None else Path.cwd()
     return [
         python_check(sys.version_info[:3]),

@@ -7,44 +7,32 @@ from pathlib import Path
 
 import click
 
-from .common import DEFAULT_HOME, json_option, option, pairs
+from .common import option
+from .engine_options import engine_options, engine_settings
 from .group import EnvironmentFault
 from .service import in_the_foreground, run_engine
-from .up import PACKAGE_CONFIGURATION
 
 CONNECT_SECONDS_MAX = 5.0
 
 
 @click.command()
+@engine_options("Directory for checkpoint, tables, logs.")
 @option(
     "--bootstrap", default="127.0.0.1:9092", show_default=True, envvar="LAKEQUEUE_BOOTSTRAP",
     help="Kafka's addresses, host:port, separated by commas.",
 )  # fmt: skip
 @option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
-    envvar="LAKEQUEUE_CONFIG",
-    help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
-)  # fmt: skip
-@option(
-    "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
-    show_default=True, envvar="LAKEQUEUE_HOME", help="Directory for checkpoint, tables, logs.",
-)  # fmt: skip
-@option(
     "--master", envvar="LAKEQUEUE_MASTER",
     help="Spark's master, such as local[4] or spark://host:7077.  [default: conf/spark.conf's]",
 )  # fmt: skip
-@option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE",
-    help="A setting of Spark; may be given many times.",
-)  # fmt: skip
-@json_option
 def run(
-    bootstrap: str,
-    config: Path,
     home: Path,
-    master: str | None,
+    config: Path,
+    trigger: str | None,
     settings: tuple[str, ...],
     as_json: bool,
+    bootstrap: str,
+    master: str | None,
 ) -> None:
     """Run the engine on an existing Kafka and Spark until SIGTERM or Ctrl-C.
 
@@ -57,7 +45,7 @@ def run(
     from ..conf import load
 
     configuration = load(config)
-    spark_settings = pairs(settings, "--set")
+    given = engine_settings(settings, trigger)
     home = home.expanduser().absolute()
     check_kafka(bootstrap)
     with in_the_foreground(home, as_json) as progress:
@@ -65,7 +53,7 @@ def run(
 
         engine = Engine(
             bootstrap, home, configuration,
-            master=master, settings=spark_settings or None, progress=progress,
+            master=master, settings=given, progress=progress,
         )  # fmt: skip
         run_engine(engine, home, bootstrap, as_json, progress)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ import click
 
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
-from .group import EnvironmentFault
+from .group import EnvironmentFault, forget_standard_output
 
 if TYPE_CHECKING:
     from ..streaming import Engine
@@ -51,21 +53,51 @@ def in_the_foreground(home: Path, as_json: bool) -> Iterator[Progress]:
 
 
 def run_engine(
-    engine: Engine, home: Path, bootstrap: str, as_json: bool, progress: Progress
+    engine: Engine,
+    home: Path,
+    bootstrap: str,
+    as_json: bool,
+    progress: Progress,
+    fault: Callable[[], LakequeueError | None] = lambda: None,
 ) -> None:
-    """Start an engine, show where it is, and serve until a signal or a failure."""
+    """Start an engine, show where it is, and serve until a signal or a failure.
+
+    fault: what else must not fail (an embedded Kafka); its error ends the service.
+    """
     try:
-        with environment_faults():
-            engine.start()
-            address = write_address(home, bootstrap)
-        try:
-            progress.close()
-            show_addresses(engine.addresses, home, as_json)
-            serve(engine, home, as_json)
-        finally:
-            address.unlink(missing_ok=True)
+        with logging_to(home / "spark.log"):
+            with environment_faults():
+                engine.start()
+                address = write_address(home, bootstrap)
+            try:
+                progress.close()
+                show_addresses(engine.addresses, home, as_json)
+                serve(engine, as_json, fault)
+            finally:
+                address.unlink(missing_ok=True)
     finally:
         engine.stop()
+
+
+@contextlib.contextmanager
+def logging_to(file: Path) -> Iterator[None]:
+    """The engine's warnings (alerts, what ended and is started again) as lines on stderr; what
+    libraries log goes to a file: their tracebacks of a process that ended say less than ours."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    rest = logging.FileHandler(file, delay=True)
+    rest.setLevel(logging.WARNING)
+    rest.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers = ((logging.getLogger("lakequeue.engine"), lines), (logging.getLogger(), rest))
+    for logger, handler in handlers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
 
 
 class Progress:
@@ -104,8 +136,8 @@ def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> N
     console().print(table)
 
 
-def serve(engine: Any, home: Path, as_json: bool) -> None:
-    """Wait until a signal or a failure, then stop the engine and say goodbye.
+def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]) -> None:
+    """Wait until a signal or a failure, then stop the engine.
 
     The engine waits in a thread: the main thread is the one that hears signals.
     """
@@ -137,6 +169,9 @@ def serve(engine: Any, home: Path, as_json: bool) -> None:
                 up_s = int(time.monotonic() - since)
                 status.update(f"running for {up_s // 60}:{up_s % 60:02d} – Ctrl-C ends it")
             stop.wait(0.5)
+            if (error := fault()) is not None:
+                failure.append(error)
+                break
     if failure:
         with contextlib.suppress(Exception):
             engine.stop()
@@ -155,8 +190,11 @@ def write_address(home: Path, bootstrap_servers: str) -> Path:
 
 
 def goodbye(home: Path, as_json: bool) -> None:
-    """The last words."""
-    if as_json:
-        say_json({"event": "goodbye", "home": str(home)})
-    else:
-        click.echo(f"Goodbye. Everything is kept in {home}; the next start continues there.")
+    """The last words; an orderly end also where nobody reads them (`up --json | head -1`)."""
+    try:
+        if as_json:
+            say_json({"event": "goodbye", "home": str(home)})
+        else:
+            click.echo(f"Goodbye. Everything is kept in {home}; the next start continues there.")
+    except BrokenPipeError:
+        forget_standard_output()

@@ -7,50 +7,51 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import DEFAULT_HOME, json_option, option
+from .common import note, option
+from .engine_options import engine_options, engine_settings
 from .service import Progress, environment_faults, in_the_foreground, run_engine
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
 PORT = 9092
-PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
+KAFKA_STOP_S = 2.0  # behind the engine's own end there is nothing left that it must write
 
 
 @click.command()
-@option(
-    "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
-    show_default=True, envvar="LAKEQUEUE_HOME",
-    help="Directory for everything: broker data, checkpoint, tables, logs.",
-)  # fmt: skip
-@option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
-    envvar="LAKEQUEUE_CONFIG",
-    help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
-)  # fmt: skip
+@engine_options("Directory for everything: broker data, checkpoint, tables, logs.")
 @option(
     "--port", type=click.IntRange(0, 65_535), envvar="LAKEQUEUE_PORT",
     help=f"Kafka's port; 0 takes a free one.  [default: the one this home had, else {PORT}]",
 )  # fmt: skip
-@json_option
-def up(home: Path, config: Path, port: int | None, as_json: bool) -> None:
+def up(
+    home: Path,
+    config: Path,
+    trigger: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    port: int | None,
+) -> None:
     """Start an embedded Kafka broker and the engine, and run until SIGTERM or Ctrl-C.
 
     Everything is kept in the home directory; started again, it continues where it stopped.
-    The end is orderly: the batch is finished and nothing is lost.
+    The end is orderly and comes within 10 s; nothing is lost. A Kafka or a Spark that dies
+    meanwhile is started again.
 
     \b
     Examples:
       lakequeue up
       lakequeue up --home /var/lib/lakequeue --config queues.yaml --port 0
+      lakequeue up --set spark.driver.memory=4g --set lakequeue.metrics_port=9400
       lakequeue up --json | head -1      # the addresses, for programs
     """
     from ..conf import load
 
     configuration = load(config)  # Q7: a broken file starts nothing
+    given = engine_settings(settings, trigger)
     home = home.expanduser().absolute()
     with in_the_foreground(home, as_json) as progress:
-        _run(home, configuration, _port(home, port), as_json, progress)
+        _run(home, configuration, _port(home, port), given, as_json, progress)
 
 
 def _port(home: Path, port: int | None) -> int:
@@ -61,17 +62,32 @@ def _port(home: Path, port: int | None) -> int:
 
 
 def _run(
-    home: Path, configuration: Configuration, port: int, as_json: bool, progress: Progress
+    home: Path,
+    configuration: Configuration,
+    port: int,
+    settings: dict[str, str],
+    as_json: bool,
+    progress: Progress,
 ) -> None:
     from ..streaming import Engine
+    from ..streaming.home import HomeFolder
     from ..streaming.kafka_broker import EmbeddedKafka
+    from ..streaming.kafka_watch import KafkaWatch
 
     with environment_faults():
+        HomeFolder(home).open()  # what the engine would refuse, before Kafka starts
         progress("Starting Kafka …")
         kafka = EmbeddedKafka(home / "kafka", port, progress=progress)
         kafka.start()
+    watch = KafkaWatch(kafka, note)
+    watch.start()
     try:
-        engine = Engine(kafka.bootstrap_servers, home, configuration, progress=progress)
-        run_engine(engine, home, kafka.bootstrap_servers, as_json, progress)
+        engine = Engine(
+            kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
+        )
+        run_engine(
+            engine, home, kafka.bootstrap_servers, as_json, progress, lambda: watch.failure
+        )
     finally:
-        kafka.stop()
+        watch.stop(KAFKA_STOP_S)
+

@@ -39,13 +39,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
 # ---------------------------------------------------------------- definitions
 
 
+class Begin(Command, frozen=True, tag="begin"):
+    """A home begins in this topic: what stands before it was for an earlier one. The engine says
+    so in each VPN, whenever it starts."""
+
+    epoch: Count
+
+
 class Configure(Command, frozen=True, tag="configure"):
-    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``).
+    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``)."""
 
-    epoch: of the home that begins here; commands before it in the log were for an earlier home.
-    """
-
-    epoch: Count = 0
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
 
@@ -268,9 +271,9 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse | Purge
-    | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
+    | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
+    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -24,6 +24,7 @@ SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("item", pa.int32()),
+        pa.field("step", pa.int64()),
         pa.field("time", pa.int64()),
     ]
 )
@@ -36,6 +37,7 @@ class Segment:
 
     topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
     and ``rejected``; an item is a message's place in its record, 0 for the first.
+    step, time: whose it is, where a journal holds several steps; 0: the journal's own.
     """
 
     event: str
@@ -49,11 +51,13 @@ class Segment:
     partitions: list[int] | None = None
     offsets: list[int] | None = None
     items: list[int] | None = None
+    step: int = 0
+    time: int = 0
 
 
 @dataclass(slots=True)
 class Journal:
-    """What one step did: the segments in the order in which they happened."""
+    """What one step did, or several in a row up to ``step``: the segments in their order."""
 
     broker: str
     step: int
@@ -69,7 +73,8 @@ class Journal:
                 count = s.counts if isinstance(s.counts, int) else s.counts[i]
                 out.append(
                     {
-                        "broker": self.broker, "step": self.step, "time": self.time,
+                        "broker": self.broker, "step": s.step or self.step,
+                        "time": s.time or self.time,
                         "vpn": s.vpn, "queue": s.queue, "event": s.event,
                         "message_id": str(number) if number else None,
                         "subscription": s.subscription, "reason": s.reason, "deliveries": count,
@@ -85,39 +90,38 @@ class Journal:
 _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
 
 
-def _ints(values: list[int] | int | None, n: int, kind: pa.DataType) -> pa.Array:
-    if values is None:
-        return pa.nulls(n, kind)
-    if isinstance(values, int):
-        return pa.repeat(pa.scalar(values, kind), n)
-    return pa.array(values, kind)
+_NUMBERS = {
+    "message_id": pa.uint64(), "deliveries": pa.int32(), "partition": pa.int32(),
+    "offset": pa.int64(), "item": pa.int32(), "step": pa.int64(), "time": pa.int64(),
+}  # fmt: skip
 
 
 def encode(journal: Journal) -> bytes:
-    """The journal of a step as an Arrow IPC stream."""
+    """The journal as an Arrow IPC stream.
+
+    Columns grow as lists and become Arrow's once: a record of many small steps has many segments.
+    """
     names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
-    codes: dict[str, list[pa.Array]] = {name: [] for name in _NAMED}
-    numbers: dict[str, list[pa.Array]] = {
-        name: [] for name in ("message_id", "deliveries", "partition", "offset", "item")
-    }
+    codes: dict[str, list[int]] = {name: [] for name in _NAMED}
+    numbers: dict[str, list[int | None]] = {name: [] for name in _NUMBERS}
     for s in journal.segments:
         n = len(s.ids) or 1
         for name, table in names.items():
-            code = table.setdefault(getattr(s, name), len(table))
-            codes[name].append(_ints(code, n, pa.int32()))
-        numbers["message_id"].append(_ints(s.ids or None, n, pa.uint64()))
-        numbers["deliveries"].append(_ints(s.counts, n, pa.int32()))
-        numbers["partition"].append(_ints(s.partitions, n, pa.int32()))
-        numbers["offset"].append(_ints(s.offsets, n, pa.int64()))
-        numbers["item"].append(_ints(s.items, n, pa.int32()))
-    columns = {
+            codes[name] += [table.setdefault(getattr(s, name), len(table))] * n
+        numbers["message_id"] += s.ids or [None]
+        numbers["deliveries"] += [s.counts] * n if isinstance(s.counts, int) else s.counts
+        numbers["partition"] += s.partitions or [None] * n
+        numbers["offset"] += s.offsets or [None] * n
+        numbers["item"] += s.items or [None] * n
+        numbers["step"] += [s.step or journal.step] * n
+        numbers["time"] += [s.time or journal.time] * n
+    columns: dict[str, pa.Array] = {
         name: pa.DictionaryArray.from_arrays(
-            pa.concat_arrays(codes[name]), pa.array(list(table), pa.string())
+            pa.array(codes[name], pa.int32()), pa.array(list(table), pa.string())
         )
         for name, table in names.items()
     }
-    columns |= {name: pa.concat_arrays(parts) for name, parts in numbers.items()}
-    columns["time"] = _ints(journal.time, len(columns["message_id"]), pa.int64())
+    columns |= {name: pa.array(numbers[name], kind) for name, kind in _NUMBERS.items()}
     batch = pa.record_batch([columns[f.name] for f in SCHEMA], schema=SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS) as writer:

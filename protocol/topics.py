@@ -1,4 +1,7 @@
-"""The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders."""
+"""The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
+
+A broker has two of its own: the log of its steps, and what the engine says to its loop.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ DELIVERIES = "deliveries"
 RECEIPTS = "receipts"
 JOURNAL = "journal"
 REJECTED = "rejected"
-
 STEPS = "steps"
+CONTROL = "control"
+ENGINE = "engine"  # heartbeats: the engine says that it lives
+
 DIRECTORY = "directory"
 
-OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, DIRECTORY)
+OWN = (
+    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, ENGINE, DIRECTORY,
+)  # fmt: skip
 
 
 def topic(vpn: str, kind: str) -> str:

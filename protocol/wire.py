@@ -280,7 +280,10 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:
-    """A record per VPN, and per 200,000 rows; ``lq-step`` names step and part."""
+    """A record per VPN, and per 200,000 rows; ``lq-step`` names its last row's step, and the part.
+
+    So the rows themselves say which records are written down already: both only grow.
+    """
     by_vpn: dict[str, list[list[Segment]]] = {}
     sizes: dict[str, int] = {}
     for segment in journal.segments:
@@ -298,5 +301,5 @@ def _journal(journal: Journal) -> Iterator[WireRecord]:
                 0,
                 journal.broker.encode(),
                 journal_codec.encode(part),
-                headers_json([(STEP, f"{journal.step}.{number}".encode())]),
+                headers_json([(STEP, f"{segments[-1].step or journal.step}.{number}".encode())]),
             )

@@ -193,7 +193,7 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
         return  # somebody else wrote to the journal topic
     if table.schema != journal_codec.SCHEMA:
         return
-    number, part = _step(step) or (0, 0)
+    _, part = _step(step) or (0, 0)
     n = len(table)
     text = {
         name: table[name].cast(pa.string())
@@ -202,7 +202,7 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
     ids = table["message_id"].cast(pa.string())
     columns = {
         "broker": pa.repeat(pa.scalar(broker), n),
-        "step": pa.repeat(pa.scalar(number, pa.int64()), n),
+        "step": table["step"],
         "part": pa.repeat(pa.scalar(part, pa.int32()), n),
         "vpn": text["vpn"],
         "queue": text["queue"],

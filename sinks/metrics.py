@@ -27,13 +27,18 @@ class Metrics:
             "lakequeue_malformed_records", "Records that cannot be understood, by VPN", ["vpn"],
             registry=self.registry,
         )  # fmt: skip
+        self._lost = Counter(
+            "lakequeue_lost_records", "Records that Kafka deleted before they were read, by topic",
+            ["topic"], registry=self.registry,
+        )  # fmt: skip
         self._server: Any = None
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
     def batch(self, progress: dict[str, Any]) -> None:
         """One batch is done. ``progress``: Spark's StreamingQueryProgress, as in its JSON."""
         ms = int(progress["durationMs"].get("triggerExecution", 0))
-        rows = int(progress["numInputRows"])
+        seen = progress.get("observedMetrics", {}).get("engine") or {}
+        rows = int(seen.get("records_in", progress["numInputRows"]))
         self._batches.inc()
         self._rows.inc(rows)
         self._seconds.observe(ms / 1000)
@@ -45,6 +50,10 @@ class Metrics:
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""
         self._malformed.labels(vpn).inc(count)
+
+    def lost(self, topic: str, count: int) -> None:
+        """Records are gone before they were read: retention was shorter than the engine's rest."""
+        self._lost.labels(topic).inc(count)
 
     def serve(self, port: int) -> str:
         """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
@@ -32,6 +32,28 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
         publishes=_records(columns, order[~is_command]),
     )
     return batch, int(parts[0]["now"].iloc[0])
+
+
+def in_parts(batch: Batch, bytes_max: int) -> Iterator[Batch]:
+    """The same in steps of at most so many bytes of messages (one record may be larger).
+
+    Commands are in the first: acks make room.
+    """
+    commands, whole = batch.commands, batch.publishes
+    start = size = 0
+    for i, value in enumerate(whole.values):
+        one = len(value or b"") + len(whole.keys[i] or b"") + len(whole.headers[i] or "")
+        if i > start and size + one > bytes_max:
+            yield Batch(commands, _slice(whole, start, i))
+            commands, start, size = Records(), i, 0
+        size += one
+    yield Batch(commands, _slice(whole, start, len(whole)))
+
+
+def _slice(records: Records, start: int, stop: int) -> Records:
+    if start == 0 and stop == len(records):
+        return records
+    return Records(*(getattr(records, name)[start:stop] for name in Records.__slots__))
 
 
 def _is_command(name: str) -> bool:

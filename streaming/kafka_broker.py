@@ -32,57 +32,16 @@ from typing import IO, Any
 
 from ..protocol.errors import LakequeueError
 from .jars import CONF, ensure_jars, java_executable
+from .kafka_properties import MESSAGE_BYTES_MAX as MESSAGE_BYTES_MAX
+from .kafka_properties import Member, properties
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 20.0
 LOCK_SECONDS_MAX = 5.0
-MESSAGE_BYTES_MAX = 12 * 1024 * 1024  # 10 MiB of payload (10,485,760), and room for headers
 # Below the range from which systems take ports for outgoing connections: a connection of some
 # other program must not sit on our port while the broker restarts.
 _PORTS = range(20_000, 32_000)
 _PR_SET_PDEATHSIG = 1
-
-_PROPERTIES = """\
-# Written by lakequeue at every start; changes here are lost.
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
-controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=PLAINTEXT://{host}:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={data}
-# A misspelt topic must be an error, not a new topic.
-auto.create.topics.enable=false
-# 10 MiB payloads.
-message.max.bytes={message_bytes_max}
-replica.fetch.max.bytes={message_bytes_max}
-replica.fetch.response.max.bytes={message_bytes_max}
-# One node: no copies to wait for. Few internal partitions: the first consumer starts sooner.
-offsets.topic.replication.factor=1
-offsets.topic.num.partitions=4
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-transaction.state.log.num.partitions=4
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-share.coordinator.state.topic.num.partitions=4
-group.initial.rebalance.delay.ms=0
-# An idle broker should be idle: no empty metadata record every half second.
-metadata.max.idle.interval.ms=0
-# After a crash the controller waits this long before it admits the broker again, so it is the
-# price of every restart after `kill -9` (default 9 s). With one node nothing else hangs on it:
-# a broker that was fenced after a long pause is back with its next heartbeat.
-broker.session.timeout.ms=4000
-broker.heartbeat.interval.ms=1000
-num.network.threads=2
-num.io.threads=4
-background.threads=2
-num.recovery.threads.per.data.dir=2
-# 128 MB of the heap by default.
-log.cleaner.dedupe.buffer.size=16777216
-"""
-
 
 class EmbeddedKafka:
     """One Kafka broker in ``home``; a context manager, started on entry and stopped on exit.
@@ -91,6 +50,7 @@ class EmbeddedKafka:
     port: 0 takes the port that this home had before, or a free one at the first start.
     heap: of the Java process, such as ``512m``.
     host: the address to listen on; 127.0.0.1 keeps the broker on this machine.
+    member: its part in a cluster (`kafka_cluster.py`); None is a broker alone.
     Every failure to start raises LakequeueError, whose sentence ends with the log's last useful
     line. The object is not made for several threads at once.
     """
@@ -102,12 +62,14 @@ class EmbeddedKafka:
         heap: str = "512m",
         *,
         host: str = "127.0.0.1",
+        member: Member | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.home = Path(home).expanduser().absolute()
         self.port = port
         self.host = host
         self.heap = heap
+        self._member = member
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
@@ -127,6 +89,14 @@ class EmbeddedKafka:
     def running(self) -> bool:
         """Whether the process is there. It may have died by itself."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def ended(self) -> str:
+        """How the process ended by itself, such as "by signal 9"; empty while it runs."""
+        status = self._process.poll() if self._process is not None else None
+        if status is None:
+            return ""
+        return f"by signal {-status}" if status < 0 else f"with status {status}"
 
     @property
     def log(self) -> Path:
@@ -161,13 +131,19 @@ class EmbeddedKafka:
             raise
         return self
 
-    def stop(self) -> None:
-        """End it in order (SIGTERM, and SIGKILL after 20 s), and free the home."""
-        self._end(signal.SIGTERM)
+    def stop(self, seconds: float = STOP_SECONDS_MAX) -> None:
+        """End it in order (SIGTERM, and SIGKILL after so many seconds), and free the home."""
+        self._end(signal.SIGTERM, seconds)
 
     def kill(self) -> None:
         """End it as a crash would (SIGKILL), and free the home. Acknowledged records stay."""
         self._end(signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Kill the process from another thread: a `start` that is under way there fails."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
 
     def restart(self) -> EmbeddedKafka:
         """Stop it when it runs, and start it with the same port and data."""
@@ -185,13 +161,13 @@ class EmbeddedKafka:
     ) -> None:
         self.stop()
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, how: signal.Signals, seconds: float = STOP_SECONDS_MAX) -> None:
         process = self._process
         if process is not None:
             if process.poll() is None:
                 process.send_signal(how)
             try:
-                process.wait(STOP_SECONDS_MAX)
+                process.wait(max(seconds, 0.0))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -244,17 +220,14 @@ class EmbeddedKafka:
             )
         # Nobody but the broker itself uses the controller's port: it may change.
         controller_port = known.get("controller_port", 0)
-        if not controller_port or controller_port == port or not port_is_free(controller_port):
+        if self._member is not None:
+            controller_port = self._member.controller_ports[self._member.node - 1]
+        elif not controller_port or controller_port == port or not port_is_free(controller_port):
             controller_port = free_port(besides=port)
         self.port = port
+        data = self.home / "data"
         (self.home / "server.properties").write_text(
-            _PROPERTIES.format(
-                controller_port=controller_port,
-                host=self.host,
-                port=port,
-                data=str(self.home / "data").replace("\\", "\\\\"),
-                message_bytes_max=MESSAGE_BYTES_MAX,
-            )
+            properties(self.host, port, controller_port, data, self._member)
         )
         memory.write_text(json.dumps({"port": port, "controller_port": controller_port}) + "\n")
 
@@ -262,9 +235,7 @@ class EmbeddedKafka:
         """Write the cluster's id into an empty data directory, once."""
         if (self.home / "data" / "meta.properties").is_file():
             return
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if cluster.startswith("-"):  # the tool would take it for an option
-            cluster = "A" + cluster[1:]
+        cluster = self._member.cluster if self._member else cluster_id()
         command = [str(java), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *self._logging()]
         command += ["-cp", classpath, "kafka.tools.StorageTool", "format", "-t", cluster]
         command += ["-c", str(self.home / "server.properties")]
@@ -320,6 +291,12 @@ class EmbeddedKafka:
         said = _tail(self.home / "kafka.out", 0)
         words = _cause(log) or _cause(said) or _last_line(said) or _last_line(log)
         return f"{words or 'it gave no reason'} (the whole log: {self.log})"
+
+
+def cluster_id() -> str:
+    """A new cluster's id, as Kafka writes them."""
+    text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    return "A" + text[1:] if text.startswith("-") else text  # else it is taken for an option
 
 
 def free_port(host: str = "127.0.0.1", besides: int = 0) -> int:

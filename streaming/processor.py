@@ -1,8 +1,11 @@
-"""The stateful operator: a broker per key, a step per batch."""
+"""The stateful operator of the micro-batch trigger: a broker per key, a few steps per batch.
+
+A batch is bounded in records by Spark alone; so it is cut into steps that are bounded in bytes too.
+The cuts depend on the records, so a batch that is run again is cut in the same places.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,24 +14,25 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from ..protocol import wire
-from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
-from ..sources.records import to_batch
-from ..state import Home, step
+from ..sources.records import in_parts, to_batch
+from ..state import Home
+from .deciding import decide
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
+BYTES_PER_STEP = 32_000_000  # a step costs a little: only what is large is cut
 _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka`
 
 
 class BrokerProcessor(StatefulProcessor):
-    """Runs `state.step` for one broker.
+    """Takes the steps of one broker.
 
-    numbers: broker name → number; partitions: the topics that clients may name, with their sizes.
+    homes: by broker name; partitions: the topics that clients may name, with their sizes.
     """
 
-    def __init__(self, numbers: dict[str, int], partitions: dict[str, int]) -> None:
-        self._numbers = numbers
+    def __init__(self, homes: dict[str, Home], partitions: dict[str, int]) -> None:
+        self._homes = homes
         self._partitions = partitions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -40,31 +44,23 @@ class BrokerProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
         (name,) = key
-        batch, now = to_batch(rows)
+        home = self._homes[name]
+        whole, now = to_batch(rows)
+        deadline = 0
         try:
-            outputs = step(self._store, batch, now, Home(name, self._numbers[name]))
-            yield from _frames(wire.encode(outputs, self._partitions), notes_of(name, outputs))
+            for batch in in_parts(whole, BYTES_PER_STEP):
+                decided = decide(self._store, batch, now, home)
+                deadline = decided.deadline
+                said = decided.said
+                if decided.journal is not None:
+                    said = [*said, decided.journal]
+                yield from _frames(wire.encode(said, self._partitions), decided.notes)
+            yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
         finally:
             self._store.finish()
 
     def close(self) -> None:
         """Called by Spark after the batch."""
-
-
-def notes_of(broker: str, outputs: list[Output]) -> list[str]:
-    """What the driver is told of a step; `Engine._on_note` reads it."""
-    notes = []
-    malformed: Counter[str] = Counter()
-    for output in outputs:
-        if isinstance(output, Deadline):
-            notes.append(f"deadline:{broker}:{output.at}")
-        elif isinstance(output, Capture):
-            notes.append(f"capture:{output.topic}")
-        elif isinstance(output, Alert):
-            notes.append(f"alert:{broker}: {output.text()}")
-        elif isinstance(output, RejectedRecord):
-            malformed[output.vpn] += 1
-    return notes + [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]
 
 
 def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd.DataFrame]:

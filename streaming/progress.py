@@ -21,6 +21,7 @@ class ProgressListener(StreamingQueryListener):
     """Calls back with the notes and the figures of each batch of the query with this name.
 
     on_batch gets Spark's progress as it stands in its JSON: ``numInputRows``, ``durationMs``, …
+    on_any gets that of every query.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class ProgressListener(StreamingQueryListener):
         query: str,
         on_note: Callable[[str], None],
         on_batch: Callable[[dict[str, Any]], None],
+        on_any: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> None:
         self._query = query
         self._on_note = on_note
         self._on_batch = on_batch
+        self._on_any = on_any
 
     @property
     def _jlistener(self) -> Any:
@@ -53,6 +56,7 @@ class ProgressListener(StreamingQueryListener):
     def onQueryProgress(self, event: Any) -> None:
         """A batch is done. event: Java's."""
         progress = json.loads(event.progress().json())
+        self._on_any(progress)
         if progress["name"] != self._query:
             return
         observed = progress.get("observedMetrics", {}).get(OBSERVATION) or {}

@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -34,6 +35,7 @@ ROOMS = (
     "client",
     "conf",
     "definitions",
+    "examples",
     "expressions",
     "memory",
     "protocol",
@@ -147,10 +149,71 @@ def spark_session(
         builder = builder.config(key, value)
     try:
         with _stderr_to(log_file):
-            return builder.getOrCreate()
+            spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         where = f"see {log_file}" if log_file else "its reason is printed above"
         raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
+    # When the Java process dies, this server of PySpark's prints a traceback of its own.
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
+    return spark
+
+
+def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
+    """How Spark's Java process ended, such as "by signal 9"; empty while it lives.
+
+    wait_s: who was just cut off asks a moment before the kernel tells. Under `spark-submit` the
+    Java process is our parent and ends us too.
+    """
+    process = _java_process()
+    if process is None:
+        return ""
+    try:
+        status = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"by signal {-status}" if status < 0 else f"with status {status}"
+
+
+def kill_java() -> None:
+    """End Spark's Java process at once; what waits for it in Python is cut off."""
+    process = _java_process()
+    if process is not None and process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def forget_session(spark: SparkSession) -> None:
+    """Let go of a session whose Java process is gone, so that the next one gets its own.
+
+    PySpark keeps the process's address in its classes; its own `stop` needs the process for that.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as Session
+    from pyspark.sql import SQLContext
+
+    gateway = SparkContext._gateway
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")  # that it cannot be stopped in order
+        spark.sparkContext.stop()
+    if gateway is not None:
+        with contextlib.suppress(Exception):
+            gateway.shutdown_callback_server()
+        with contextlib.suppress(Exception):
+            gateway.close()
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    Session._instantiatedSession = None
+    Session._activeSession = None
+    SQLContext._instantiatedContext = None
+
+
+def _java_process() -> subprocess.Popen[bytes] | None:
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
 
 
 def is_local(master: str | None) -> bool:

@@ -1,7 +1,8 @@
 """The state store adapter: the only place that touches a Spark state handle.
 
-A page of a megabyte takes Spark 10 ms to store, and a step that takes in a burst writes dozens. So
-a large page, and what is written after it, is written by a thread while the step goes on.
+`StatePages` is the bare state, for the page cache of the loop. `HandleStore` is what a micro-batch
+steps on: a page of a megabyte takes Spark 10 ms to store, and a step that takes in a burst writes
+dozens, so a large page, and what is written after it, is written by a thread meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +16,42 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 # As types: a schema as text is sent to the Java process to be parsed, in every batch.
 _KEY = StructType([StructField("key", StringType())])
 _PAGE = StructType([StructField("page", BinaryType())])
+_SNAPSHOT = StructType([StructField("snapshot", BinaryType())])
 LARGE = 100_000  # bytes; below, handing over costs more than writing
+
+
+class StatePages:
+    """Pages in the operator's map state, and beside them the loop's own snapshot."""
+
+    def __init__(self, handle: StatefulProcessorHandle) -> None:
+        self._pages = handle.getMapState("pages", _KEY, _PAGE)
+        self._snapshot = handle.getValueState("snapshot", _SNAPSHOT)
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+        row = self._pages.getValue((key,))
+        return None if row is None else bytes(row[0])
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
+        self._pages.updateValue((key,), (value,))
+
+    def delete(self, key: str) -> None:
+        """Remove a page."""
+        self._pages.removeKey((key,))
+
+    def keys(self) -> set[str]:
+        """Every page's key."""
+        return {row[0] for row in self._pages.keys()}  # noqa: SIM118 (it is no dict)
+
+    def load(self) -> bytes | None:
+        """The snapshot that was saved last, or None."""
+        row = self._snapshot.get()
+        return None if row is None else bytes(row[0])
+
+    def save(self, snapshot: bytes) -> None:
+        """Save the snapshot."""
+        self._snapshot.update((snapshot,))
 
 
 class HandleStore:

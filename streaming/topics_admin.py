@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka import KafkaAdminClient
@@ -19,20 +19,30 @@ PARTITIONS = {
     topics.RECEIPTS: 8,
     topics.JOURNAL: 1,
     topics.REJECTED: 1,
+    topics.ENGINE: 1,
 }
 MESSAGE_BYTES_MAX = 12_000_000
+# A step's record is removed when no snapshot needs it, and never because it is old.
+STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+CONTROL_CONFIG = {"retention.ms": "3600000"}
+HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
 
 
 def ensure_topics(
-    bootstrap: str, vpns: Iterable[str], captured: Iterable[str]
+    bootstrap: str, vpns: Collection[str], captured: Iterable[str], brokers: Iterable[str] = ()
 ) -> dict[str, int]:
-    """Make the VPNs' topics and the topics that queues capture by name, where they are missing.
+    """Make the VPNs' and the brokers' topics and those that queues capture by name, where they are
+    missing.
 
     Returns all topics of the cluster, each with its number of partitions.
 
     Raises NotConnected in one sentence when Kafka does not answer.
     """
     wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()}
+    own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
+    own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
+    wanted |= dict.fromkeys(own, 1)
+    own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
     try:
         admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lakequeue-engine")
@@ -42,8 +52,8 @@ def ensure_topics(
         ) from error
     try:
         missing = sorted(set(wanted) - set(admin.list_topics()))
-        config = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
         for name in missing:
+            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **own.get(name, {})}
             try:
                 admin.create_topics([NewTopic(name, wanted[name], -1, topic_configs=config)])
             except TopicAlreadyExistsError:

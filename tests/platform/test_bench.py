@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import pytest
-from lakequeue.bench.harness import median
+from lakequeue.bench.burst import max_step_ms
+from lakequeue.bench.harness import median, percentile, triggers
+from lakequeue.bench.recovery import replay_ratio
+from lakequeue.bench.steady import Traffic, at_rate, made_at, stamped
 from lakequeue.protocol.errors import LakequeueError
 
 
@@ -11,3 +18,62 @@ def test_the_median_of_nothing_is_no_figure() -> None:
     assert median([3.0, 1.0, 2.0]) == 2.0
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         median([])
+
+
+def test_percentiles() -> None:
+    values = [float(n) for n in range(1000, 0, -1)]
+    assert [percentile(values, p) for p in (50, 99, 100)] == [501.0, 991.0, 1000.0]
+    assert percentile([7.0], 99) == 7.0
+    with pytest.raises(LakequeueError, match="Nothing was measured"):
+        percentile([], 99)
+
+
+def test_both_triggers_are_two() -> None:
+    assert triggers("both") == ("real-time", "micro-batch")
+    assert triggers("micro-batch") == ("micro-batch",)
+
+
+def test_a_payload_says_when_it_was_made() -> None:
+    before = time.time()
+    payload = stamped()
+    assert len(payload) == 1000
+    assert before <= made_at(payload) <= time.time()
+
+
+def test_a_steady_rate() -> None:
+    sent: list[float] = []
+    begin = at_rate(lambda payload: sent.append(made_at(payload)), 200, 0.5)
+    assert len(sent) == 100
+    assert 0.45 < sent[-1] - begin < 1.0
+
+
+def test_recovered_is_what_was_sent_after_the_kill() -> None:
+    """What was on its way already comes too, and is no recovery."""
+    flow = Traffic("memory://none", "q", 1)
+    flow.taken = [(9.0, 0.5), (9.9, 3.0), (10.5, 2.0), (10.6, 2.0)]
+    assert flow.between(9.5, 10.55) == [3000.0, 2000.0]
+    flow.taken, later = [], list(flow.taken)
+    threading.Timer(0.05, lambda: flow.taken.extend(later)).start()
+    assert flow.first_after(10.0, 5) == pytest.approx(2500.0)
+    with pytest.raises(LakequeueError, match="No message came within 0 s"):
+        Traffic("memory://none", "q", 1).first_after(10.0, 0.05)
+
+
+def progress(ms: int, **observed: Any) -> dict[str, Any]:
+    return {"durationMs": {"triggerExecution": ms}, "observedMetrics": {"engine": observed}}
+
+
+def test_the_longest_step_is_what_the_engine_says() -> None:
+    said = [progress(30_000, step_max_ms=12), progress(30_000, step_max_ms=40)]
+    assert max_step_ms(said, "real-time") == 40
+    silent = [progress(300), {"durationMs": {"triggerExecution": 200}}]
+    assert max_step_ms(silent, "micro-batch") == 300
+    assert max_step_ms(silent, "real-time") is None  # a batch there is many steps
+
+
+def test_replay_beside_life() -> None:
+    batches = [
+        progress(1, replay_ms=500, replayed_life_ms=2000), progress(1), {"durationMs": {}}
+    ]  # fmt: skip
+    assert replay_ratio(batches) == 4.0
+    assert replay_ratio(batches[1:]) is None

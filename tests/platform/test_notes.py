@@ -1,4 +1,4 @@
-"""What a step tells the driver: deadlines, captured topics, how many records were malformed."""
+"""What a step tells the driver: captured topics, alerts, how many records were malformed."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from lakequeue.definitions import Configuration
 from lakequeue.protocol.messages import Records
 from lakequeue.state import Batch, DictStore, step
 from lakequeue.streaming import Engine
-from lakequeue.streaming.processor import notes_of
+from lakequeue.streaming.deciding import notes_of
 
 
 def malformed(*topics: str) -> Records:
@@ -21,7 +21,7 @@ def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
     """Also those of a VPN that the engine does not know, or not any more."""
     records = malformed("default.commands", "gone.commands", "default.commands")
     notes = notes_of("broker-0", step(DictStore(), Batch(commands=records), 1))
-    assert notes == ["deadline:broker-0:0", "malformed:default:2", "malformed:gone:1"]
+    assert notes == ["malformed:default:2", "malformed:gone:1"]
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     for note in [*notes, *notes]:
         engine._on_note(note)

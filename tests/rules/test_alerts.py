@@ -430,8 +430,8 @@ def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
 
 def test_S9_the_driver_is_told_in_one_line_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     from lakequeue.protocol.outputs import Alert
+    from lakequeue.streaming.deciding import notes_of
     from lakequeue.streaming.engine import Engine
-    from lakequeue.streaming.processor import notes_of
 
     details = {"scope": "vpn", "percent": 80.0, "limit": 9, "time_to_react_s": 90.0}
     (note,) = notes_of("broker-0", [Alert("spool_usage_high", "east", "", 1, details)])

@@ -1,0 +1,174 @@
+"""Everything at once: what a burst costs a step, the worker's memory, and another queue.
+
+A queue is filled, and all of it expires in one moment into a dead message queue; is redriven; is
+purged; then records of 1 MB pile up. All the while another queue has steady traffic, whose 99 %
+is held against what it was before. Work has a budget in each step, so no step may be long, nothing
+may grow with the burst, and the other queue should hardly notice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..client import connect
+from ..protocol.errors import Timeout
+from ..sinks.kafka import OBSERVATION
+from .harness import PAYLOAD, Say, percentile, running, url, wait_for
+from .processes import PeakMemory
+from .steady import Traffic, traffic
+
+BURST, DEAD, STEADY = "burst", "burst-dead", "steady"
+USUAL_S = 20.0
+AFTER_S = 1.0  # what a burst leaves behind counts too
+LARGE_BYTES = 1_000_000
+LARGE_SHARE = 200  # 5,000 of 1 MB for a million of 1 KB
+TRIAL_SHARE = 20  # of the fill, to see how long the rest will take
+PHASE_S_MAX = 1_800.0
+_MORE: dict[str, Any] = {
+    "message_type": "binary", "max_spool_usage": "50GB", "max_message_size": "2MB",
+}  # fmt: skip
+QUEUES: list[dict[str, Any]] = [
+    {"name": BURST, "dead_message_queue": DEAD, "respect_ttl": True, **_MORE},
+    {"name": DEAD, **_MORE},
+    {"name": STEADY, "max_per_subscription_backlog": 5_000, **_MORE},
+]
+
+
+def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """max_step_ms: of all bursts; worker_peak_mb: of one Python worker, over all; other_p99_ratio:
+    the worst burst's over the usual; then each burst's seconds and the other queue's 99 %."""
+    batches: list[dict[str, Any]] = []
+    with (
+        running(say, trigger=trigger, queues=QUEUES, on_batch=batches.append) as engine,
+        PeakMemory() as memory,
+        traffic(url(engine), STEADY, rate) as flow,
+        connect(url(engine), client_name="bench") as connection,
+    ):
+        say("the other queue alone")
+        time.sleep(5)
+        usual = (time.time(), _sleep(USUAL_S))
+        before = len(batches)
+        bursts = _Bursts(connection, messages, say)
+        phases = {name: _phase(burst, flow) for name, burst in bursts.all().items()}
+        flow.check()
+    usual_ms = percentile(flow.between(*usual), 99)
+    p99 = {name: percentile(flow.between(*when), 99) for name, when in phases.items()}
+    return [
+        {
+            "trigger": trigger,
+            "messages": messages,
+            "max_step_ms": max_step_ms(batches[before:], trigger),
+            "worker_peak_mb": memory.peak_mb,
+            "other_p99_ratio": max(p99.values()) / usual_ms,
+            "usual_p99_ms": usual_ms,
+            **{f"{name}_p99_ms": value for name, value in p99.items()},
+            **{f"{name}_s": end - begin - AFTER_S for name, (begin, end) in phases.items()},
+        }
+    ]
+
+
+def _sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return time.time()
+
+
+def _phase(burst: Callable[[], float], flow: Traffic) -> tuple[float, float]:
+    """A burst from the moment that it says to its end."""
+    begin = burst()
+    flow.check()
+    return begin, _sleep(AFTER_S)
+
+
+def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
+    """The longest step, as the engine says it; a micro-batch is one step and some milliseconds of
+    Spark's. None where the engine does not say."""
+    found: list[float] = []
+    for progress in batches:
+        seen = progress.get("observedMetrics", {}).get(OBSERVATION) or {}
+        if (step := seen.get("step_max_ms")) is not None:
+            found.append(step)
+        elif trigger == "micro-batch":
+            found.append(progress["durationMs"].get("triggerExecution", 0))
+    return max(found, default=None)
+
+
+class _Bursts:
+    """Each burst returns when it began, and ends when the engine is through with it."""
+
+    def __init__(self, connection: Any, messages: int, say: Say) -> None:
+        self._connection = connection
+        self._admin = connection.admin()
+        self._messages = messages
+        self._say = say
+
+    def all(self) -> dict[str, Callable[[], float]]:
+        """In their order: each needs what the one before left."""
+        return {
+            "expire": self._expire,
+            "redrive": self._redrive,
+            "purge": self._purge,
+            "large": self._large,
+        }
+
+    def _depth(self, queue: str) -> int:
+        try:
+            return int(self._admin.describe(queue)["depth"])
+        except Timeout:  # the engine is busy: that is what is measured
+            return -1
+
+    def _until(self, queue: str, depth: int) -> None:
+        wait_for(lambda: self._depth(queue) == depth, PHASE_S_MAX, f"{queue} to hold {depth:,}")
+
+    def _expire(self) -> float:
+        self._say(f"filling with {self._messages:,}")
+        trial = max(self._messages // TRIAL_SHARE, 1)
+        begin = time.time()
+        self._fill(trial, begin)  # these expire at once
+        rest = self._messages - trial
+        moment = time.time() + 10 + 1.5 * (time.time() - begin) / trial * rest
+        self._fill(rest, moment)
+        early = moment - time.time()
+        if early < 0:
+            self._say(f"the fill took {-early:.0f} s longer than thought: the first are gone")
+        _sleep(max(0.0, early))
+        self._say("all expire")
+        self._until(BURST, 0)
+        return moment
+
+    def _fill(self, count: int, until: float) -> None:
+        with self._connection.producer(window=50_000, pub_ack_time="60s") as producer:
+            for _ in range(count):
+                ttl = max(until - time.time(), 0.001)
+                producer.send_async(BURST, PAYLOAD, ttl=ttl)
+            producer.flush(PHASE_S_MAX)
+
+    def _redrive(self) -> float:
+        self._say("redriving")
+        begin = time.time()
+        with suppress(Timeout):
+            self._admin.redrive(DEAD)
+        self._until(DEAD, 0)
+        return begin
+
+    def _purge(self) -> float:
+        self._say("purging")
+        begin = time.time()
+        with suppress(Timeout):
+            self._admin.purge(BURST)
+        self._until(BURST, 0)
+        return begin
+
+    def _large(self) -> float:
+        count = max(self._messages // LARGE_SHARE, 1)
+        self._say(f"{count:,} of 1 MB")
+        payload = b"x" * LARGE_BYTES
+        begin = time.time()
+        with self._connection.producer(window=count, pub_ack_time="60s") as producer:
+            for _ in range(count):
+                producer.send_async(BURST, payload)
+            producer.flush(PHASE_S_MAX)
+        self._until(BURST, count)
+        return begin

@@ -1,0 +1,87 @@
+"""Killed in mid-traffic: until a message that was sent after the kill has come.
+
+Twice, each beside steady traffic that never stops: a Python worker with SIGKILL, which Spark
+notices and replaces; and everything of the engine at once, started again at once, which adds the
+start of Spark. Kafka stays: it is not ours in production.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import yaml
+
+from ..protocol.errors import LakequeueError
+from ..sinks.kafka import OBSERVATION
+from .harness import QUEUE, Say, broker, running, url
+from .processes import EngineProcess, workers
+from .steady import traffic
+
+BACK_S_MAX = 180.0
+_DEFINITION = {
+    "name": QUEUE, "message_type": "binary", "max_per_subscription_backlog": 5_000,
+}  # fmt: skip
+
+
+def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """worker_ms, driver_ms: from a kill to the first message that was sent after it; start_ms: of
+    an engine on an empty home; replay_ratio: the time that was lived through again, over the time
+    that it took (None where the engine tells no such thing: in micro-batches)."""
+    return [
+        {
+            "trigger": trigger,
+            "rate": rate,
+            **_worker(rate, seconds, trigger, say),
+            **_driver(rate, seconds, trigger, say),
+        }
+    ]
+
+
+def _worker(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
+    batches: list[dict[str, Any]] = []
+    with running(
+        say, trigger=trigger, queues=[_DEFINITION], on_batch=batches.append
+    ) as engine, traffic(url(engine), QUEUE, rate) as flow:  # fmt: skip
+        time.sleep(seconds)
+        flow.check()
+        victims = workers()
+        if not victims:
+            raise LakequeueError("There is no Python worker to kill.")
+        say("killing the workers")
+        moment, before = time.time(), len(batches)
+        for victim in victims:
+            victim.kill()
+        worker_ms = flow.first_after(moment, BACK_S_MAX)
+        time.sleep(1)
+        flow.stop()
+    return {"worker_ms": worker_ms, "replay_ratio": replay_ratio(batches[before:])}
+
+
+def replay_ratio(batches: list[dict[str, Any]]) -> float | None:
+    """From the progress of the batches after a kill: how much faster than life it was replayed."""
+    seen = [b.get("observedMetrics", {}).get(OBSERVATION) or {} for b in batches]
+    took = sum(s.get("replay_ms") or 0 for s in seen)
+    lived = sum(s.get("replayed_life_ms") or 0 for s in seen)
+    return lived / took if took else None
+
+
+def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
+    with broker() as (kafka, home):
+        address = kafka.bootstrap_servers
+        config = home / "queues.yaml"
+        config.write_text(yaml.safe_dump({"queues": [_DEFINITION]}))
+        engine = EngineProcess(address, home, config, trigger)
+        try:
+            start_s = engine.wait_ready()
+            with traffic(f"kafka://{address}", QUEUE, rate) as flow:
+                time.sleep(seconds)
+                flow.check()
+                say("killing the engine")
+                moment = time.time()
+                engine.kill()
+                engine = EngineProcess(address, home, config, trigger)
+                driver_ms = flow.first_after(moment, BACK_S_MAX)
+        finally:
+            engine.stop()
+    return {"driver_ms": driver_ms, "start_ms": start_s * 1000}

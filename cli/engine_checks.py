@@ -1,0 +1,170 @@
+"""What the engine needs of its home, of Spark and of Kafka: the second half of `lakequeue doctor`.
+
+Like the first half these look and change nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import ConfigError, LakequeueError
+from .doctor import Check
+
+if TYPE_CHECKING:
+    from ..definitions import Configuration
+
+RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart takes in once more
+INPUTS = ("publish", "commands")
+STEPS = "steps"
+_HOUR_MS = 3_600_000
+
+
+def look(
+    home: Path | None, configuration: Configuration | None, master: str, bootstrap: str | None
+) -> list[Check]:
+    """Every check that can be made with what is known."""
+    checks = []
+    if home is not None:
+        checks.append(whole_home_check(home))
+    if configuration is not None:
+        checks.append(slots_check(master, len(configuration.brokers)))
+    if bootstrap is not None:
+        checks.append(retention_check(bootstrap, configuration, home))
+    return checks
+
+
+def whole_home_check(home: Path) -> Check:
+    """Whether the home and its checkpoint belong together."""
+    from ..streaming.home import ABOUT, HomeFolder
+
+    name, wanted = "checkpoint", "this home's own"
+    if not home.is_dir() or (not (home / ABOUT).exists() and not (home / "checkpoint").exists()):
+        return Check(name, True, "none yet", wanted)
+    try:
+        problem = HomeFolder(home).problem()
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        problem = f"{home / ABOUT} cannot be read: {error}"
+    if not problem:
+        return Check(name, True, f"that of {home}", wanted)
+    what, _, advice = problem.partition(": ")
+    return Check(name, False, what, wanted, advice)
+
+
+def slots_check(master: str, brokers: int) -> Check:
+    """Whether Spark has a slot for each broker and one for the tables."""
+    from ..streaming.slots import slots, slots_needed
+
+    needed = slots_needed(brokers)
+    wanted = f"{needed} or more: one for each broker, one for the tables"
+    found = slots(master)
+    if found is None:
+        advice = f"Ask {master}: only the cluster knows how many cores it gives."
+        return Check("task slots", True, "unknown", wanted, advice, required=False)
+    advice = "" if found >= needed else f"Give Spark more: --master 'local[{needed}]'."
+    return Check("task slots", found >= needed, f"{found} ({master})", wanted, advice)
+
+
+def retention_check(
+    bootstrap: str, configuration: Configuration | None, home: Path | None
+) -> Check:
+    """Whether Kafka keeps what comes in until the engine has it for good."""
+    name = "retention"
+    wanted = f"inputs kept {RETENTION_H_MIN:.0f} h or more, logs of steps for ever"
+    try:
+        settings = _settings(bootstrap)
+    except LakequeueError as error:
+        return Check(name, False, "unknown", wanted, f"{error}.")
+    inputs, logs = input_topics(set(settings), configuration, home)
+    problems = [p for t in sorted(inputs) if (p := input_problem(t, settings[t]))]
+    problems += [p for t in sorted(logs) if (p := log_problem(t, settings[t]))]
+    if not problems:
+        return Check(name, True, f"so on {len(inputs) + len(logs)} topics", wanted)
+    advice = (
+        "What Kafka deletes before it is read, or before its step is in the checkpoint, is lost: "
+        "set it with kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."
+    )
+    return Check(name, False, "; ".join(problems), wanted, advice)
+
+
+def input_topics(
+    there: set[str], configuration: Configuration | None, home: Path | None
+) -> tuple[set[str], set[str]]:
+    """Of the topics that are there: those that the engine takes in, and its logs of steps."""
+    from ..definitions import DEFAULT_BROKER, is_regex
+    from ..protocol import topics
+    from ..streaming.home import HomeFolder
+
+    vpns, brokers, captured = {"default"}, {DEFAULT_BROKER}, set[str]()
+    if configuration is not None:
+        vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
+        brokers = set(configuration.brokers)
+        captured = {q.underlying_topic for q in configuration.queues}
+    if home is not None:
+        captured |= HomeFolder(home).captured()
+    expressions = [re.compile(t) for t in captured if is_regex(t)]
+    own = {t for t in there if topics.split(t) is not None or t.startswith("__")}
+    inputs = {topics.topic(vpn, kind) for vpn in vpns for kind in INPUTS} | captured
+    inputs |= {t for t in there - own if any(e.fullmatch(t) for e in expressions)}
+    return inputs & there, {f"{broker}.{STEPS}" for broker in brokers} & there
+
+
+def input_problem(topic: str, settings: dict[str, str]) -> str:
+    """What of a topic's settings loses messages; empty for nothing."""
+    if "compact" in settings.get("cleanup.policy", ""):
+        return f"{topic} is compacted, which takes messages with the same key away"
+    kept_ms = int(settings.get("retention.ms", -1))
+    if 0 <= kept_ms < RETENTION_H_MIN * _HOUR_MS:
+        return f"{topic} keeps {kept_ms / _HOUR_MS:.3g} h (retention.ms={kept_ms})"
+    kept_bytes = int(settings.get("retention.bytes", -1))
+    if kept_bytes >= 0:
+        return f"{topic} keeps {kept_bytes:,} bytes however young they are (retention.bytes)"
+    return ""
+
+
+def log_problem(topic: str, settings: dict[str, str]) -> str:
+    """The engine cuts its log itself, behind the oldest snapshot; nobody else may."""
+    kept = {k: int(settings.get(k, -1)) for k in ("retention.ms", "retention.bytes")}
+    wrong = [f"{k}={v}" for k, v in kept.items() if v >= 0]
+    if "compact" in settings.get("cleanup.policy", ""):
+        wrong.append("cleanup.policy=compact")
+    return f"{topic} has {', '.join(wrong)}: wanted are -1, -1 and delete" if wrong else ""
+
+
+def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
+    """Each topic's settings. Raises LakequeueError when Kafka does not answer."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import ConfigResource, ConfigResourceType
+    from kafka.errors import KafkaError
+
+    from ..client.kafka_base import require_broker
+
+    require_broker(bootstrap)
+    try:
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lakequeue-doctor")
+    except KafkaError as error:
+        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+    try:
+        names = sorted(admin.list_topics())
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        told: Any = admin.describe_configs(resources, config_filter="all")
+        return {
+            name: {key: str(data["value"]) for key, data in config.items()}
+            for by_name in told.values()
+            for name, config in by_name.items()
+        }
+    except KafkaError as error:
+        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+    finally:
+        admin.close()
+
+
+def load_configuration(config: Path) -> Configuration | None:
+    """The configuration that the engine would have; None where it is broken: `up` says how."""
+    from ..conf import load
+
+    try:
+        return load(config)
+    except ConfigError:
+        return None

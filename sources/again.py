@@ -1,0 +1,92 @@
+"""Logged steps' inputs once more: the same records, from the offsets in the log.
+
+One consumer, read until each partition is where the log's last step left it, and not further: a
+partition that is done is paused, so that a large backlog behind it is not read into memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from ..protocol.errors import LakequeueError
+from ..protocol.steplog import Range, StepRecord
+from ..state import Batch
+from .live import CHUNK_RECORDS, consumer_settings
+from .messages import Place, to_batch
+
+WAIT_S_MAX = 30.0
+
+
+class Gone(LakequeueError):
+    """A logged step's input cannot be read any more."""
+
+
+class ReadAgain:
+    """What logged steps took, see `driver.Again`."""
+
+    def __init__(self, kafka: dict[str, Any], records: list[StepRecord]) -> None:
+        first: dict[Place, int] = {}
+        self._last: dict[Place, int] = {}
+        for record in records:
+            for r in record.ranges:
+                place = r.topic, r.partition
+                first.setdefault(place, r.first)
+                self._last[place] = r.last
+        self._found: dict[Place, deque[Any]] = {place: deque() for place in first}
+        self._consumer: Consumer | None = None
+        if first:
+            settings = consumer_settings(kafka) | {"auto.offset.reset": "error"}
+            self._consumer = Consumer(settings)
+            self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])
+
+    def take(self, ranges: tuple[Range, ...]) -> Batch:
+        """The records of these ranges. Raises Gone after 30 s without one of them."""
+        found = {}
+        for r in ranges:
+            place = r.topic, r.partition
+            messages = self._found[place]
+            until = time.monotonic() + WAIT_S_MAX
+            while not messages or messages[-1].offset() < r.last:
+                if self._read():
+                    until = time.monotonic() + WAIT_S_MAX
+                elif time.monotonic() > until:
+                    raise self._gone(r, "they do not come")
+            taken = []
+            while messages and messages[0].offset() <= r.last:
+                taken.append(messages.popleft())
+            if len(taken) != r.count or taken[0].offset() != r.first:
+                raise self._gone(r, f"{len(taken)} are there")
+            found[place] = taken
+        return to_batch(found).batch
+
+    def _gone(self, r: Range, why: str) -> Gone:
+        return Gone(
+            f"a logged step took {r.count} records, {r.first} to {r.last}, of partition "
+            f"{r.partition} of topic {r.topic!r}, and {why}: give the topic back its records, or a "
+            "longer retention and use another --home"
+        )
+
+    def _read(self) -> bool:
+        assert self._consumer is not None
+        first = self._consumer.poll(0.2)
+        if first is None:
+            return False
+        for m in (first, *self._consumer.consume(CHUNK_RECORDS, 0)):
+            place = m.topic(), m.partition()
+            if m.error() is not None or place not in self._last:
+                continue
+            ahead = self._last[place] - (m.offset() or 0)
+            if ahead >= 0:
+                self._found[place].append(m)
+            if ahead == 0:
+                self._consumer.pause([TopicPartition(*place)])
+        return True
+
+    def close(self) -> None:
+        """Let go of Kafka."""
+        if self._consumer is not None:
+            self._consumer.close()

@@ -1,0 +1,113 @@
+"""Which topics there are, and which of them a broker reads.
+
+A thread of the loop looks every few seconds, and at once when a queue captures a topic: new topics
+and new partitions are read without a restart. A topic that is captured by its name is made when it
+is missing. Expressions are Python's (`re.fullmatch`), as in the core: what a queue takes and what
+is read for it cannot differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from ..definitions import is_regex
+from ..protocol import topics
+from .kafka import LEGAL_TOPIC
+
+log = logging.getLogger("lakequeue.loop")
+
+EVERY_S = 10.0
+ASK_S_MAX = 10.0
+MESSAGE_BYTES_MAX = 12_000_000
+
+
+def captured_topics(known: Iterable[str], captured: Iterable[str]) -> list[str]:
+    """Those of the known topics that queues capture (Q2); never the engine's own, nor Kafka's."""
+    names = [t for t in sorted(known) if not t.startswith("__") and topics.split(t) is None]
+    found: set[str] = set()
+    for text in captured:
+        if is_regex(text):
+            with contextlib.suppress(re.error):
+                found |= set(filter(re.compile(text).fullmatch, names))
+        else:
+            found |= {text} & set(names)
+    return sorted(found)
+
+
+class Discovery(threading.Thread):
+    """Looks for topics. found: called with all topics and their sizes, in this thread."""
+
+    def __init__(self, kafka: dict[str, Any], found: Callable[[dict[str, int]], None]) -> None:
+        super().__init__(daemon=True, name="lakequeue-topics")
+        self._admin = AdminClient(kafka)
+        self._found = found
+        self._now = threading.Event()
+        self._closing = False
+        self._wanted: set[str] = set()
+        self._trim: tuple[str, int] | None = None
+
+    def sizes(self) -> dict[str, int]:
+        """All topics of the cluster with their numbers of partitions. Raises KafkaException."""
+        listed = self._admin.list_topics(timeout=ASK_S_MAX).topics
+        return {
+            name: len(about.partitions)
+            for name, about in listed.items()
+            if about.error is None and not name.startswith("__")
+        }
+
+    def want(self, captured: Iterable[str]) -> None:
+        """Queues capture these: look now, and make those that are missing."""
+        self._wanted |= {
+            t for t in captured
+            if not is_regex(t) and LEGAL_TOPIC.fullmatch(t) and topics.split(t) is None
+        }  # fmt: skip
+        self._now.set()
+
+    def trim(self, topic: str, before: int) -> None:
+        """Records of the log before this offset are of no use any more: remove them, some time."""
+        self._trim = topic, before
+
+    def run(self) -> None:
+        """The thread."""
+        while not self._closing:
+            self._now.wait(EVERY_S)
+            self._now.clear()
+            if self._closing:
+                return
+            try:
+                self._look()
+            except KafkaException as error:  # Kafka is away: look again later
+                log.info("topics cannot be listed: %s", error)
+
+    def _look(self) -> None:
+        sizes = self.sizes()
+        missing = sorted(self._wanted - sizes.keys())
+        if missing:
+            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
+            made = self._admin.create_topics([NewTopic(t, 1, -1, config=config) for t in missing])
+            for topic, answer in made.items():
+                try:
+                    answer.result(ASK_S_MAX)
+                    sizes[topic] = 1
+                except (KafkaException, TimeoutError) as error:
+                    log.warning("topic %r cannot be made: %s", topic, error)
+        self._found(sizes)
+        if self._trim is not None:
+            (topic, before), self._trim = self._trim, None
+            answers = self._admin.delete_records([TopicPartition(topic, 0, before)])
+            for answer in answers.values():
+                with contextlib.suppress(KafkaException, TimeoutError):
+                    answer.result(ASK_S_MAX)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self._now.set()

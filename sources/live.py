@@ -1,0 +1,221 @@
+"""The loop's Kafka readers: what comes in now.
+
+Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands, so
+that acks never wait behind publishes, one for messages. A step takes the commands that are there
+and then messages, within its limits in records and in bytes. Offsets are the loop's own, kept in
+its snapshot; Kafka's groups are not used.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from ..protocol import topics
+from .messages import Place, Taken, is_command, size_of, to_batch
+
+log = logging.getLogger("lakequeue.loop")
+
+CHUNK_RECORDS = 500
+POLL_S = 1.0
+_AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
+
+
+@dataclass(frozen=True)
+class InputLimits:
+    """Of a step: records and bytes, of commands and of messages each."""
+
+    records: int = 2_000
+    bytes: int = 4_000_000
+
+
+def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
+    """How the loop's clients reach Kafka."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "client.id": name,
+        "allow.auto.create.topics": False,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.nagle.disable": True,
+        "socket.keepalive.enable": True,
+        "log.connection.close": False,
+        "log_level": 3,
+    }
+
+
+def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
+    """What all consumers of the loop have in common. kafka: how Kafka is reached."""
+    return {
+        **kafka,
+        "group.id": "lakequeue-engine",  # asked for, and not used
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_committed",
+        "fetch.min.bytes": 1,
+        "fetch.wait.max.ms": 500,
+        # With a full queue, or after an error, it would look again after 1 s and 0.5 s.
+        "fetch.queue.backoff.ms": 2,
+        "fetch.error.backoff.ms": 50,
+        "queued.max.messages.kbytes": 8_192,
+        "max.partition.fetch.bytes": 4_000_000,
+    }
+
+
+class Reader(threading.Thread):
+    """Reads ahead what one consumer gets. arrived: set when there is something."""
+
+    def __init__(
+        self, name: str, settings: dict[str, Any], arrived: threading.Event, bytes_max: int
+    ) -> None:
+        super().__init__(daemon=True, name=f"lakequeue-{name}")
+        self._consumer = Consumer(consumer_settings(settings))
+        self._arrived = arrived
+        self._max = bytes_max
+        self._room = threading.Event()
+        self._closing = False
+        self._more: deque[TopicPartition] = deque()
+        self.messages: deque[Any] = deque()  # of both threads: append and popleft are atomic
+        self.bytes_in = self.bytes_out = 0  # each written by one thread
+        self.failure: BaseException | None = None
+
+    def assign(self, places: dict[Place, int]) -> None:
+        """Read these too, from these offsets on. Before the start, or from any thread."""
+        self._more.extend(TopicPartition(*place, at) for place, at in places.items())
+
+    def taken(self, size: int) -> None:
+        """So many bytes were taken from `messages`."""
+        self.bytes_out += size
+        if not self._room.is_set() and self.bytes_in - self.bytes_out < self._max // 2:
+            self._room.set()
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            while not self._closing:
+                self._read()
+        except BaseException as error:
+            self.failure = error
+            self._arrived.set()
+        finally:
+            self._consumer.close()
+
+    def _read(self) -> None:
+        if self._more:
+            places = [self._more.popleft() for _ in range(len(self._more))]
+            self._consumer.incremental_assign(places)
+        if self.bytes_in - self.bytes_out >= self._max:
+            self._room.clear()
+            if self.bytes_in - self.bytes_out >= self._max:  # it may just have been taken
+                self._room.wait(POLL_S)
+                return
+        first = self._consumer.poll(POLL_S)  # `consume(n)` would wait for n
+        if first is None:
+            return
+        found = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
+        good = [m for m in found if m.error() is None]
+        for m in found:
+            if (error := m.error()) is not None and error.code() not in _AWAY:
+                log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
+        self.bytes_in += sum(map(size_of, good))
+        self.messages.extend(good)
+        if good:
+            self._arrived.set()
+
+    def close(self) -> None:
+        """End the thread, within a second."""
+        self._closing = True
+        self._room.set()
+
+
+class LiveInputs:
+    """What comes in now, see `driver.Inputs`.
+
+    control: the broker's topic on which the engine says that it stops; run: its name there.
+    """
+
+    def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
+        self._limits = limits
+        self._control, self._run = control, run.encode()
+        self.arrived = threading.Event()
+        ahead = 2 * limits.bytes
+        self._commands = Reader("commands", kafka, self.arrived, ahead)
+        self._messages = Reader("messages", kafka, self.arrived, ahead)
+        self._known: set[Place] = set()
+        self.stopped = False
+        self.records = self.bytes = 0  # taken so far
+        self.waited_s = 0.0
+        self.ages_ms: list[int] = []  # of the oldest message of each step
+
+    def start(self, places: dict[Place, int]) -> None:
+        """Begin to read, from these offsets on."""
+        self._commands.assign({(self._control, 0): 0})
+        self.also(places)
+        self._commands.start()
+        self._messages.start()
+
+    def also(self, places: dict[Place, int]) -> None:
+        """Read these too, those that are not read yet."""
+        new = {place: at for place, at in places.items() if place not in self._known}
+        self._known |= new.keys()
+        self._commands.assign({p: at for p, at in new.items() if is_command(p[0])})
+        self._messages.assign({p: at for p, at in new.items() if not is_command(p[0])})
+
+    def take(self, timeout_s: float) -> Taken | None:
+        """A step's worth; None when nothing came in time, or it is time to stop."""
+        readers = (self._commands, self._messages)
+        if not any(r.messages for r in readers):
+            begun = time.monotonic()
+            self.arrived.wait(timeout_s)
+            self.waited_s += time.monotonic() - begun
+        self.arrived.clear()
+        found: dict[Place, list[Any]] = {}
+        for reader in readers:
+            if reader.failure is not None:
+                raise reader.failure
+            self._take(reader, found)
+        if not found:
+            return None
+        taken = to_batch(found)
+        self.records += sum(r.count for r in taken.ranges)
+        if taken.batch.publishes.timestamps:
+            oldest = min(taken.batch.publishes.timestamps)
+            self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
+        return taken
+
+    def _take(self, reader: Reader, found: dict[Place, list[Any]]) -> None:
+        messages, left, size = reader.messages, self._limits.records, 0
+        while messages and left and size < self._limits.bytes:
+            m = messages.popleft()
+            size += size_of(m)
+            left -= 1
+            topic = m.topic()
+            if topic == self._control:
+                self.stopped |= m.value() == self._run
+            else:
+                found.setdefault((topic, m.partition()), []).append(m)
+        if size:
+            self.bytes += size
+            reader.taken(size)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._commands.close()
+        self._messages.close()
+
+
+def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
+    """The partitions of topics, those that are there."""
+    return [(t, p) for t in inputs for p in range(sizes.get(t, 0))]
+
+
+def own_inputs(vpns: list[str]) -> list[str]:
+    """The VPNs' topics that are read."""
+    return [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]

@@ -1,0 +1,69 @@
+"""Messages of the Kafka client as the step's batch: columns, in their one fixed order.
+
+A step sees records sorted by topic, partition and offset, however they came in; so do logged steps
+that are taken again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..protocol import topics, wire
+from ..protocol.messages import HEADER, Records
+from ..protocol.steplog import Range
+from ..state import Batch
+
+RECORD_BYTES = 100  # beside key, value and headers
+Place = tuple[str, int]
+
+
+class Taken(NamedTuple):
+    """A step's inputs, and where they stand."""
+
+    batch: Batch
+    ranges: tuple[Range, ...]
+
+
+def size_of(message: Any) -> int:
+    """What a message counts for a step's limit, in bytes."""
+    return RECORD_BYTES + len(message) + len(message.key() or b"")
+
+
+def is_command(topic: str) -> bool:
+    """Whether a topic holds commands; all others hold messages."""
+    own = topics.split(topic)
+    return own is not None and own[1] == topics.COMMANDS
+
+
+def to_batch(found: dict[Place, list[Any]]) -> Taken:
+    """The batch of what was read of each partition, and where it stands."""
+    batch = Batch()
+    ranges = []
+    for place in sorted(found):
+        messages = found[place]
+        topic, partition = place
+        n = len(messages)
+        ranges.append(Range(topic, partition, messages[0].offset(), messages[-1].offset(), n))
+        records = batch.commands if is_command(topic) else batch.publishes
+        records.topics += [topic] * n
+        records.partitions += [partition] * n
+        _append(records, messages)
+    return Taken(batch, tuple(ranges))
+
+
+def _append(records: Records, messages: list[Any]) -> None:
+    for m in messages:
+        records.offsets.append(m.offset())
+        records.timestamps.append(m.timestamp()[1])
+        records.keys.append(m.key())
+        records.values.append(m.value())
+        meta, rest = None, None
+        headers = m.headers()
+        if headers:
+            if len(headers) == 1 and headers[0][0] == HEADER:
+                meta = headers[0][1]
+            else:
+                meta = next((v for k, v in headers if k == HEADER), None)
+                rest = wire.headers_json([(k, v or b"") for k, v in headers if k != HEADER])
+        records.metas.append(meta)
+        records.headers.append(rest)

@@ -1,0 +1,227 @@
+"""Pages in the worker's memory, over the operator's state.
+
+A batch is long, and most pages are written again and again in it: the state gets each once. Three
+sorts of pages are here: *dirty* ones, which the state does not have; *leaving* ones, which a thread
+is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
+that rests is written early, so that the end of the batch, when nobody steps, has little to write.
+
+What is here counts only as long as the state is what this cache wrote: see `loop.Loop`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import Protocol
+
+REST_S = 1.0  # a page that nobody wrote for so long has settled
+LEAVING_BYTES_MAX = 8_000_000
+PAGE_BYTES = 200  # what a page takes in memory beside its content
+
+
+class Pages(Protocol):
+    """The state below; it takes one call at a time."""
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
+
+    def delete(self, key: str) -> None:
+        """Remove a page."""
+
+    def keys(self) -> set[str]:
+        """Every page's key."""
+
+
+class PageCache:
+    """A store over ``below``. bytes_max: for all pages; dirty ones alone may pass it, until they
+    are written.
+
+    written_bytes, written_pages: since `begin`, what the state was given.
+    """
+
+    def __init__(self, below: Pages, bytes_max: int) -> None:
+        self._max = bytes_max
+        self._there = below.keys()
+        self._clean: OrderedDict[str, bytes] = OrderedDict()
+        self._clean_bytes = 0
+        self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
+        self.dirty_bytes = 0
+        self.misses = 0
+        self.begin(below)
+
+    def begin(self, below: Pages) -> None:
+        """A new batch: the same pages, behind a new handle."""
+        self._below = below
+        self._writer = Writer(below)
+        self.written_bytes = self.written_pages = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What the cache holds."""
+        return self._clean_bytes + self.dirty_bytes
+
+    # ------------------------------------------------------------ the store
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+        found = self._dirty.get(key)
+        if found is not None:
+            return found[0]
+        value = self._clean.get(key)
+        if value is not None:
+            self._clean.move_to_end(key)
+            return value
+        if key not in self._there:
+            return None
+        self.misses += 1
+        value = self._writer.get(key)
+        if value is not None:
+            self._keep(key, value)
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
+        self._forget(key)
+        self._dirty[key] = (value, time.monotonic())
+        self.dirty_bytes += len(value) + PAGE_BYTES
+
+    def delete(self, key: str) -> None:
+        """Remove a page; one that is not there is no error."""
+        self._forget(key)
+        if key in self._there:
+            self._dirty[key] = (None, time.monotonic())
+            self.dirty_bytes += PAGE_BYTES
+
+    def _forget(self, key: str) -> None:
+        dirty = self._dirty.pop(key, None)
+        if dirty is not None:
+            self.dirty_bytes -= len(dirty[0] or b"") + PAGE_BYTES
+            return
+        clean = self._clean.pop(key, None)
+        if clean is not None:
+            self._clean_bytes -= len(clean) + PAGE_BYTES
+
+    def _keep(self, key: str, value: bytes) -> None:
+        self._clean[key] = value
+        self._clean_bytes += len(value) + PAGE_BYTES
+        while self._clean and self.held_bytes > self._max:
+            _, old = self._clean.popitem(last=False)
+            self._clean_bytes -= len(old) + PAGE_BYTES
+
+    # ------------------------------------------------------------ writing
+
+    def write_behind(self) -> None:
+        """Hand on what has rested, and what there is no room for. Between two steps."""
+        if not self._dirty:
+            return
+        rested = time.monotonic() - REST_S
+        while self._dirty and self._writer.bytes < LEAVING_BYTES_MAX:
+            key = next(iter(self._dirty))
+            if self._dirty[key][1] > rested and self.dirty_bytes < self._max // 2:
+                break
+            self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        value, _ = self._dirty.pop(key)
+        size = len(value or b"") + PAGE_BYTES
+        self.dirty_bytes -= size
+        self.written_bytes += size
+        self.written_pages += 1
+        if value is None:
+            self._there.discard(key)
+        else:
+            self._there.add(key)
+            self._keep(key, value)
+        self._writer.write(key, value)
+
+    def save(self) -> None:
+        """Everything is in the state; raises what went wrong."""
+        for key in list(self._dirty):
+            self._leave(key)
+        self._writer.finish()
+
+    def close(self) -> None:
+        """Give up: what is not written is not written."""
+        self._writer.abandon()
+
+
+class Writer:
+    """Writes pages in a thread of its own, in the order in which they come, while steps go on."""
+
+    def __init__(self, below: Pages) -> None:
+        self._below = below
+        self._calls = threading.Lock()  # a handle takes one call at a time
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[str, bytes | None]] = deque()
+        self._newest: dict[str, bytes | None] = {}
+        self._thread: threading.Thread | None = None
+        self._end = False
+        self._failure: BaseException | None = None
+        self.bytes = 0
+
+    def get(self, key: str) -> bytes | None:
+        """A page that the state has, or will have."""
+        with self._changed:
+            if key in self._newest:
+                return self._newest[key]
+        with self._calls:
+            return self._below.get(key)
+
+    def write(self, key: str, value: bytes | None) -> None:
+        """Write a page, or remove it (None), soon."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._queue.append((key, value))
+            self._newest[key] = value
+            self.bytes += len(value or b"")
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-state")
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until all is written; raises what went wrong."""
+        self._stop(drop=False)
+        if self._failure is not None:
+            raise self._failure
+
+    def abandon(self) -> None:
+        """End the thread; what is waiting is dropped."""
+        self._stop(drop=True)
+
+    def _stop(self, drop: bool) -> None:
+        with self._changed:
+            if drop:
+                self._queue.clear()
+            self._end = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    while not self._queue:
+                        if self._end:
+                            return
+                        self._changed.wait()
+                    key, value = self._queue[0]
+                with self._calls:
+                    if value is None:
+                        self._below.delete(key)
+                    else:
+                        self._below.put(key, value)
+                with self._changed:
+                    if self._queue:
+                        self._queue.popleft()
+                    self.bytes -= len(value or b"")
+                    if self._newest.get(key) is value:
+                        self._newest.pop(key, None)
+        except BaseException as error:
+            self._failure = error

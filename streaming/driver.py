@@ -1,0 +1,260 @@
+"""Steps over a log: the order in which things must happen, without Kafka, Spark or a clock.
+
+    take inputs ─▶ append the step's record ─▶ compute ─▶ wait for the log ─▶ outputs go out
+
+Before a step's outputs go out, its record stands in the log; so nobody can ever have heard of a
+step that another attempt does not know. Who finds an older snapshot takes the logged steps again,
+with the same inputs at the same time. What they wrote and said must be the same: a digest in the
+next record tells. Only the last of them, whose outputs may not all be in Kafka, speak again, and
+say the same bytes.
+
+`Inputs`, `Again`, `Log` and `Outbox` are Kafka in the job and lists in the tests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+from crc32c import crc32c
+
+from ..protocol import steplog, wire
+from ..protocol.errors import LakequeueError
+from ..protocol.journal import Segment
+from ..protocol.steplog import Range, StepRecord
+from ..protocol.wire import WireRecord
+from ..sources.messages import Taken
+from ..state import Batch, Home, Store
+from .deciding import Decided, decide
+from .gathering import Gathering
+
+
+class Refused(LakequeueError):
+    """The engine must not go on: it would say other things than it said before."""
+
+
+class Snapshot(msgspec.Struct):
+    """All that outlives a batch beside the pages.
+
+    offsets: (topic, partition) → the next record; log_at: offset behind the last step's record;
+    marks: `log_at` of the snapshots before, newest last; sizes: topics with their numbers of
+    partitions; pages, outputs: the last step's digests; journal, since: see `Gathering`.
+    """
+
+    step: int = 0
+    now: int = 0
+    offsets: list[tuple[str, int, int]] = []
+    log_at: int = 0
+    marks: list[int] = []
+    sizes: dict[str, int] = {}
+    captured: list[str] = []
+    pages: int = 0
+    outputs: int = 0
+    journal: list[Segment] = []
+    since: int = 0
+
+
+class Inputs(Protocol):
+    """What comes in now."""
+
+    def take(self, timeout_s: float) -> Taken | None:
+        """A step's worth, within its limits; None when nothing came in time."""
+
+
+class Again(Protocol):
+    """What came in before."""
+
+    def take(self, ranges: tuple[Range, ...]) -> Batch:
+        """The same records once more; raises Refused when they are gone."""
+
+
+class Log(Protocol):
+    """The log of steps."""
+
+    def append(self, value: bytes) -> None:
+        """Begin to write a record; the one before is settled."""
+
+    def settle(self) -> int:
+        """Wait until it is written; its offset. Raises for one who may not write any more."""
+
+
+class Outbox(Protocol):
+    """Outputs on their way."""
+
+    def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        """Begin to write a step's outputs."""
+
+    def acked(self) -> int | None:
+        """The newest step of which, and of all before, nothing is on its way; None: nothing is."""
+
+
+class _Watched:
+    """A store that remembers, as a digest, what a step writes."""
+
+    def __init__(self, store: Store) -> None:
+        self.get = store.get
+        self._put, self._delete = store.put, store.delete
+        self.digest = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        self.digest = crc32c(value, crc32c(key.encode(), self.digest))
+        self._put(key, value)
+
+    def delete(self, key: str) -> None:
+        self.digest = crc32c(b"-" + key.encode(), self.digest)
+        self._delete(key)
+
+
+class Driver:
+    """One broker's steps, from a snapshot on. clock: epoch ms."""
+
+    def __init__(
+        self,
+        home: Home,
+        code: str,
+        store: Store,
+        snapshot: Snapshot,
+        log: Log,
+        outbox: Outbox,
+        clock: Callable[[], int],
+    ) -> None:
+        self.home, self.code = home, code
+        self._store = _Watched(store)
+        self._log, self._outbox, self._clock = log, outbox, clock
+        self.step, self.now, self.log_at = snapshot.step, snapshot.now, snapshot.log_at
+        self.offsets = {(topic, at): offset for topic, at, offset in snapshot.offsets}
+        self.sizes = dict(snapshot.sizes)
+        self.captured = dict.fromkeys(snapshot.captured)
+        self._marks = snapshot.marks
+        self._digests = (snapshot.pages, snapshot.outputs)
+        self._journal = Gathering(home.name, list(snapshot.journal), snapshot.since)
+        self._deadline = 1  # what came due while nobody watched
+        self._news: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.cost_s = 0.0  # what the steps took, and would take again
+
+    # ------------------------------------------------------------ live
+
+    def due_in(self) -> float | None:
+        """Seconds until a step is due without any input; None: never."""
+        at = min(filter(None, (self._deadline, self._journal.due())), default=0)
+        return max(0.0, (at - self._clock()) / 1000) if at else None
+
+    def learn(self, sizes: dict[str, int]) -> None:
+        """Topics and their numbers of partitions as they are now: from the next step on."""
+        known = self.sizes | self._news
+        self._news |= {t: n for t, n in sizes.items() if known.get(t) != n}
+        self._news |= {t: 0 for t, n in known.items() if n and t not in sizes}
+
+    def one(self, inputs: Inputs, timeout_s: float) -> Taken | None:
+        """Wait for input or a deadline, at most so long, and take one step; None: no step."""
+        due = self.due_in()
+        taken = inputs.take(timeout_s if due is None else min(timeout_s, due))
+        if taken is None:
+            if self.due_in() != 0:
+                return None
+            taken = Taken(Batch(), ())
+        acked = self._outbox.acked()
+        pages, outputs = self._digests
+        record = StepRecord(
+            steplog.FORMAT, self.step + 1, max(self._clock(), self.now),
+            self.step if acked is None else acked, pages, outputs, self.code, taken.ranges,
+            self._news,
+        )  # fmt: skip
+        self._log.append(steplog.encode(record))
+        records = self._encoded(self._compute(record, taken.batch))  # while the log is written
+        self.log_at = self._log.settle() + 1
+        self._outbox.send(self.step, records)
+        self._news = {}
+        return taken
+
+    # ------------------------------------------------------------ again
+
+    def replay(self, logged: list[tuple[int, StepRecord]], again: Again) -> list[int]:
+        """Take the logged steps behind the snapshot once more; the steps that spoke again."""
+        todo = [(at, r) for at, r in logged if r.step > self.step]
+        mute_to = max((r.acked for _, r in todo), default=self.step)
+        spoken = []
+        silent = False  # the step before was not encoded: its second digest is not known
+        for at, record in todo:
+            self._check(record, silent)
+            decided = self._compute(record, again.take(record.ranges))
+            silent = record.step <= mute_to
+            if silent:
+                self._journal.take(record.now)
+            else:
+                self._outbox.send(self.step, self._encoded(decided))
+                spoken.append(self.step)
+            self.log_at = at + 1
+        return spoken
+
+    def _check(self, record: StepRecord, silent: bool) -> None:
+        """The log goes on where we stand, and the step before had the same outcome."""
+        if record.code != self.code:
+            raise Refused(
+                f"broker {self.home.name!r} did not stop in good order, and steps from "
+                f"{record.step} on were taken by version {record.code}; this is {self.code}: "
+                "start that version once more and stop it, then start this one"
+            )
+        if record.step != self.step + 1:
+            raise Refused(
+                f"the log of broker {self.home.name!r} goes on with step {record.step} where "
+                f"{self.step + 1} is due: its topic was deleted or cut; use another --home"
+            )
+        wrong = record.pages != self._digests[0]
+        if wrong or (not silent and record.outputs != self._digests[1]):
+            raise Refused(
+                f"step {self.step} of broker {self.home.name!r} came out differently when it was "
+                f"taken again ({'state' if wrong else 'outputs'}): keep the home and report it"
+            )
+
+    # ------------------------------------------------------------ both
+
+    def _compute(self, record: StepRecord, batch: Batch) -> Decided:
+        self._store.digest = 0
+        begun = time.thread_time()
+        decided = decide(self._store, batch, record.now, self.home)
+        self.cost_s += time.thread_time() - begun
+        self.step, self.now = record.step, record.now
+        for r in record.ranges:
+            self.offsets[r.topic, r.partition] = r.last + 1
+        for topic, size in record.sizes.items():
+            if size:
+                self.sizes[topic] = size
+            else:
+                self.sizes.pop(topic, None)
+        self._deadline = decided.deadline
+        self.captured.update(dict.fromkeys(decided.captures))
+        self.notes += decided.notes
+        if decided.journal is not None:
+            if decided.journal.step != self.step:
+                raise Refused(
+                    f"step {self.step} of broker {self.home.name!r} is {decided.journal.step} in "
+                    "its state: the checkpoint and the log belong to different homes"
+                )
+            self._journal.add(decided.journal)
+        self._digests = (self._store.digest, 0)
+        return decided
+
+    def _encoded(self, decided: Decided) -> list[WireRecord]:
+        """What the step says, with the journal where that is due."""
+        journal = self._journal.take(self.now)
+        said = decided.said if journal is None else [*decided.said, journal]
+        records = list(wire.encode(said, self.sizes))
+        digest = 0
+        for r in records:
+            place = f"{r.topic}/{r.partition}/{r.headers}".encode()
+            digest = crc32c(r.value or b"", crc32c(r.key or b"", crc32c(place, digest)))
+        self._digests = (self._digests[0], digest)
+        return records
+
+    def snapshot(self, keep: int) -> Snapshot:
+        """What goes with the pages. keep: how many snapshots Spark may go back to."""
+        self._marks = [*self._marks, self.log_at][-keep:]
+        return Snapshot(
+            self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],
+            self.log_at, self._marks, self.sizes, list(self.captured), *self._digests,
+            self._journal.segments, self._journal.since,
+        )  # fmt: skip

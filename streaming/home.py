@@ -1,0 +1,164 @@
+"""The home: the folder that holds what must outlive the process, and what says that it is whole.
+
+A home is the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`, which says
+who they are: the layout of the state, the home's *epoch*, and which checkpoint the engine ran with
+last. The epoch is drawn once, when the home is made. Ids are given anew in each home, so a command
+that names ids is for one epoch only; what a client says of another home's messages is refused.
+
+The checkpoint is the one thing that nothing else can replace. Spark begins anew in silence where
+it is missing: what was acknowledged would come again, and ids would be given twice. So the engine
+notes the number that Spark gave to each checkpoint, and starts with no other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import LakequeueError
+from ..state import FORMAT
+
+log = logging.getLogger("lakequeue.engine")
+
+ABOUT, CAPTURED, PORTS = "lakequeue.json", "captured.json", "ports.json"
+CHECKPOINT, TABLES = "checkpoint", "tables"
+MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
+EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
+# Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
+# stands in the tables says where they go on.
+_METADATA = (f"{CHECKPOINT}/metadata", f"{CHECKPOINT}/*/metadata")
+
+
+class HomeFolder:
+    """One home. `open` before anything else; it raises LakequeueError with what to do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tables = path / TABLES
+        self.epoch = 0  # until it is open
+
+    def open(self, trigger: str | None = None) -> None:
+        """Make the folder what it must be, or refuse it.
+
+        trigger: a checkpoint can be read only by the trigger that wrote it; None does not ask.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.tables.mkdir(exist_ok=True)
+            problem = self.problem(trigger)
+            if problem:
+                raise LakequeueError(problem)
+            about = self._about()
+            self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
+            whole = {"format": FORMAT, **about, "epoch": self.epoch}
+            if trigger is not None:
+                whole["trigger"] = trigger
+            if whole != about:
+                _write(self.path / ABOUT, whole)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
+
+    def problem(self, trigger: str | None = None) -> str:
+        """Why this home must not be started, with what to do; empty when it may. Changes nothing.
+
+        Raises OSError and ValueError for what cannot be read.
+        """
+        about = self._about()
+        found = self._checkpoints()
+        if not about:
+            if not found:
+                return ""
+            return (
+                f"{self.path / ABOUT} is missing beside {self.path / CHECKPOINT}: it says which "
+                "home this is; put it back, or use another --home"
+            )
+        if about["format"] != FORMAT:
+            return (
+                f"{self.path} was written by a version with state format {about['format']}; this "
+                f"version reads {FORMAT}: use that version, or another --home"
+            )
+        before = about.get("trigger", MICRO_BATCH) if found else trigger
+        if trigger is not None and before != trigger:
+            return (
+                f"{self.path} was made with the trigger {before!r}, whose checkpoint {trigger!r} "
+                f"cannot read: say --trigger {before}, or use another --home"
+            )
+        for place, number in about.get("checkpoints", {}).items():
+            if place not in found:
+                return self._missing(f"{self.path / place} is gone")
+            if found[place] != number:
+                return self._missing(
+                    f"{self.path / place} belongs to another home (it has the number "
+                    f"{found[place]}, not {number})"
+                )
+        if not found and any(self.tables.glob("*/_delta_log")):
+            return self._missing(f"{self.path / CHECKPOINT} is gone")
+        return ""
+
+    def _missing(self, what: str) -> str:
+        return (
+            f"{what}: the queues were in it, and without it acknowledged messages would come "
+            "again and ids be given twice. Put it back from a backup of the whole home. Or begin "
+            "anew with an empty --home and a Kafka with fresh topics; everything that ever came "
+            f"in and what became of it stands in {self.tables}"
+        )
+
+    def remember_checkpoints(self) -> None:
+        """Note the checkpoints that the queries run with now: no others from here on."""
+        about = self._about()
+        found = self._checkpoints()
+        if about and found != about.get("checkpoints"):
+            _write(self.path / ABOUT, {**about, "checkpoints": found})
+
+    def _about(self) -> dict[str, Any]:
+        file = self.path / ABOUT
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    def _checkpoints(self) -> dict[str, str]:
+        """Each query's folder, as told from the home, and the number that Spark gave it."""
+        return {
+            file.parent.relative_to(self.path).as_posix(): json.loads(file.read_text())["id"]
+            for pattern in _METADATA
+            for file in self.path.glob(pattern)
+        }
+
+    # ------------------------------------------------------------ what is kept beside it
+
+    def captured(self) -> set[str]:
+        """The topics that queues captured when the engine last ran. What counts is the engine's
+        state, which is asked at each start; this list saves a restart of the queries then."""
+        return set(self._kept(CAPTURED, []))
+
+    def remember_captured(self, captured: set[str]) -> None:
+        """Keep the list for the next start."""
+        _write(self.path / CAPTURED, sorted(captured))
+
+    def port(self, name: str) -> int:
+        """The port that this home had before; 0 when it had none."""
+        return int(self._kept(PORTS, {}).get(name, 0))
+
+    def remember_port(self, name: str, port: int) -> None:
+        """Keep a port, so that who looks there finds it again after a restart."""
+        ports = self._kept(PORTS, {})
+        if ports.get(name) != port:
+            _write(self.path / PORTS, {**ports, name: port})
+
+    def _kept(self, name: str, nothing: Any) -> Any:
+        """A convenience of this home: damaged is the same as not there."""
+        file = self.path / name
+        try:
+            found = json.loads(file.read_text()) if file.exists() else nothing
+        except ValueError as error:
+            log.warning("%s is damaged (%s) and written anew", file, error)
+            return nothing
+        return found if isinstance(found, type(nothing)) else nothing
+
+
+def _write(file: Path, value: Any) -> None:
+    """Write JSON whole or not at all: a crash must not leave half a file."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps(value))
+    draft.replace(file)

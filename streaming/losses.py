@@ -1,0 +1,114 @@
+"""Records that Kafka deleted before they were read: said, since nothing can bring them back.
+
+Spark's Kafka source goes on behind what is missing (`failOnDataLoss` false): an engine that refused
+to start would help nobody. But it does so in silence. A batch that brought fewer rows than its
+offsets span is the sign; Kafka's first offset of the partition tells whether retention took them.
+(Markers of transactions span offsets too, and are no loss: they stand behind that first offset.)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaConsumer, TopicPartition
+
+log = logging.getLogger("lakequeue.engine")
+
+Place = tuple[str, int]
+FirstOffsets = Callable[[list[Place]], dict[Place, int]]
+_THREAD = "lakequeue-losses"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records of a partition that are gone, from `start` up to but not including `end`."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+
+def missing(progress: dict[str, Any]) -> dict[Place, tuple[int, int]]:
+    """The offsets that a batch of Spark spans, of those sources that brought fewer rows."""
+    found: dict[Place, tuple[int, int]] = {}
+    for source in progress.get("sources", ()):
+        spans = _spans(source.get("startOffset"), source.get("endOffset"))
+        width = sum(end - start for start, end in spans.values())
+        if width > source.get("numInputRows", 0):
+            found |= spans
+    return found
+
+
+def _spans(start: Any, end: Any) -> dict[Place, tuple[int, int]]:
+    if not isinstance(start, dict) or not isinstance(end, dict):
+        return {}  # no Kafka source, or its first batch
+    return {
+        (topic, int(partition)): (start[topic][partition], at)
+        for topic, partitions in end.items()
+        if isinstance(partitions, dict)
+        for partition, at in partitions.items()
+        if partition in start.get(topic, {})
+    }
+
+
+def losses(spans: dict[Place, tuple[int, int]], first: dict[Place, int]) -> list[Loss]:
+    """What of these offsets lies before Kafka's first."""
+    found = []
+    for (topic, partition), (start, end) in sorted(spans.items()):
+        gone = min(first.get((topic, partition), 0), end)
+        if gone > start:
+            found.append(Loss(topic, partition, start, gone))
+    return found
+
+
+class LossWatch:
+    """Looks at each batch's progress; `on_loss` gets what was lost, after it was logged."""
+
+    def __init__(
+        self, bootstrap: str, on_loss: Callable[[Loss], None], first: FirstOffsets | None = None
+    ) -> None:
+        self._first = first or (lambda places: first_offsets(bootstrap, places))
+        self._on_loss = on_loss
+
+    def batch(self, progress: dict[str, Any]) -> None:
+        """A batch is done. Asks Kafka only where rows are missing, in a thread of its own."""
+        spans = missing(progress)
+        if spans:
+            work = threading.Thread(
+                target=self._look, args=(progress["name"], spans), name=_THREAD, daemon=True
+            )
+            work.start()
+
+    def _look(self, query: str, spans: dict[Place, tuple[int, int]]) -> None:
+        try:
+            found = losses(spans, self._first(list(spans)))
+        except Exception as error:
+            log.warning("whether records are lost cannot be seen: %s", error)
+            return
+        for loss in found:
+            log.error(
+                "%s records of %s, partition %d (offsets %d to %d) are lost to the query %s: Kafka "
+                "deleted them before they were read; raise the topic's retention.ms or "
+                "retention.bytes",
+                f"{loss.count:,}", loss.topic, loss.partition, loss.start, loss.end - 1, query,
+            )  # fmt: skip
+            self._on_loss(loss)
+
+
+def first_offsets(bootstrap: str, places: list[Place]) -> dict[Place, int]:
+    """The first offset that Kafka still has, of each partition."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, client_id="lakequeue-losses")
+    try:
+        found = consumer.beginning_offsets([TopicPartition(*place) for place in places])
+        return {(p.topic, p.partition): offset for p, offset in found.items()}
+    finally:
+        consumer.close()

@@ -1,0 +1,71 @@
+"""What a supervisor needs: how often something may be started again, and an end in time.
+
+A query that fails, Spark's Java process or an embedded Kafka that dies is started again, with a
+sentence, each time after a longer pause. What dies five times in five minutes has a cause that
+starting does not mend: then the engine ends and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+
+from ..protocol.errors import LakequeueError
+
+log = logging.getLogger("lakequeue.engine")
+
+RESTARTS_MAX = 5
+RESTART_WINDOW_S = 300.0
+PAUSE_S_MAX = 10.0
+# A machine with too much to do: the worker is there a moment later.
+_PASSING = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
+
+
+class Restarts:
+    """Counts what was started again, whatever it was; `stopping` ends a pause, and say gets the
+    sentences (by default the log)."""
+
+    def __init__(
+        self, stopping: threading.Event, say: Callable[[str], None] = log.error
+    ) -> None:
+        self._stopping = stopping
+        self._say = say
+        self._times: list[float] = []
+
+    def again(self, what: str, why: str, see: str = "") -> None:
+        """Say what ended and why, and pause; raises LakequeueError when it ended too often."""
+        now = time.monotonic()
+        self._times = [t for t in self._times if now - t < RESTART_WINDOW_S] + [now]
+        count = len(self._times)
+        where = f" (see {see})" if see else ""
+        if count > RESTARTS_MAX:
+            raise LakequeueError(
+                f"{what} ended, {why}: the {count}th end within {RESTART_WINDOW_S / 60:.0f} "
+                f"minutes, so it is not started again{where}"
+            )
+        self._say(f"{what} ended, {why}; it is started again")
+        self._stopping.wait(min(2.0**count / 2, PAUSE_S_MAX))
+
+
+def passes(reason: str) -> bool:
+    """Whether a failure is likely gone when the same is tried again."""
+    return _PASSING.search(reason) is not None
+
+
+def within(seconds: float, work: Callable[[], object], name: str) -> bool:
+    """Do something in a thread of its own; whether it was done in time. What it raises is logged:
+    at the end nobody can mend it."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            log.debug("%s: %s", name, error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(max(seconds, 0.0))
+    return not thread.is_alive()

@@ -1,0 +1,33 @@
+"""Which code took a step: its name stands in the log, for only the same may take it again."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# What decides, and what writes down what was decided.
+_ROOMS = ("definitions", "expressions", "protocol", "state")
+_FILES = ("streaming/deciding.py", "streaming/driver.py", "streaming/gathering.py")
+_LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
+
+
+@cache
+def code_version() -> str:
+    """Such as ``0.1.0+1f3a5c7e9b``: the release, and a digest of all that decides."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]}".encode())
+    for library in _LIBRARIES:
+        digest.update(f"{library} {importlib.metadata.version(library)}\n".encode())
+    files = [ROOT / name for name in _FILES]
+    for room in _ROOMS:
+        files += [p for p in (ROOT / room).rglob("*") if p.suffix in (".py", ".lark")]
+    for path in sorted(files):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    try:
+        release = importlib.metadata.version("lakequeue")
+    except importlib.metadata.PackageNotFoundError:
+        release = "unknown"
+    return f"{release}+{digest.hexdigest()[:10]}"

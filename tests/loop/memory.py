@@ -1,0 +1,152 @@
+"""A broker's surroundings in memory: topics, the log of steps, what was said; and crashes.
+
+What Kafka has outlives a crash, what the driver has does not: `World` is the first, and makes a new
+driver from the last snapshot whenever one died.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lakequeue.protocol import steplog
+from lakequeue.protocol.steplog import Range, StepRecord
+from lakequeue.protocol.wire import WireRecord
+from lakequeue.sources.messages import Place, Taken, to_batch
+from lakequeue.state import Batch, DictStore, Home
+from lakequeue.streaming.driver import Driver, Snapshot
+
+HOME = Home("broker-0", 0)
+COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
+PLACES: list[Place] = [(COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0)]
+SIZES = {
+    "default.commands": 1, "default.publish": 2, "default.deliveries": 2, "default.receipts": 2,
+    "default.journal": 1, "default.rejected": 1, "orders": 1,
+}  # fmt: skip
+POINTS = ("appended", "computed", "half sent", "sent")
+
+
+class Crashed(Exception):
+    """The worker is dead."""
+
+
+@dataclass
+class Message:
+    """A record, with the face of the Kafka client's."""
+
+    topic_: str
+    partition_: int
+    offset_: int
+    time: int
+    key_: bytes | None
+    value_: bytes
+    headers_: list[tuple[str, bytes]] | None
+
+    def offset(self) -> int:
+        return self.offset_
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.time
+
+    def key(self) -> bytes | None:
+        return self.key_
+
+    def value(self) -> bytes:
+        return self.value_
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        return self.headers_
+
+
+@dataclass
+class World:
+    """Everything that outlives a driver."""
+
+    now: int = 1_700_000_000_000
+    code: str = "v1"
+    topics: dict[Place, list[Message]] = field(default_factory=lambda: {p: [] for p in PLACES})
+    log: list[bytes] = field(default_factory=list)
+    said: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # by attempt
+    saved: tuple[Snapshot, DictStore] = field(default_factory=lambda: (Snapshot(), DictStore()))
+    point: str | None = None  # where the next step crashes
+    lag: int = 0  # so many steps' outputs are not acknowledged yet
+    replayed: int = 0
+
+    def write(self, place: Place, value: bytes, **lq: Any) -> None:
+        """A client writes a record."""
+        headers = [("lq", json.dumps(lq).encode())] if lq else None
+        log = self.topics[place]
+        log.append(Message(*place, len(log), self.now, None, value, headers))
+
+    def command(self, **fields: Any) -> None:
+        self.write((COMMANDS, 0), json.dumps(fields).encode())
+
+    def logged(self, start: int = 0) -> list[tuple[int, StepRecord]]:
+        return [(at, steplog.decode(v)) for at, v in enumerate(self.log) if at >= start]
+
+    def open(self) -> Driver:
+        """A new worker: from the last snapshot and the log."""
+        snapshot, store = copy.deepcopy(self.saved)
+        driver = Driver(HOME, self.code, store, snapshot, self, self, lambda: self.now)
+        todo = self.logged(driver.log_at)
+        driver.replay(todo, self)
+        self.replayed += len(todo)
+        driver.learn(SIZES)
+        return driver
+
+    def save(self, driver: Driver, store: DictStore) -> None:
+        """A batch ends well."""
+        self.saved = copy.deepcopy((driver.snapshot(5), store))
+
+    # ------------------------------------------------------------ what a driver asks for
+
+    def take(self, ranges: tuple[Range, ...]) -> Batch:
+        """`Again`."""
+        found = {(r.topic, r.partition): self._slice(r) for r in ranges}
+        return to_batch(found).batch
+
+    def _slice(self, r: Range) -> list[Message]:
+        return self.topics[r.topic, r.partition][r.first : r.last + 1]
+
+    def append(self, value: bytes) -> None:
+        """`Log`."""
+        self.log.append(value)
+        self._crash("appended")
+
+    def settle(self) -> int:
+        self._crash("computed")
+        return len(self.log) - 1
+
+    def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        """`Outbox`."""
+        whole = list(records)
+        half = len(whole) // 2 if self.point == "half sent" else len(whole)
+        self.said.append((step, whole[:half]))
+        self._crash("half sent")
+        self._crash("sent")
+
+    def acked(self) -> int | None:
+        return max(len(self.log) - self.lag, 0) if self.lag else None
+
+    def _crash(self, point: str) -> None:
+        if self.point == point:
+            self.point = None
+            raise Crashed(point)
+
+
+class Some:
+    """Live inputs: at most so many records of each partition."""
+
+    def __init__(self, world: World, driver: Driver, most: int) -> None:
+        self._world, self._driver, self._most = world, driver, most
+
+    def take(self, timeout_s: float) -> Taken | None:
+        found = {}
+        for place, messages in self._world.topics.items():
+            at = self._driver.offsets.get(place, 0)
+            if some := messages[at : at + self._most]:
+                found[place] = some
+        return to_batch(found) if found else None

@@ -1,0 +1,238 @@
+"""Steps over a log: cut anywhere, crashed anywhere, taken again any number of times – the same.
+
+In memory. What the log says decides what the right outcome is: its steps are taken once more, from
+nothing, in one go, each of them aloud; what was said and stored on the way must be just that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakequeue.protocol import journal, steplog
+from lakequeue.protocol.wire import WireRecord
+from lakequeue.state import DictStore
+from lakequeue.streaming.driver import Driver, Refused, Snapshot
+from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World
+
+QUEUE = {
+    "name": "orders", "message_type": "json", "max_per_subscription_backlog": 5,
+    "lease_period": "2s", "max_deliveries": 3, "expiration": "9s",
+}  # fmt: skip
+FIRST_ID = 1
+Operation = tuple
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 2), st.integers(0, 9)),
+        st.tuples(st.just("plain"), st.integers(0, 9)),
+        st.tuples(st.just("subscribe"), st.integers(0, 2)),
+        st.tuples(st.just("ack"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("cancel"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("describe")),
+        st.tuples(st.just("garbage"), st.integers(0, 3)),
+        st.tuples(st.just("wait"), st.sampled_from([1, 300, 999, 2_000, 10_000])),
+        st.tuples(st.just("step"), st.integers(1, 4)),
+        st.tuples(st.just("step"), st.integers(1, 4)),
+        st.tuples(st.just("crash"), st.sampled_from(POINTS)),
+        st.tuples(st.just("save")),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("lag"), st.integers(0, 3)),
+    ),
+    max_size=60,
+)
+
+
+class Walk:
+    """Operations, done one after the other on a world."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.driver = self.world.open()
+        self.sent = 0
+        self.world.command(command="define", definition=QUEUE)
+        self.step(9)
+
+    def step(self, most: int) -> None:
+        try:
+            self.driver.one(Some(self.world, self.driver, most), 0.0)
+        except Crashed:
+            self.restart()
+
+    def restart(self) -> None:
+        """Die, and come back, even if dying again on the way."""
+        for _ in range(2):
+            with contextlib.suppress(Crashed):
+                self.driver = self.world.open()
+                return
+        raise AssertionError("a crash happens once")
+
+    def go(self, walk: list[Operation]) -> None:
+        for name, *numbers in walk:
+            getattr(self, f"do_{name}")(*numbers)
+
+    def do_publish(self, partition: int, n: int) -> None:
+        self.sent += 1
+        value = b'{"n": %d}' % n
+        place = PLACES[partition]
+        self.world.write(place, value, to="orders", producer="p", seq=self.sent, reply=n % 3)
+
+    def do_plain(self, n: int) -> None:
+        self.world.write(PLACES[3], b'{"n": %d}' % n)
+
+    def do_subscribe(self, n: int) -> None:
+        inbox = {"topic": "default.deliveries", "partition": n, "request": f"r{n}"}
+        self.world.command(
+            command="subscribe", queue="orders", subscription=f"s{n}", max_backlog=3,
+            inbox={"topic": "default.deliveries", "partition": n}, reply=inbox,
+        )  # fmt: skip
+
+    def do_ack(self, n: int, i: int) -> None:
+        self.world.command(
+            command="ack", queue="orders", subscription=f"s{n}", ids=f"{FIRST_ID}-{FIRST_ID + i}"
+        )
+
+    def do_cancel(self, n: int, i: int) -> None:
+        self.world.command(
+            command="cancel", queue="orders", subscription=f"s{n}", ids=str(FIRST_ID + i)
+        )
+
+    def do_describe(self) -> None:
+        reply = {"topic": "default.deliveries", "partition": 0, "request": "d"}
+        self.world.command(command="describe", queue="orders", reply=reply)
+
+    def do_garbage(self, place: int) -> None:
+        self.world.write(PLACES[place], b"\xff{")
+
+    def do_wait(self, ms: int) -> None:
+        self.world.now += ms
+
+    def do_step(self, most: int) -> None:
+        self.step(most)
+
+    def do_crash(self, point: str) -> None:
+        self.world.point = point
+
+    def do_save(self) -> None:
+        self.world.save(self.driver, self.store)
+
+    def do_restart(self) -> None:
+        self.restart()
+
+    def do_lag(self, n: int) -> None:
+        self.world.lag = n
+
+    @property
+    def store(self) -> DictStore:
+        return self.driver._store.get.__self__  # type: ignore[attr-defined]
+
+
+def aloud(world: World) -> tuple[dict[int, list[WireRecord]], Driver, DictStore]:
+    """The log from nothing, in one go, each step saying what it says."""
+    quiet = replace(world, saved=(Snapshot(), DictStore()), said=[], point=None)
+    store = DictStore()
+    driver = Driver(HOME, world.code, store, Snapshot(), quiet, quiet, lambda: 0)
+    records = []
+    for at, r in world.logged():
+        records.append((at, steplog.decode(steplog.encode(r))))
+    import msgspec
+
+    loud = [(at, msgspec.structs.replace(r, acked=0)) for at, r in records]
+    driver.replay(loud, quiet)
+    return dict(quiet.said), driver, store
+
+
+def judge(walk: Walk) -> None:
+    """Whatever was said of a step is the beginning of what it says, and somebody said all."""
+    world = walk.world
+    world.point = None
+    walk.restart()
+    wanted, reference, store = aloud(world)
+    whole: set[int] = set()
+    for step, records in world.said:
+        assert records == wanted[step][: len(records)], f"step {step} said something else"
+        if len(records) == len(wanted[step]):
+            whole.add(step)
+    assert whole == set(wanted), "a step was not heard"
+    assert walk.store.pages == store.pages
+    assert walk.driver.snapshot(1) == reference.snapshot(1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(operations)
+def test_any_split_any_crash_any_number_of_replays(walk: list[Operation]) -> None:
+    one = Walk()
+    one.go(walk)
+    judge(one)
+
+
+def test_the_walk_does_what_it_is_for() -> None:
+    """The operations above mean something: messages flow, crashes happen, the journal gathers."""
+    walk = Walk()
+    walk.go([("subscribe", 0), ("publish", 1, 1), ("lag", 2)])
+    for point in POINTS:
+        walk.go([("publish", 2, 2), ("crash", point), ("step", 2), ("step", 2), ("ack", 0, 3)])
+    walk.go([("save",), ("wait", 999), ("step", 1), ("wait", 1), ("step", 1)])
+    judge(walk)
+    topics = [r.topic for _, records in walk.world.said for r in records]
+    assert topics.count("default.deliveries") > 4
+    assert walk.world.replayed > 3
+    grouped = [
+        journal.decode(r.value)["step"].to_pylist()
+        for _, records in walk.world.said for r in records if r.topic == "default.journal"
+    ]  # fmt: skip
+    assert any(len(set(steps)) > 2 for steps in grouped), grouped
+
+
+# ---------------------------------------------------------------- what must not go on
+
+
+def stopped() -> World:
+    """Two steps in the log that no snapshot has."""
+    walk = Walk()
+    walk.go([("save",), ("publish", 1, 1), ("step", 1), ("publish", 1, 2), ("step", 1)])
+    return walk.world
+
+
+def test_another_version_does_not_replay() -> None:
+    world = stopped()
+    world.code = "v2"
+    with pytest.raises(Refused, match="taken by version v1; this is v2: start that version"):
+        world.open()
+
+
+def test_another_version_goes_on_behind_a_good_stop() -> None:
+    walk = Walk()
+    walk.go([("publish", 1, 1), ("step", 1), ("save",)])
+    walk.world.code = "v2"
+    assert walk.world.open().step == walk.driver.step
+
+
+def test_other_inputs_are_noticed() -> None:
+    world = stopped()
+    at = world.topics[PLACES[1]][0]
+    at.value_ = at.value_ + b" "
+    with pytest.raises(Refused, match="came out differently"):
+        world.open()
+
+
+def test_a_hole_in_the_log_is_noticed() -> None:
+    world = stopped()
+    first = world.saved[0].log_at
+    world.log[first] = world.log[first + 1]
+    with pytest.raises(Refused, match="goes on with step"):
+        world.open()
+
+
+def test_topics_that_become_known_are_an_input_too() -> None:
+    """A reply to a partition that was not there when the step was taken is refused again."""
+    walk = Walk()
+    walk.go([("subscribe", 2), ("step", 1)])  # partition 2 of deliveries is not there
+    walk.driver.learn(SIZES | {"default.deliveries": 3})
+    walk.go([("subscribe", 1), ("subscribe", 2), ("step", 9)])
+    judge(walk)
+    refused = [r for _, records in walk.world.said for r in records if "rejected" in r.topic]
+    assert refused

@@ -1,0 +1,250 @@
+"""The loop on a real Kafka: kills, zombies, stops. Without Spark, so that there can be many.
+
+What clients saw is judged as in `tests/job/test_crash.py`. What stands on the wire must be the same
+byte for byte wherever it stands twice; and the steps that were taken again had the same outcome, or
+the worker would have refused to go on.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from job.processes import until
+from job.traffic import Traffic, judge
+from lakequeue.client.kafka import open_kafka
+from lakequeue.protocol import commands, wire
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.sinks.step_log import StepLog
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.step_log import read_steps
+from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import ensure_topics
+
+pytestmark = pytest.mark.job
+
+KILLS = 15
+ZOMBIES = 3
+SEED = 20_261_122
+WORKER = Path(__file__).with_name("worker.py")
+QUEUE = {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50}
+STEPS = "broker-0.steps"
+
+
+@dataclass
+class Place:
+    """One Kafka, and the workers that served it one after the other."""
+
+    kafka: EmbeddedKafka
+    folder: Path
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.kafka.bootstrap_servers}"
+
+    def start(self) -> subprocess.Popen[str]:
+        """A new worker; one that still runs is given up."""
+        generation = str(len(self.workers))
+        (self.folder / "generation").write_text(generation)
+        command = [sys.executable, str(WORKER), self.kafka.bootstrap_servers, str(self.folder)]
+        worker = subprocess.Popen(
+            [*command, generation], stdout=subprocess.PIPE, text=True,
+            stderr=(self.folder / f"stderr-{generation}").open("w"),
+        )  # fmt: skip
+        self.workers.append(worker)
+        return worker
+
+    def errors(self, worker: subprocess.Popen[str]) -> str:
+        return (self.folder / f"stderr-{self.workers.index(worker)}").read_text()
+
+    def stop(self, worker: subprocess.Popen[str]) -> str:
+        """Ask it to stop, as the engine does; what it printed."""
+        transport = open_kafka(self.kafka.bootstrap_servers, "stop")
+        transport.command("broker-0.control", b"", str(self.workers.index(worker)).encode())
+        transport.flush(5)
+        transport.close()
+        said, _ = worker.communicate(timeout=20)
+        return said
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("loop")
+    with EmbeddedKafka(folder / "kafka") as kafka:
+        ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
+        place = Place(kafka, folder)
+        place.start()
+        with lakequeue.connect(place.url) as connection:
+            until(lambda: answers(connection), 30, "the worker answers")
+            connection.admin().define(QUEUE)
+        yield place
+        for worker in place.workers:
+            worker.kill()
+            worker.wait()
+
+
+def answers(connection: lakequeue.Connection) -> bool:
+    try:
+        connection.request(commands.Queues(), timeout=2.0)
+    except LakequeueError:
+        return False
+    return True
+
+
+def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
+    """Every record of a topic."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "wire"})
+    places = [TopicPartition(topic, p, 0) for p in range(partitions)]
+    ends = {p.partition: consumer.get_watermark_offsets(p)[1] for p in places}
+    consumer.assign(places)
+    found: list[Any] = []
+    seen = dict.fromkeys(ends, 0)
+    deadline = time.monotonic() + 30
+    while any(seen[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
+        for message in consumer.consume(500, 0.2):
+            if message.error() is None:
+                found.append(message)
+                seen[message.partition()] = message.offset() + 1
+    consumer.close()
+    return found
+
+
+def same_where_repeated(place: Place) -> int:
+    """Records that name the same thing are the same bytes; how many were there again."""
+    first: dict[Any, tuple] = {}
+    again = 0
+    bootstrap = place.kafka.bootstrap_servers
+    for m in on_the_wire(bootstrap, "default.deliveries", 8):
+        headers = dict(m.headers() or [])
+        if headers.get(wire.FRAMING) != b"batch":
+            continue
+        d = wire.decode_batch(m.value())
+        if d.again:
+            continue  # another record on purpose, of the same deliveries (C2)
+        what = (m.partition(), m.key(), m.value(), tuple(headers.items()))
+        for name in d.numbers:
+            again += first.setdefault((d.queue, name), what) is not what
+            assert first[d.queue, name] == what, f"delivery {name} stands there differently"
+    for m in on_the_wire(bootstrap, "default.journal", 1):
+        name, what = dict(m.headers())[wire.STEP], (m.key(), m.value())
+        again += first.setdefault(name, what) is not what
+        assert first[name] == what, f"the journal of step {name} stands there differently"
+    return again
+
+
+def drained(traffic: Traffic) -> set[bytes]:
+    """The traffic comes to its end; what is left in the queue."""
+    traffic.finish_producing()
+    admin = traffic.connections[0].admin()
+    until(lambda: admin.describe("orders")["depth"] == 0, 60, "the queue is drained")
+    traffic.finish_consuming()
+    return set()
+
+
+def steps_are_whole(place: Place) -> None:
+    """Each step stands in the log once, one after the other."""
+    logged = read_steps(kafka_client(place.kafka.bootstrap_servers, "look"), STEPS, 0)
+    numbers = [r.step for _, r in logged]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_kill_9_of_the_worker_again_and_again(place: Place) -> None:
+    chance = random.Random(SEED)
+    worker = place.workers[-1]
+    traffic = Traffic(place.url, SEED)
+    for _ in range(KILLS):
+        enough = len(traffic.acked) + 10
+        until(lambda goal=enough: len(traffic.acked) >= goal or traffic.errors, 60, "traffic")
+        time.sleep(chance.uniform(0.0, 1.2))
+        assert worker.poll() is None, place.errors(worker)
+        worker.kill()
+        worker.wait()
+        worker = place.start()
+    judge(traffic, drained(traffic))
+    assert len(traffic.acked) == len(set(traffic.acked)), "acknowledged, and delivered again"
+    same_where_repeated(place)
+    steps_are_whole(place)
+
+
+def test_a_worker_that_is_frozen_and_comes_back_says_nothing(place: Place) -> None:
+    chance = random.Random(SEED + 1)
+    worker = place.workers[-1]
+    traffic = Traffic(place.url, SEED + 1)
+    for _ in range(ZOMBIES):
+        enough = len(traffic.acked) + 10
+        until(lambda goal=enough: len(traffic.acked) >= goal or traffic.errors, 60, "traffic")
+        time.sleep(chance.uniform(0.0, 0.5))
+        worker.send_signal(signal.SIGSTOP)
+        zombie, worker = worker, place.start()
+        enough = len(traffic.acked) + 10
+        until(lambda goal=enough: len(traffic.acked) >= goal or traffic.errors, 60, "a successor")
+        zombie.send_signal(signal.SIGCONT)
+        assert zombie.wait(30) != 0, "it went on"
+        assert "_FENCED" in place.errors(zombie), place.errors(zombie)
+    judge(traffic, drained(traffic))
+    same_where_repeated(place)
+    steps_are_whole(place)
+
+
+def test_a_good_stop_leaves_nothing_to_replay(place: Place) -> None:
+    """Within a second, and the next start has nothing to take again, whatever its version."""
+    worker = place.workers[-1]
+    with lakequeue.connect(place.url) as connection:
+        connection.producer().send("orders", b"before")
+        begun = time.monotonic()
+        said = place.stop(worker)
+        assert time.monotonic() - begun < 5
+        assert "stopped:broker-0" in said
+        worker = place.start()
+        until(lambda: answers(connection), 30, "the next worker answers")
+        assert connection.admin().describe("orders")["depth"] == 1
+        connection.admin().purge("orders")
+        _, replayed, *_ = place.stop(worker).splitlines()[0].split()
+    assert replayed == "0"
+    place.start()
+
+
+def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: Place) -> None:
+    kafka = kafka_client(place.kafka.bootstrap_servers, "look")
+    consumer = Consumer({**kafka, "group.id": "look"})
+
+    def first() -> int:
+        return consumer.get_watermark_offsets(TopicPartition(STEPS, 0))[0]
+
+    before = first()
+    with lakequeue.connect(place.url) as connection:
+
+        def trimmed() -> bool:
+            answers(connection)
+            return first() > before
+
+        until(trimmed, 60, "the log begins later")
+    consumer.close()
+
+
+def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
+    kafka = kafka_client(place.kafka.bootstrap_servers, "fence")
+    ensure_topics(place.kafka.bootstrap_servers, [], [], ["fenced"])
+    first = StepLog(kafka, "fenced.steps", lambda: False)
+    first.begin()
+    first.append(b"1")
+    assert first.settle() == 0
+    second = StepLog(kafka, "fenced.steps", lambda: False)
+    first.append(b"2")
+    with pytest.raises(Exception, match="_FENCED"):
+        first.settle()
+    second.begin()
+    second.append(b"3")
+    assert second.settle() > 0
+    second.commit()

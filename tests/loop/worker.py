@@ -1,0 +1,77 @@
+"""A worker of the loop without Spark, as a process that tests kill: real Kafka, state in a file.
+
+    python worker.py BOOTSTRAP FOLDER GENERATION
+
+The file is written whole at the end of a batch, and only by the worker that was started last: as
+Spark's driver commits what the newest attempt of a task wrote, and nothing of one that it gave up.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+from lakequeue.sources.live import InputLimits, kafka_client
+from lakequeue.streaming.loop import Loop, Options
+
+BROKER = "broker-0"
+
+
+class FileState:
+    """Pages and the snapshot, as of the last batch that was committed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.pages: dict[str, bytes] = {}
+        self.snapshot: bytes | None = None
+        if file.exists():
+            self.pages, self.snapshot = pickle.loads(file.read_bytes())
+
+    def get(self, key: str) -> bytes | None:
+        return self.pages.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.pages[key] = value
+
+    def delete(self, key: str) -> None:
+        self.pages.pop(key, None)
+
+    def keys(self) -> set[str]:
+        return set(self.pages)
+
+    def load(self) -> bytes | None:
+        return self.snapshot
+
+    def save(self, snapshot: bytes) -> None:
+        self.snapshot = snapshot
+
+    def commit(self) -> None:
+        draft = self.file.with_suffix(".draft")
+        draft.write_bytes(pickle.dumps((self.pages, self.snapshot)))
+        draft.replace(self.file)
+
+
+def options(bootstrap: str, run: str) -> Options:
+    return Options(
+        kafka_client(bootstrap, "worker"), BROKER, 0, 0, ["default"], [], "test", run,
+        keep=3, batch_s=1.5, cache_bytes=100_000, limits=InputLimits(200, 100_000),
+    )  # fmt: skip
+
+
+def main(bootstrap: str, folder: str, generation: str) -> None:
+    newest = Path(folder) / "generation"
+    loop = Loop(options(bootstrap, generation))
+    while True:
+        state = FileState(Path(folder) / "state")
+        figures, notes = loop.batch(state)  # type: ignore[arg-type]
+        if newest.read_text() != generation:
+            return
+        state.commit()
+        print(figures.steps, figures.replayed, *notes, flush=True)
+        if loop._inputs.stopped:
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

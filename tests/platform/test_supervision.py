@@ -1,0 +1,135 @@
+"""How often something is started again, and what is said of records that are lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakequeue.definitions import Configuration
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.streaming import Engine, supervision
+from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
+from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
+
+
+def test_five_times_in_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    said: list[str] = []
+    restarts = Restarts(threading.Event(), said.append)
+    for _ in range(RESTARTS_MAX):
+        restarts.again("Kafka", "by signal 9", "kafka.log")
+    assert said == ["Kafka ended, by signal 9; it is started again"] * RESTARTS_MAX
+    with pytest.raises(LakequeueError, match=r"6th end within 5 minutes.*kafka\.log"):
+        restarts.again("Kafka", "by signal 9", "kafka.log")
+
+
+def test_what_ended_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    now = 0.0
+    monkeypatch.setattr(supervision.time, "monotonic", lambda: now)
+    restarts = Restarts(threading.Event(), lambda line: None)
+    for _ in range(3 * RESTARTS_MAX):
+        now += supervision.RESTART_WINDOW_S / RESTARTS_MAX + 1
+        restarts.again("Kafka", "by signal 9")
+
+
+def test_a_stop_ends_the_pause() -> None:
+    stopping = threading.Event()
+    stopping.set()
+    restarts = Restarts(stopping, lambda line: None)
+    begin = time.monotonic()
+    for _ in range(RESTARTS_MAX):
+        restarts.again("Kafka", "by signal 9")
+    assert time.monotonic() - begin < 1
+
+
+def test_a_machine_under_load_is_a_passing_cause() -> None:
+    assert passes("org.apache.spark.SparkException: Python worker failed to connect back.")
+    assert not passes("Table not found")
+
+
+class FailedQuery:
+    """A query that ended with a reason."""
+
+    name, isActive = "lakequeue", False
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def exception(self) -> str:
+        return f"{self._reason}\nat some line of Java"
+
+
+def test_a_passing_cause_does_not_end_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    started: list[bool] = []
+    monkeypatch.setattr(engine, "_start_query", lambda: started.append(True))
+    engine._query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
+    engine._restart_if_passing()
+    assert started == [True]
+    engine._query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
+    with pytest.raises(LakequeueError, match=r"query failed: the checkpoint .*spark\.log"):
+        engine._restart_if_passing()
+    assert started == [True]
+
+
+def test_kafka_that_is_away_does_not_end_the_supervisor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic is to be captured and Kafka does not answer: it is tried again, and not forgotten."""
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    engine._folder.open()
+    engine._more.add("extra")
+    engine._look_after()
+    assert "captured topics are not known yet" in caplog.text
+    assert engine._more == {"extra"}
+
+
+def test_an_end_in_time() -> None:
+    assert within(5, lambda: None, "done")
+    assert within(5, lambda: 1 / 0, "failed")
+    assert not within(0.01, lambda: time.sleep(1), "hangs")
+
+
+# ---------------------------------------------------------------- lost records
+
+
+def source(start: Any, end: Any, rows: int) -> dict[str, Any]:
+    return {"startOffset": start, "endOffset": end, "numInputRows": rows}
+
+
+def test_a_batch_that_brought_all_it_spans_misses_nothing() -> None:
+    whole = source({"t": {"0": 5}}, {"t": {"0": 9}, "u": {"0": 7}}, 4)  # u is new: from its first
+    first = source(None, {"t": {"0": 9}}, 2)
+    rate = source(0, 1, 1)
+    assert missing({"sources": [whole, first, rate]}) == {}
+
+
+def test_only_what_lies_before_kafkas_first_offset_is_lost() -> None:
+    """Markers of transactions take offsets too; they are there."""
+    progress = {"sources": [source({"t": {"0": 5, "1": 0}}, {"t": {"0": 9, "1": 8}}, 3)]}
+    spans = missing(progress)
+    assert spans == {("t", 0): (5, 9), ("t", 1): (0, 8)}
+    assert losses(spans, {("t", 0): 0, ("t", 1): 0}) == []
+    assert losses(spans, {("t", 0): 7, ("t", 1): 20}) == [Loss("t", 0, 5, 7), Loss("t", 1, 0, 8)]
+
+
+def test_a_loss_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[Loss] = []
+    done = threading.Event()
+
+    def on_loss(loss: Loss) -> None:
+        found.append(loss)
+        done.set()
+
+    watch = LossWatch("nobody:1", on_loss, lambda places: dict.fromkeys(places, 1005))
+    watch.batch({"name": "q", "sources": [source({"t": {"0": 5}}, {"t": {"0": 2000}}, 995)]})
+    assert done.wait(5)
+    assert found == [Loss("t", 0, 5, 1005)]
+    assert "1,000 records of t, partition 0 (offsets 5 to 1004) are lost" in caplog.text
