@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def made(seed: int, total: int) -> list[Incoming]:
             if len(new) == TOPICS_NEW_MAX:
                 continue
             new.add(topic)
+        if one.value is None and one.key is None:  # the producer sends no such record
+            one = replace(one, key=b"k")
         out.append(one)
     return out
 
