@@ -18,6 +18,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from ..protocol import topics
+from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
 from .messages import Place, Taken, is_command, size_of, to_batch
 
@@ -39,6 +40,7 @@ class Limits:
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
     """How the loop's clients reach Kafka."""
     return {
+        **kafka_settings(),
         "bootstrap.servers": bootstrap,
         "client.id": name,
         "allow.auto.create.topics": False,
