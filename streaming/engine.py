@@ -34,6 +34,7 @@ from ..protocol import (
 from ..sinks.metrics import Metrics
 from ..sources.discovery import captured_topics
 from ..sources.live import kafka_client
+from ..state import Home
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
@@ -145,7 +146,7 @@ class Engine:
         self._folder.remember_captured(self._captured)
         self._progress("starting Spark")
         self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
-        for vpn, command in configure_commands(self.configuration):
+        for vpn, command in configure_commands(self.configuration, self.epoch):
             self._transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
         self._transport.flush(10.0)
         with self._java_lives():
@@ -241,8 +242,9 @@ class Engine:
             self._query = start_loop(spark, options, QUERY, checkpoint / broker, self._settings)
         else:
             limit = self._setting("records_per_batch", RECORDS_PER_BATCH)
+            home = Home(broker, number, self.epoch)
             self._query = start_batches(
-                spark, self.bootstrap, (broker, number), self._vpns(), self._readable_topics(),
+                spark, self.bootstrap, home, self._vpns(), self._readable_topics(),
                 self._partitions, limit, QUERY, checkpoint, self._settings,
             )  # fmt: skip
 
@@ -252,12 +254,12 @@ class Engine:
         from .version import code_version
 
         assert self._spark is not None
-        default = Options({}, "", 0, [], [], "", "")
+        default = Options({}, "", 0, 0, [], [], "", "")
         retained = self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb = 1_000_000
         return Options(
-            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self._vpns(),
-            sorted(self._captured), code_version(), self._run,
+            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self.epoch,
+            self._vpns(), sorted(self._captured), code_version(), self._run,
             keep=int(retained) + 3,
             batch_s=self._setting("batch_s", default.batch_s),
             batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,

@@ -25,8 +25,8 @@ from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery, captured_topics
 from ..sources.live import Limits, LiveInputs, own_inputs, places_of
 from ..sources.step_log import read_steps
+from ..state import Home
 from .cache import PageCache
-from .deciding import Home
 from .driver import Driver, Snapshot
 from .figures import Figures
 from .store import StatePages
@@ -47,6 +47,7 @@ class Options:
     kafka: dict[str, Any]
     broker: str
     number: int
+    epoch: int
     vpns: list[str]
     captured: list[str]
     code: str
@@ -165,8 +166,9 @@ class Loop:
         self._parts = [self._inputs, self._discovery, self._cache]
         saved = state.load()
         snapshot = Snapshot() if saved is None else _decode(saved)
+        home = Home(o.broker, o.number, o.epoch)
         self.driver = Driver(
-            Home(o.broker, o.number), o.code, self._cache, snapshot, self._log, self._outbox, clock
+            home, o.code, self._cache, snapshot, self._log, self._outbox, clock
         )
         self.driver.captured.update(dict.fromkeys(o.captured))
         self._replay(figures)

@@ -15,7 +15,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from ..protocol import wire
 from ..sources.records import in_parts, to_batch
-from .deciding import Home, decide
+from ..state import Home
+from .deciding import decide
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
@@ -25,13 +26,11 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 
 
 class BrokerProcessor(StatefulProcessor):
-    """Takes the steps of one broker.
+    """Takes the steps of one broker. partitions: the topics that clients may name, with their
+    sizes."""
 
-    numbers: broker name → number; partitions: the topics that clients may name, with their sizes.
-    """
-
-    def __init__(self, numbers: dict[str, int], partitions: dict[str, int]) -> None:
-        self._numbers = numbers
+    def __init__(self, home: Home, partitions: dict[str, int]) -> None:
+        self._home = home
         self._partitions = partitions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -42,19 +41,17 @@ class BrokerProcessor(StatefulProcessor):
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
-        (name,) = key
-        home = Home(name, self._numbers[name])
         whole, now = to_batch(rows)
         deadline = 0
         try:
             for batch in in_parts(whole, BYTES_PER_STEP):
-                decided = decide(self._store, batch, now, home)
+                decided = decide(self._store, batch, now, self._home)
                 deadline = decided.deadline
                 said = decided.said
                 if decided.journal is not None:
                     said = [*said, decided.journal]
                 yield from _frames(wire.encode(said, self._partitions), decided.notes)
-            yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
+            yield from _frames(iter(()), [f"deadline:{self._home.name}:{deadline}"])
         finally:
             self._store.finish()
 
