@@ -223,9 +223,9 @@ def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tup
     vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
     first = next(iter(configuration.vpns), "default")
     out: list[tuple[str, commands.Command]] = [
-        (first, commands.Configure(system=system, vpns=vpns, epoch=epoch))
+        (vpn, commands.Configure(system=system, vpns=vpns, epoch=epoch))
+        for vpn in (vpns if epoch else [first])
     ]
-    out += [(vpn, commands.Configure(epoch=epoch)) for vpn in vpns if epoch and vpn != first]
     out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
     return [(vpn, commands.encode_command(command)) for vpn, command in out]
 
