@@ -378,6 +378,11 @@ class Engine:
             self._more.add(rest)
         elif kind == "topic" and rest not in self._partitions:
             self._more_topics = True
+        elif kind == "lost":
+            topic, _, count = rest.rpartition(":")
+            log.error("%s records of topic %r are gone before they were read: Kafka's retention is "
+                      "shorter than the engine's rest", count, topic)  # fmt: skip
+            self.metrics.lost(topic, int(count))
         elif kind == "refused":
             log.error("Kafka does not take records for %s", rest)
         elif kind == "stopped":

@@ -146,8 +146,8 @@ class Loop:
 
     def _notes(self) -> list[str]:
         notes, self.driver.notes = self.driver.notes, []
-        notes += self._outbox.notes
-        self._outbox.notes = []
+        notes += self._outbox.notes + self._inputs.notes
+        self._outbox.notes, self._inputs.notes = [], []
         if self._inputs.stopped:
             notes.append(f"stopped:{self.options.broker}")
         return notes
@@ -162,7 +162,9 @@ class Loop:
         self._log = StepLog(o.kafka, self._topic, self._stopped)  # from here on we are alone
         self._outbox = Outbox(o.kafka, self._stopped)
         self._cache = PageCache(state, o.cache_bytes)
-        self._discovery = Discovery(o.kafka, self._found)
+        self._discovery = Discovery(
+            o.kafka, self._found, self._inputs.places, self._inputs.watch
+        )
         self._parts = [self._inputs, self._discovery, self._cache]
         saved = state.load()
         snapshot = Snapshot() if saved is None else _decode(saved)
