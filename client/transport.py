@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..protocol.errors import NotConnected
+from ..protocol.kafka_settings import encrypted, kafka_settings
 
 LOGGER = logging.getLogger("lakequeue.client")
 # A library does not print by itself; without this, Python's last resort would write to stderr.
@@ -255,7 +256,7 @@ def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
         until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
             with socket.create_connection((host, port), until - time.monotonic()) as peer:
-                if _speaks_kafka(peer, until):
+                if encrypted(kafka_settings()) or _speaks_kafka(peer, until):
                     return
             reason = "something listens there but does not speak Kafka"
         except TimeoutError:

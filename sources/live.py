@@ -2,8 +2,9 @@
 
 Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands, so
 that acks never wait behind publishes, one for messages. A step takes the commands that are there
-and then messages, within its limits in records and in bytes. Offsets are the loop's own, kept in
-its snapshot; Kafka's groups are not used.
+and then messages, within its limits in records and in bytes. At the start, messages wait until the
+commands were read to their end: definitions come before the messages that they are for. Offsets
+are the loop's own, kept in its snapshot; Kafka's groups are not used.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from ..protocol import topics
+from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
 from .messages import Place, Taken, is_command, size_of, to_batch
 
@@ -39,6 +41,7 @@ class Limits:
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
     """How the loop's clients reach Kafka."""
     return {
+        **kafka_settings(),
         "bootstrap.servers": bootstrap,
         "client.id": name,
         "allow.auto.create.topics": False,
@@ -67,6 +70,7 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
         "fetch.error.backoff.ms": 50,
         "queued.max.messages.kbytes": 8_192,
         "max.partition.fetch.bytes": 4_000_000,
+        "enable.partition.eof": True,  # see `Reader.at_end`
     }
 
 
@@ -91,6 +95,7 @@ class Reader(threading.Thread):
         self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[Place, int] = {}
         self._anew = False
+        self.at_end: set[Place] = set()  # partitions that were read to their end once
 
     def assign(self, places: dict[Place, int]) -> None:
         """Read these too, from these offsets on. Before the start, or from any thread."""
@@ -149,13 +154,19 @@ class Reader(threading.Thread):
             return
         found = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
         good: list[Any] = [m for m in found if m.error() is None]
-        for m in found:
-            if (error := m.error()) is not None and error.code() not in _AWAY:
+        ended = False
+        for m in found if len(good) < len(found) else ():
+            error = m.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                place = m.topic() or "", m.partition() or 0
+                ended = ended or place not in self.at_end
+                self.at_end.add(place)
+            elif error is not None and error.code() not in _AWAY:
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
         self._next.update({(m.topic(), m.partition()): m.offset() + 1 for m in good})
         self.bytes_in += sum(map(size_of, good))
         self.messages.extend(good)
-        if good:
+        if good or ended:
             self._arrived.set()
 
     def first_offset(self, topic: str, partition: int) -> int:
@@ -184,6 +195,7 @@ class LiveInputs:
         self._messages = Reader("messages", kafka, self.arrived, ahead)
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
         self.notes: list[str] = []
+        self._ready = False
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
@@ -215,7 +227,8 @@ class LiveInputs:
         for reader in readers:
             if reader.failure is not None:
                 raise reader.failure
-            self._take(reader, found)
+            if reader is self._commands or self._all_commands_read():
+                self._take(reader, found)
         if not found:
             return None
         taken = to_batch(found)
@@ -226,6 +239,13 @@ class LiveInputs:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
+
+    def _all_commands_read(self) -> bool:
+        """Whether commands were read to their end once, and nothing of that is left to take."""
+        if not self._ready and not self._commands.messages:
+            commands = {place for place in self._expected if is_command(place[0])}
+            self._ready = commands <= self._commands.at_end
+        return self._ready
 
     def _look_for_losses(self, r: Range) -> None:
         """Records that retention took before they were read: nothing can bring them back, but it

@@ -159,7 +159,7 @@ class Loop:
         self._topic = topics.topic(o.broker, topics.STEPS)
         control = topics.topic(o.broker, topics.CONTROL)
         self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
-        self._log = StepLog(o.kafka, self._topic, self._stopped)  # from here on we are alone
+        self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # others are fenced
         self._outbox = Outbox(o.kafka, self._stopped)
         self._cache = PageCache(state, o.cache_bytes)
         self._discovery = Discovery(

@@ -26,7 +26,7 @@ from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.step_log import StepLog
-from lakequeue.sources.live import kafka_client
+from lakequeue.sources.live import Limits, LiveInputs, kafka_client
 from lakequeue.sources.step_log import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -231,6 +231,33 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: Place) -> None:
 
         until(trimmed, 60, "the log begins later")
     consumer.close()
+
+
+def test_definitions_come_before_the_messages_that_they_are_for(place: Place) -> None:
+    """Of what stood there before the start, commands are taken first, all of them."""
+    bootstrap = place.kafka.bootstrap_servers
+    ensure_topics(bootstrap, ["early"], [], ["early"])
+    transport = open_kafka(bootstrap, "early")
+    for n in range(500):
+        transport.publish("early.publish", b"%d" % n, None, [])
+        transport.command("early.commands", b"", b"%d" % n)
+    transport.flush(10)
+    transport.close()
+    limits = Limits(records=100, bytes=100_000)
+    inputs = LiveInputs(kafka_client(bootstrap, "early"), limits, "early.control", "run")
+    inputs.start(dict.fromkeys([("early.commands", 0), ("early.publish", 0)], 0))
+    commands = publishes = 0
+    deadline = time.monotonic() + 30
+    while publishes < 100 and time.monotonic() < deadline:
+        taken = inputs.take(0.5)
+        if taken is not None:
+            assert len(taken.batch.commands) <= 100
+            assert len(taken.batch.publishes) <= 100
+            commands += len(taken.batch.commands)
+            assert commands == 500 or not taken.batch.publishes
+            publishes += len(taken.batch.publishes)
+    inputs.close()
+    assert publishes >= 100
 
 
 def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
