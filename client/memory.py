@@ -18,7 +18,7 @@ from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Deadline
-from ..state import Batch, DictStore, check, step
+from ..state import Batch, DictStore, Home, Limits, check, step
 from .transport import Record
 from .values import duration_ms
 
@@ -31,8 +31,11 @@ TICKS_MAX = 100_000
 class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time."""
 
-    def __init__(self, configuration: Configuration | None = None) -> None:
+    def __init__(
+        self, configuration: Configuration | None = None, limits: Limits | None = None
+    ) -> None:
         self.store = DictStore()
+        self.limits = limits or Limits()
         self.now = round(time.time() * 1000)
         self.checking = False
         self._lock = threading.RLock()
@@ -101,7 +104,7 @@ class MemoryEngine:
                 ticks += 1
 
     def _step(self, batch: Batch, checked: bool = True) -> None:
-        outputs = step(self.store, batch, self.now, self._broker)
+        outputs = step(self.store, batch, self.now, Home(self._broker), self.limits)
         for output in outputs:
             if isinstance(output, Deadline):
                 self._deadline = output.at
@@ -117,7 +120,7 @@ class MemoryEngine:
                         Record(topic, 0, i, self.now, record.key, record.value, headers)
                     )
         if self.checking and checked:
-            check(self.store, self.now)
+            check(self.store, self.now, self.limits)
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
@@ -185,7 +188,7 @@ class MemoryEngine:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        check(self.store, self.now)
+        check(self.store, self.now, self.limits)
 
     def journal(self) -> list[dict[str, Any]]:
         """Every event so far."""
@@ -202,8 +205,11 @@ class MemoryEngine:
         self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]
 
 
-def configure_commands(configuration: Configuration) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make an engine what a configuration says."""
+def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tuple[str, bytes]]:
+    """The commands, each with its VPN, that make an engine what a configuration says.
+
+    epoch: the home's, which begins with them in the commands of every VPN; 0 has no such beginning.
+    """
     import msgspec
 
     def plain(value: Any) -> dict[str, Any]:
@@ -215,10 +221,10 @@ def configure_commands(configuration: Configuration) -> list[tuple[str, bytes]]:
 
     system = plain(configuration.system)
     vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
-    first = next(iter(configuration.vpns), "default")
-    out: list[tuple[str, commands.Command]] = [
-        (first, commands.Configure(system=system, vpns=vpns))
-    ]
+    names = dict.fromkeys([*configuration.vpns, *(q.vpn for q in configuration.queues)])
+    told = list(names) if epoch else [next(iter(configuration.vpns), "default")]
+    configure = commands.Configure(epoch=epoch, system=system, vpns=vpns)
+    out: list[tuple[str, commands.Command]] = [(vpn, configure) for vpn in told]
     out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
     return [(vpn, commands.encode_command(command)) for vpn, command in out]
 

@@ -77,6 +77,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     max_message_size: int = 10_000_000
     reject_low_priority_msg_limit: int | None = None  # S11
     reject_msg_to_sender_on_discard: str = "when-queue-enabled"  # S4
+    on_invalid: str = "keep"  # a payload that is no JSON in a json queue: keep or nack
     recovery_point: str = "epoch"  # R2
     target_queue_depth: int | None = None  # R5
     file_backed_metadata: bool = False  # pages are always in the store; enabled changes nothing
@@ -130,6 +131,7 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
         "reject_msg_to_sender_on_discard",
         read.choice("when-queue-enabled", "including-when-shutdown", "never"),
     ),
+    "on_invalid": ("on_invalid", read.choice("keep", "nack")),
     "recovery_point": ("recovery_point", read.recovery_point),
     "target_queue_depth": ("target_queue_depth", read.count(TARGET_QUEUE_DEPTH_MIN)),
     "file_backed_metadata": ("file_backed_metadata", read.enabled),

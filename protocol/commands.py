@@ -190,7 +190,10 @@ class Returned(Named, frozen=True, kw_only=True, tag="return"):
 
 
 class Queues(Command, frozen=True, tag="queues"):
-    """The queues of the VPN, each as `Describe` gives it."""
+    """The queues of the VPN by name, each as `Describe` gives it; after: only those behind this
+    name. Where not all are given, the answer's ``more`` is the ``after`` to ask with next."""
+
+    after: str = ""
 
 
 class Usage(Command, frozen=True, tag="usage"):
@@ -204,12 +207,14 @@ class Describe(Command, frozen=True, tag="describe"):
 
 
 class Browse(Command, frozen=True, tag="browse"):
-    """Look at messages without taking them (R6)."""
+    """Look at messages without taking them (R6). Where not all that is asked for is given, the
+    answer's ``more`` is the ``start`` to ask with next."""
 
     queue: str
     where: str | None = None
     state: str | None = None
     limit: int = 100
+    start: int = 0
 
 
 class Purge(Named, frozen=True, kw_only=True, tag="purge"):
@@ -276,6 +281,21 @@ def decode_command(value: bytes | None) -> AnyCommand:
         return _decoder.decode(value or b"")
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
         raise ValueError(f"not a command: {e}") from e
+
+
+class _Asks(msgspec.Struct):
+    reply: ReplyTo | None = None
+
+
+_asks_decoder = msgspec.json.Decoder(_Asks)
+
+
+def reply_of(value: bytes | None) -> ReplyTo | None:
+    """Where an answer is wanted by a record that is otherwise no command."""
+    try:
+        return _asks_decoder.decode(value or b"").reply
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def encode_command(command: Command) -> bytes:

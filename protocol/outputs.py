@@ -62,7 +62,8 @@ class Receipt:
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to a command; ``error`` is a sentence, ``result`` JSON-able."""
+    """The answer to a command; ``error`` is a sentence, ``result`` JSON-able; ``more``: where the
+    next part of a long result begins, None where this is all."""
 
     topic: str
     partition: int
@@ -71,6 +72,7 @@ class Reply:
     error: str | None = None
     kind: str | None = None
     problems: list[tuple[str, str, Any, str]] | None = None
+    more: int | str | None = None
 
 
 @dataclass(slots=True)

@@ -13,8 +13,11 @@ JOURNAL = "journal"
 REJECTED = "rejected"
 STEPS = "steps"
 CONTROL = "control"
+DIRECTORY = "directory"
 
-OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL)
+OWN = (
+    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, DIRECTORY,
+)  # fmt: skip
 
 
 def topic(vpn: str, kind: str) -> str:
@@ -26,3 +29,10 @@ def split(name: str) -> tuple[str, str] | None:
     """``"default.commands"`` → ``("default", "commands")``; None for a topic that is not ours."""
     vpn, dot, kind = name.rpartition(".")
     return (vpn, kind) if dot and vpn and kind in OWN else None
+
+
+def is_inbox_of(vpn: str, name: str) -> bool:
+    """Whether a VPN's clients may be answered there: in its deliveries topic, or in one of theirs
+    whose name begins with it. Never in another topic of the engine's, this VPN's or another's."""
+    own = topic(vpn, DELIVERIES)
+    return name == own or (name.startswith(f"{own}.") and split(name) is None)

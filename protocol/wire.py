@@ -253,7 +253,7 @@ def _receipt(r: Receipt) -> WireRecord:
 def _reply(r: Reply) -> WireRecord:
     value = {
         "request": r.request, "result": r.result, "error": r.error, "kind": r.kind,
-        "problems": r.problems,
+        "problems": r.problems, "more": r.more,
     }  # fmt: skip
     text = _json(value)
     if len(text) > REJECTED_BYTES:

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .columns import PAGE_BITS, Array
-from .lifecycle import GONE
-from .queue import Queue, QueuePage
+from .message.pages import QueuePage
+from .message.table import GONE
+from .queue import Queue
+from .storage import Array
 
 
 def first_inactive(queue: Queue) -> int | None:
@@ -31,18 +32,14 @@ def first_inactive(queue: Queue) -> int | None:
     page = queue.page(number)
     assert page is not None
     live = np.flatnonzero(page.state[: page.used] != GONE)
-    return (number << PAGE_BITS) + int(live[nth])
+    return (number << queue.bits) + int(live[nth])
 
 
-def active_rows(queue: Queue) -> Iterator[tuple[QueuePage, Array]]:
-    """Pages with their rows that hold an active message, in order."""
-    queue.settle()
+def active_rows(queue: Queue, start: int = 0) -> Iterator[tuple[QueuePage, Array]]:
+    """Pages with their rows that hold an active message, from a place on, in order."""
     end = first_inactive(queue)
-    for number in list(queue.directory.live()):
-        base = number << PAGE_BITS
+    for page, rows in queue.live_rows(start):
+        base = page.base
         if end is not None and base >= end:
             return
-        page = queue.page(number)
-        assert page is not None
-        rows = np.flatnonzero(page.state[: page.used] != GONE)
         yield page, rows if end is None else rows[rows < end - base]

@@ -22,18 +22,22 @@ from ..protocol.messages import (
     decode_publish_header,
     decode_run,
 )
-from ..protocol.outputs import RejectedRecord
 from .broker import Broker
-from .columns import NEVER
-from .deferred import came_early, remove_arrivals
+from .deferred import came_early, settle_arrivals
 from .entering import Match, match, program_of, refusal
-from .last_value import keep_last
+from .isolation import Refused
 from .lifetime import expires_at
+from .message import enter
 from .producers import Producer
 from .queue import Queue
+from .rejection import count_of_vpn, reject_record
 from .routing import Routes
+from .storage import NEVER
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
+MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
+
+_any_json = msgspec.json.Decoder(msgspec.Raw)
 
 NACK, DISCARD = "nack", "discard"
 
@@ -47,6 +51,15 @@ def headers_size(text: str) -> int:
     return size
 
 
+def is_json(payload: bytes) -> bool:
+    """Whether a payload is JSON; only read over, nothing is made of it."""
+    try:
+        _any_json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 def _payloads(header: PublishHeader, record: tuple) -> list[bytes]:
     """A record's messages; raises ValueError for a run that is none."""
     key, value, headers = record[4], record[5], record[7]
@@ -58,16 +71,25 @@ def _payloads(header: PublishHeader, record: tuple) -> list[bytes]:
     return decode_run(value, header.count)
 
 
+def admit(broker: Broker, records: Records, refused: Refused) -> None:
+    """Take in the publishes of a step."""
+    if records:
+        admission = Admission(broker, refused)
+        admission.take(records)
+        admission.close()
+
+
 class Admission:
     """The publishes of one step."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, refused: Refused) -> None:
         self._broker = broker
+        self._refused = refused.records
         self._routes = Routes(broker)
         self._producers: dict[tuple[str, str], Producer] = {}
         self._programs: dict[int, Program | None] = {}
         self._spooled: dict[tuple[int, str], Segment] = {}
-        self._early: list[tuple[Queue, int]] = []
+        self._told: set[int] = set()  # queues that an event tells of
         self._file_room: int | None = None  # bytes; None: all of this step fits (S8)
 
     def take(self, records: Records) -> None:
@@ -86,7 +108,10 @@ class Admission:
                 sources[topic] = own[0] if own and own[1] == topics.PUBLISH else None
             vpn = sources[topic]
             meta = record[6]
+            self._broker.at = place = record[:3]
             try:
+                if place in self._refused:
+                    raise ValueError(f"it failed: {self._refused[place]}")
                 header = PLAIN if meta is None else decode_publish_header(meta)
                 if vpn is not None and not header.to:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
@@ -104,6 +129,7 @@ class Admission:
                 for item, payload in enumerate(payloads):
                     one = (*record[:5], payload, *record[6:8], item)
                     self._publish(name, header, header.seq + item, queues, one)
+        self._broker.at = None
 
     def _look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
@@ -135,6 +161,8 @@ class Admission:
             d = queue.definition
             counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
             if counts or queue.header.deferred or self._program(queue) is not None:
+                return False
+            if d.message_type == "json" and not all(map(is_json, payloads)):
                 return False
         text = record[7]
         own = headers_size(text) if text else 0
@@ -176,9 +204,11 @@ class Admission:
             return
         text = record[7]
         size = len(record[5]) + (headers_size(text) if text else 0)
-        reasons = [self._reason(vpn, m.queue, header, size) for m in matches]
+        whole = len(record[5]) + len(text or "") + len(record[4] or b"")
+        reasons = [self._reason(vpn, m.queue, header, size, whole) for m in matches]
+        self._check_json(vpn, matches, reasons, record)
         for one, reason in zip(matches, reasons, strict=True):
-            if reason is not None and self._outcome(one.queue) == NACK:
+            if reason is not None and self._outcome(one.queue, reason) == NACK:
                 self._refuse(vpn, seq, producer, one.queue, reason, record)
                 return
         kept = []
@@ -187,6 +217,8 @@ class Admission:
                 kept.append(one)
             else:
                 self._count_discard(vpn, one.queue, reason, record)
+                if producer:
+                    producer.discarded(seq, reason.value, one.queue.definition.name)
         number = self._store(vpn, header, kept, size, record) if kept else 0
         if producer:
             producer.stored(seq, number)
@@ -219,16 +251,18 @@ class Admission:
         reason = Reason.NO_MATCHING_DESTINATION
         nacked = self._broker.header.system.on_no_match == NACK
         self._journal_refusal("rejected" if nacked else "discarded", vpn, "", reason, record)
-        count_of_vpn(self._broker, vpn, reason)
+        count_of_vpn(self._broker, vpn, reason.value)
         if producer and nacked:
-            producer.refused(seq, reason.value, "", f"no queue takes {header.to!r}")
+            producer.refused(seq, reason.value, "", f"no queue takes {header.to[:200]!r}")
         elif producer:
             producer.stored(seq, 0)
 
     # ------------------------------------------------------------ checks
 
-    def _reason(self, vpn: str, queue: Queue, header: PublishHeader, size: int) -> Reason | None:
-        """The first check of S3 that fails."""
+    def _reason(
+        self, vpn: str, queue: Queue, header: PublishHeader, size: int, whole: int = 0
+    ) -> Reason | None:
+        """The first check of S3 that fails. whole: bytes that one delivery of it would have."""
         spool, system = self._broker.spool.header, self._broker.header.system
         limits = self._broker.header.vpn_limits.get(vpn)
         if spool.bytes + size > system.max_spool_usage:
@@ -237,10 +271,34 @@ class Admission:
             used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
             if used + size > limits.max_spool_usage:
                 return Reason.VPN_QUOTA
+        if whole > MESSAGE_MAX:
+            return Reason.MESSAGE_TOO_LARGE
         return refusal(queue, size, header.priority)
 
-    def _outcome(self, queue: Queue) -> str:
+    def _check_json(
+        self, vpn: str, matches: list[Match], reasons: list[Reason | None], record: tuple
+    ) -> None:
+        """What is no JSON in a `json` queue is counted and told, and refused where the queue's
+        `on_invalid` says so."""
+        kinds = [m.queue.definition.message_type == "json" for m in matches]
+        if not any(kinds) or is_json(record[5]):
+            return
+        for at, one in enumerate(matches):
+            queue = one.queue
+            if not kinds[at]:
+                continue
+            queue.header.invalid += 1
+            if queue.number not in self._told:
+                self._told.add(queue.number)
+                name, invalid = queue.definition.name, queue.header.invalid
+                self._broker.event("invalid_json", vpn, name, topic=record[0], invalid=invalid)
+            if queue.definition.on_invalid == NACK and reasons[at] is None:
+                reasons[at] = Reason.MALFORMED
+
+    def _outcome(self, queue: Queue, reason: Reason) -> str:
         """What a failed check leads to (S4)."""
+        if reason is Reason.MALFORMED:
+            return NACK  # only where the queue asks for it
         policy = queue.definition.reject_msg_to_sender_on_discard
         if policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress):
             return DISCARD
@@ -281,7 +339,7 @@ class Admission:
         for one in matches:
             queue = one.queue
             if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
-                self._early.append((queue, queue.next_place()))
+                self._broker.early.append((queue, queue.next_place()))
         return self._store_all(vpn, header, matches, [record[5]], [size], record)
 
     def _store_all(
@@ -310,9 +368,9 @@ class Admission:
         )
         for one in matches:
             queue = one.queue
-            queue.arrive(
+            queue.arrivals.add(
                 number, sizes, one.priority, expires_at(queue.definition, broker.now, ttl_ends),
-                due, one.barrier,
+                due, one.barrier, one.lane,
             )  # fmt: skip
             segment = self._segment(vpn, queue, topic)
             segment.ids += range(number, number + n)
@@ -339,38 +397,9 @@ class Admission:
         broker = self._broker
         broker.spool.settle_staged()
         for queue in broker.touched():
-            queue.take_in(broker.now)
-        for queue, seq in self._early:
-            remove_arrivals(broker, queue, [seq])
-        for queue in broker.touched():
-            if not queue.definition.max_spool_usage:
-                keep_last(broker, queue)
+            if queue.arrivals.ids:
+                enter(broker, queue)
+                broker.arrived_in.append(queue)
+        settle_arrivals(broker)
         for _, producer in sorted(self._producers.items()):
-            broker.say(producer.close())
-
-
-def count_of_vpn(broker: Broker, vpn: str, reason: Reason) -> None:
-    """Count a refusal that is no queue's."""
-    note = broker.notes.read(f"x/{vpn}") or {}
-    broker.notes.write(f"x/{vpn}", {**note, reason.value: note.get(reason.value, 0) + 1})
-
-
-def reject_record(
-    broker: Broker,
-    vpn: str,
-    topic: str,
-    partition: int,
-    offset: int,
-    key: bytes | None,
-    value: bytes | None,
-    error: str,
-) -> None:
-    """A record that cannot be understood: to ``<vpn>.rejected``, and counted."""
-    count_of_vpn(broker, vpn, Reason.MALFORMED)
-    broker.journal.segments.append(
-        Segment(
-            "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,
-            partitions=[partition], offsets=[offset], items=[0],
-        )
-    )
-    broker.say(RejectedRecord(vpn, topic, partition, offset, key, value, error))
+            broker.emit(producer.close(broker))

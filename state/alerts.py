@@ -59,7 +59,7 @@ def watch(broker: Broker) -> None:
     vpns: set[int] = set()
     for queue in broker.loaded():
         vpns.add(queue.header.vpn_number)
-        if queue.deleted:
+        if queue.dropped or queue.header.deleted:
             _clear_all(broker, queue)
         else:
             _watch_queue(broker, queue)
@@ -86,8 +86,8 @@ def _say(
         details["per_second"] = None if per_second is None else round(per_second, 3)
         details["time_to_react_s"] = None if left is None else round(left, 1)
     event = f"{what}_high" if over else f"{what}_cleared"
-    broker.note(event, vpn, queue, **details)
-    broker.say(Alert(event, vpn, queue, broker.now, details))
+    broker.event(event, vpn, queue, **details)
+    broker.emit(Alert(event, vpn, queue, broker.now, details))
 
 
 # ---------------------------------------------------------------- queues and their flows

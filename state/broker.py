@@ -6,22 +6,35 @@ when it is first touched and written back once at the end of the step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
-from ..definitions import SystemLimits, VpnLimits
+from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
-from .calendar import Calendar
-from .queue import Queue, QueueHeader
-from .spool import Spool, SpoolHeader
-from .store import Notes, Store
+from .header import QueueHeader
+from .limits import Budget, Limits
+from .queue import Queue
+from .storage import Calendar, Notes, Spool, SpoolHeader, Store
 
-FORMAT = 3
-EVENTS_MAX = 1000
+FORMAT = 4
+EVENTS_PER_PAGE = 50
 BUCKETS = 64
+DETAIL_CHARACTERS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Whose state this is. name, number: the broker's; number: the top 16 bits of its message ids;
+    epoch: what tells this home's ids and commands from those of another on the same Kafka (0 where
+    there is no other: in memory)."""
+
+    name: str = DEFAULT_BROKER
+    number: int = 0
+    epoch: int = 0
 
 
 class BrokerHeader(msgspec.Struct):
@@ -36,6 +49,7 @@ class BrokerHeader(msgspec.Struct):
     next_queue: int = 1
     vpns: dict[str, int] = {}  # name → number
     vpn_limits: dict[str, VpnLimits] = {}
+    begun: list[str] = []  # VPNs whose commands of this epoch have begun
     regex_vpns: list[str] = []  # VPNs with at least one regular expression
     topics: dict[str, list[int]] = {}  # per VPN: topic subscriptions by kind
     system: SystemLimits = msgspec.field(default_factory=SystemLimits)
@@ -43,8 +57,11 @@ class BrokerHeader(msgspec.Struct):
     earliest: dict[int, int] = {}
     unacked: int = 0  # leased over all queues (B4)
     waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
+    pending: dict[int, bool] = {}  # queues with commands that go on, the next one first
+    turn: int = 0  # the queue that delivery served last
     alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
     marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
+    events: int = 0  # notable events so far
 
 
 _encode = msgspec.msgpack.encode
@@ -59,28 +76,42 @@ def bucket(name: str) -> int:
 class Broker:
     """One broker, one step."""
 
-    def __init__(self, store: Store, header: BrokerHeader, now: int) -> None:
+    def __init__(
+        self, store: Store, header: BrokerHeader, now: int, limits: Limits | None = None
+    ) -> None:
         self.store = store
         self.header = header
         self.now = now
+        self.limits = limits or Limits()
         self.notes = Notes(store)
-        self.spool = Spool(store, self.notes, header.spool, header.number)
-        self.calendar = Calendar(self.notes, header.earliest)
+        self.spool = Spool(store, header.spool, header.number, self.limits)
+        self.calendar = Calendar(self.notes, header.earliest, self.limits)
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
-        self._queues: dict[int, Queue | None] = {}
-        self.unacked_total = header.unacked  # as of the last `count_unacked`, kept by dispatch
+        self.unacked_total = header.unacked  # as of the last `count_unacked`, kept by delivery
         self.reconfigured = False
+        self.more_to_do = False  # in the next step, at once
+        self.early: list[tuple[Queue, int]] = []  # arrivals that were acknowledged before (L9)
+        self.arrived_in: list[Queue] = []  # queues that got messages since the last look
+        self.command_budget = Budget(self.limits.command_rows, self.limits.command_bytes)
+        self.at: Any = None  # what is being done, should it fail: see `isolation`
+        self._queues: dict[int, Queue | None] = {}
         self._vpn_names = {number: name for name, number in header.vpns.items()}
 
     @classmethod
-    def load(cls, store: Store, name: str, number: int, now: int) -> Broker:
-        """The broker at the start of its next step; time never runs backwards."""
+    def load(
+        cls, store: Store, home: Home, now: int, limits: Limits, first: bool = True
+    ) -> Broker:
+        """The broker at the start of its next step; time never runs backwards. first: False goes on
+        with the step that has begun."""
         data = store.get("broker")
-        header = _decoder.decode(data) if data else BrokerHeader(FORMAT, name, number)
-        header.step += 1
+        if data:
+            header = _decoder.decode(data)
+        else:
+            header = BrokerHeader(FORMAT, home.name, home.number, home.epoch)
+        header.step += first
         header.time = max(header.time, now)
-        return cls(store, header, header.time)
+        return cls(store, header, header.time, limits)
 
     # ------------------------------------------------------------ queues
 
@@ -106,11 +137,11 @@ class Broker:
         return note.get(name) if note else None
 
     def queue(self, number: int) -> Queue | None:
-        """A queue by its number."""
+        """A queue by its number, also one that is being deleted; None when it is gone."""
         if number not in self._queues:
-            self._queues[number] = Queue.load(self.store, number)
+            self._queues[number] = Queue.load(self.store, number, self.limits)
         queue = self._queues[number]
-        return None if queue is None or queue.deleted else queue
+        return None if queue is None or queue.dropped else queue
 
     def find(self, vpn: str, name: str) -> Queue | None:
         """A queue by its name."""
@@ -119,7 +150,7 @@ class Broker:
 
     def add_queue(self, header: QueueHeader) -> Queue:
         """A queue that did not exist."""
-        queue = Queue(self.store, header)
+        queue = Queue(self.store, header, self.limits)
         self._queues[header.number] = queue
         return queue
 
@@ -130,28 +161,30 @@ class Broker:
             names += self.notes.read(f"n/{vpn}/{number}") or ()
         return sorted(names)
 
-    def touched(self) -> list[Queue]:
-        """The queues that this step loaded."""
-        return [
-            q for _, q in sorted(self._queues.items()) if q is not None and not q.deleted
-        ]
-
     def loaded(self) -> list[Queue]:
-        """As `touched`, and those that this step deleted."""
+        """The queues that this step loaded, by number, also those that it dropped."""
         return [q for _, q in sorted(self._queues.items()) if q is not None]
+
+    def touched(self) -> list[Queue]:
+        """The queues that this step loaded and that are there."""
+        return [q for q in self.loaded() if not q.dropped]
+
+    def active(self) -> list[Queue]:
+        """Of these, the queues in which something may happen by itself."""
+        return [q for q in self.touched() if not (q.header.deleted or q.header.faulted)]
 
     def count_unacked(self) -> int:
         """Messages that are leased now, over all queues (B4)."""
         changed = sum(
-            (0 if q.deleted else q.header.leased) - q.leased_before
+            (0 if q.dropped else q.header.leased) - q.leased_before
             for q in self._queues.values() if q is not None
         )  # fmt: skip
         self.unacked_total = self.header.unacked + changed
         return self.unacked_total
 
-    # ------------------------------------------------------------ saying
+    # ------------------------------------------------------------ what is said
 
-    def say(self, output: Output) -> None:
+    def emit(self, output: Output) -> None:
         """Add an output."""
         self.outputs.append(output)
 
@@ -162,22 +195,50 @@ class Broker:
                 Segment(event, self.vpn_of(queue), queue.definition.name, ids, **more)
             )
 
-    def note(self, event: str, vpn: str, queue: str = "", **details: Any) -> None:
+    def event(self, event: str, vpn: str, queue: str = "", **details: Any) -> None:
         """A notable event: into the journal and the ring that `admin.events()` shows."""
+        details = {k: _cut(v) for k, v in details.items()}
         text = ", ".join(f"{k}={v}" for k, v in details.items())
-        self.journal.segments.append(Segment(event, vpn, queue, reason=text))
-        ring = self.notes.read("e") or []
-        ring = [*ring, [event, vpn, queue, self.now, details]][-EVENTS_MAX:]
-        self.notes.write("e", ring)
+        self.journal.segments.append(Segment(event, vpn, queue, reason=_cut(text)))
+        number = self.header.events
+        key = f"e/{number // EVENTS_PER_PAGE}"
+        page = self.notes.read(key) or []
+        self.notes.write(key, [*page, [event, vpn, queue, self.now, details]])
+        self.header.events += 1
+        old = (number - self.limits.events) // EVENTS_PER_PAGE - 1
+        if old >= 0 and number % EVENTS_PER_PAGE == 0:
+            self.notes.write(f"e/{old}", None)
+
+    def newest_events(self) -> list[list[Any]]:
+        """The events that are remembered, oldest first."""
+        last = self.header.events // EVENTS_PER_PAGE
+        first = max(self.header.events - self.limits.events, 0) // EVENTS_PER_PAGE
+        pages = [self.notes.read(f"e/{n}") or [] for n in range(first, last + 1)]
+        return [e for page in pages for e in page][-self.limits.events :]
 
     # ------------------------------------------------------------ end
+
+    def next_due(self) -> int:
+        """When the next step is due, epoch ms, or NEVER; what is left to do is due at once."""
+        if self.more_to_do or self.header.pending:
+            return self.now
+        return self.calendar.next()
 
     def flush(self) -> None:
         """Write everything that changed."""
         self.header.unacked = self.count_unacked()
         for queue in self.touched():
-            self.calendar.set(f"q{queue.number}", queue.deadline())
+            self.at = queue
+            if not queue.header.deleted:
+                self.calendar.set(f"q{queue.number}", queue.deadline())
             queue.flush()
-        self.spool.flush()
+        self.at = None
+        self.more_to_do |= self.spool.flush()
         self.notes.flush()
         self.store.put("broker", _encode(self.header))
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > DETAIL_CHARACTERS_MAX:
+        return value[:DETAIL_CHARACTERS_MAX] + "…"
+    return value

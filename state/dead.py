@@ -1,69 +1,61 @@
 """Dead messages: expired, canceled or delivered too often, rejected (X5, X6, L5, L6, C7).
 
 A dead message moves to the queue's dead message queue, keeping id, payload and headers, or is
-discarded where there is none that can take it. It is not stored again: its match moves.
+discarded where there is none that can take it. It is not stored again: its match moves. The
+publisher's TTL, spent or not, does not count there: only that queue's own expiration does.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
-from .broker import Broker
-from .columns import NEVER, Array
-from .deferred import came_early, remove_arrivals
-from .entering import over_quota, program_of
-from .last_value import keep_last
+from .deferred import came_early, settle_arrivals
+from .entering import lane_of, over_quota, program_of
 from .lifetime import expires_at
-from .queue import Queue, QueuePage
+from .message.entry import enter
+from .storage import NEVER, Array
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .queue import Queue
 
 
-def bury(
-    broker: Broker, queue: Queue, page: QueuePage, rows: Array, reason: Reason, detail: str = ""
-) -> None:
-    """Live rows leave the queue as dead messages."""
-    if not len(rows):
-        return
-    counts = page.deliveries[rows].tolist()
-    sizes = page.size[rows].tolist()
-    ids = queue.remove(page, rows)
-    if reason is Reason.REJECTED:
-        queue.count("consumer_rejected", len(rows))
-        broker.record("consumer_rejected", queue, ids.tolist(), counts=counts, reason=detail)
-    else:
-        queue.count("expired", len(rows))
-        broker.record("expired", queue, ids.tolist(), counts=counts, reason=reason.value)
-    allowed = broker.spool.gather(ids, "dmq").astype(bool)
+def dead_letter(
+    broker: Broker, queue: Queue, ids: Array, sizes: Array, counts: Array, reason: str,
+    detail: str,
+) -> None:  # fmt: skip
+    """Messages have left the queue as dead: their matches move, or are let go."""
     target, why = _target(broker, queue)
-    discarded: list[int] = []
+    allowed = broker.spool.gather(ids, "dmq").astype(bool)
     moved: list[int] = []
-    early: list[int] = []
+    discarded: list[int] = []
     for number, count, size, may in zip(
-        ids.tolist(), counts, sizes, allowed.tolist(), strict=True
+        ids.tolist(), counts.tolist(), sizes.tolist(), allowed.tolist(), strict=True
     ):
         refusal = why if may else "not eligible"
-        if target is not None and may:
-            refusal = _refusal(target, size)
+        if target is not None and may and over_quota(target, size):
+            refusal = "dead message queue full"
         if refusal or target is None:
             discarded.append(number)
             why = refusal or why
             continue
         moved.append(number)
-        if broker.spool.holds(number, target.number):
-            # Another queue's copy is there already; a queue holds a message once.
-            _join(broker, queue, target, number, count, reason, detail)
-            broker.spool.release(queue.number, np.array([number], np.uint64))
-            continue
-        if target.header.deferred and came_early(target, number):
-            early.append(target.next_place())
-        _move(broker, queue, target, number, size, count, reason, detail)
+        about = {
+            "reason": reason,
+            "queue": queue.definition.name,
+            "time": broker.now,
+            "deliveries": count,
+            "detail": detail,
+        }
+        _move(broker, queue, target, number, size, about)
     if moved and target is not None:
-        target.take_in(broker.now)
-        remove_arrivals(broker, target, early)
-        keep_last(broker, target)
+        enter(broker, target)
+        broker.arrived_in.append(target)
+        settle_arrivals(broker)
     _account(broker, queue, moved, discarded, why)
 
 
@@ -79,7 +71,7 @@ def _account(
         broker.record("discarded", queue, discarded, reason=why)
         broker.spool.release(queue.number, np.array(discarded, np.uint64))
         if name:
-            broker.note(
+            broker.event(
                 "dead_message_queue_unusable", broker.vpn_of(queue), queue.definition.name,
                 dead_message_queue=name, why=why, messages=len(discarded),
             )  # fmt: skip
@@ -98,27 +90,36 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
     return target, ""
 
 
-def _refusal(target: Queue, size: int) -> str:
-    return "dead message queue full" if over_quota(target, size) else ""
+def _move(
+    broker: Broker, queue: Queue, target: Queue, number: int, size: int, about: dict[str, Any]
+) -> None:
+    """Put a message into the dead message queue; a queue holds a message once."""
+    if broker.spool.holds(number, target.number):
+        _join(broker, target, number, about)
+        broker.spool.release(queue.number, np.array([number], np.uint64))
+        return
+    if target.header.deferred and came_early(target, number):
+        broker.early.append((target, target.next_place()))
+    broker.spool.move(number, queue.number, (target.number, target.next_place()))
+    arrivals = target.arrivals
+    arrivals.dead[len(arrivals.ids)] = about
+    level, barrier, lane = 0, False, 0
+    program = program_of(target)
+    if program is not None:  # its place there, by its expressions; no filter keeps it out
+        one = np.array([number], np.uint64)
+        content = broker.spool.contents(one)[0]
+        if content is not None:
+            priority = int(broker.spool.gather(one, "priority")[0])
+            _, by_queue, is_barrier, key = program.run(content[0], priority, content[1])
+            level = 0 if target.definition.priority is None else as_priority(by_queue)
+            barrier = is_true(is_barrier)
+            lane = lane_of(key)
+    expires = expires_at(target.definition, broker.now, NEVER, own_only=True)
+    arrivals.add(number, [size], level, expires, NEVER, barrier, lane)
+    broker.record("spooled", target, [number], reason=str(Reason(about["reason"])))
 
 
-def _about(
-    broker: Broker, queue: Queue, count: int, reason: Reason, detail: str
-) -> dict[str, Any]:
-    """What a dead message carries."""
-    return {
-        "reason": reason.value,
-        "queue": queue.definition.name,
-        "time": broker.now,
-        "deliveries": count,
-        "detail": detail,
-    }
-
-
-def _join(
-    broker: Broker, queue: Queue, target: Queue, number: int, count: int, reason: Reason,
-    detail: str,
-) -> None:  # fmt: skip
+def _join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
     """One more match of a message died into the queue that holds it: remember from where, so that
     it can go back there too (X6)."""
     _, seqs = broker.spool.held_by([(number, number)], target.number)
@@ -128,43 +129,11 @@ def _join(
         dead, at = target.arrivals.dead, seq - target.header.next_seq
     else:
         page, at = target.row(seq)
-        page.dirty = True
+        target.changed(page)
         dead = page.extras
     known = dead.get(at)
-    name = queue.definition.name
+    name = about["queue"]
     if known is None:  # it was published to the dead message queue as well
-        dead[at] = _about(broker, queue, count, reason, detail)
+        dead[at] = about
     elif name not in (known["queue"], *known.get("also", ())):
         dead[at] = {**known, "also": [*known.get("also", ()), name]}
-
-
-def _move(
-    broker: Broker,
-    queue: Queue,
-    target: Queue,
-    number: int,
-    size: int,
-    count: int,
-    reason: Reason,
-    detail: str,
-) -> None:
-    """Put a message into the dead message queue. A publisher's TTL that is spent no longer
-    counts there, one that is not still does (X5)."""
-    broker.spool.move(number, queue.number, (target.number, target.next_place()))
-    arrivals = target.arrivals
-    arrivals.dead[len(arrivals.ids)] = _about(broker, queue, count, reason, detail)
-    one = np.array([number], np.uint64)
-    ttl_ends = int(broker.spool.gather(one, "ttl_ends")[0])
-    if ttl_ends <= broker.now:
-        ttl_ends = NEVER
-    expires = expires_at(target.definition, broker.now, ttl_ends)
-    level, barrier = 0, False
-    program = program_of(target)
-    if program is not None:  # its place there, by its expressions; no filter keeps it out
-        payload, key, _ = broker.spool.contents(one)[0]
-        priority = int(broker.spool.gather(one, "priority")[0])
-        _, by_queue, is_barrier = program.run(payload, priority, key)
-        level = 0 if target.definition.priority is None else as_priority(by_queue)
-        barrier = is_true(is_barrier)
-    target.arrive(number, [size], level, expires, NEVER, barrier)
-    broker.record("spooled", target, [number], reason=reason.value)

@@ -1,25 +1,36 @@
 """Acks that came before their message (L9).
 
 An ack for an id that the queue never held is kept for `deferred_ack_expiration`; the message is
-then removed on arrival, undelivered, and counts as acknowledged.
+then removed on arrival, undelivered, and counts as acknowledged. What does not fit is counted as
+an ack without effect.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from .broker import Broker
-from .queue import Queue
-
-DEFERRED_MAX = 10_000
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .queue import Queue
 
 
 def keep(broker: Broker, queue: Queue, first: int, last: int, subscription: str) -> None:
     """Keep an ack for ids from ``first`` to ``last``."""
     header = queue.header
-    if len(header.deferred) >= DEFERRED_MAX:
+    until = broker.now + queue.definition.deferred_ack_expiration_ms
+    if header.deferred and header.deferred[-1][1:] == [first - 1, until]:
+        header.deferred[-1][1] = last
+    elif len(header.deferred) < broker.limits.early_acks:
+        header.deferred.append([first, last, until])
+    else:
+        queue.count("ack_ignored", last - first + 1)
+        broker.record(
+            "ack_ignored", queue, [first], subscription=subscription,
+            reason=f"to {last}: more than {broker.limits.early_acks} acks wait for their messages",
+        )  # fmt: skip
         return
-    header.deferred.append([first, last, broker.now + queue.definition.deferred_ack_expiration_ms])
     broker.record("deferred_ack", queue, [first], subscription=subscription, reason=f"to {last}")
 
 
@@ -37,11 +48,18 @@ def came_early(queue: Queue, number: int) -> bool:
     return False
 
 
-def remove_arrivals(broker: Broker, queue: Queue, seqs: list[int]) -> None:
-    """Remove messages that have just arrived and were acknowledged before."""
-    for seq in seqs:
-        page, row = queue.row(seq)
-        ids = queue.remove(page, np.array([row], np.intp))
-        queue.count("acknowledged")
-        broker.record("acknowledged", queue, ids.tolist(), reason="acknowledged early")
-        broker.spool.release(queue.number, ids)
+def settle_arrivals(broker: Broker) -> None:
+    """What follows when messages have got their rows: those that were acknowledged before they came
+    go, and a queue with quota 0 keeps its last message only (L9, S10)."""
+    from .last_value import keep_last
+    from .message import Event, apply
+
+    early, broker.early = broker.early, []
+    for queue, seq in early:
+        apply(
+            broker, queue, np.array([seq], np.int64), Event.ACKNOWLEDGE,
+            reason="acknowledged early",
+        )  # fmt: skip
+    arrived, broker.arrived_in = broker.arrived_in, []
+    for queue in {q.number: q for q in arrived}.values():
+        keep_last(broker, queue)

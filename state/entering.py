@@ -1,13 +1,17 @@
 """What decides whether and how a message enters a queue: the queue's own checks, and its
-expressions (Q4, Q6, S3, S10, S11, O2, O3). The same for publishes and for what is redriven (X6)."""
+expressions (Q4, Q6, S3, S10, S11, O2–O4). The same for publishes and for what is redriven (X6)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from ..expressions import Program, as_priority, compile_program, is_true
 from ..protocol.errors import Reason
-from .queue import Queue
+
+if TYPE_CHECKING:
+    from .queue import Queue
 
 LOW_PRIORITY_BELOW = 4
 
@@ -47,8 +51,20 @@ def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
 def program_of(queue: Queue) -> Program | None:
     """The queue's expressions, compiled; None where it has none."""
     d = queue.definition
-    texts = (d.filter, d.priority, d.barrier_expression)
+    texts = (d.filter, d.priority, d.barrier_expression, d.partition_key)
     return compile_program(texts) if any(texts) else None
+
+
+def lane_of(key: object) -> int:
+    """The lane of a partition key's value: 64 bits of it, 0 for NULL (O4). Two keys that share a
+    lane, one pair in 2^64, would only wait for each other."""
+    if key is None:
+        return 0
+    if isinstance(key, float) and key.is_integer():
+        key = int(key)  # 1 and 1.0 are the same number
+    text = f"{type(key).__name__}:{key}"
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") or 1
 
 
 @dataclass(slots=True)
@@ -58,6 +74,7 @@ class Match:
     queue: Queue
     priority: int
     barrier: bool
+    lane: int = 0
 
 
 def match(
@@ -66,8 +83,9 @@ def match(
     """How a message enters a queue; None if its filter keeps it out (Q4)."""
     if program is None:
         return Match(queue, 0, False)
-    passes, level, barrier = program.run(payload, priority, key)
+    passes, level, barrier, lane = program.run(payload, priority, key)
     d = queue.definition
     if d.filter is not None and not is_true(passes):
         return None
-    return Match(queue, 0 if d.priority is None else as_priority(level), is_true(barrier))
+    level = 0 if d.priority is None else as_priority(level)
+    return Match(queue, level, is_true(barrier), lane_of(lane))

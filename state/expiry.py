@@ -1,50 +1,94 @@
 """Deadlines: expiry, ends of leases and delays, late transport acks (L4, L11, L12, X1–X3, C2).
 
-All that is due is acted on at the start of delivery in every step, so no message goes out after
-its time, and by ticks when nothing else happens. Expiry comes first: a message whose lease and
-whose life end together has expired.
+What is due is acted on before delivery in every step. Expiry comes first: a message whose lease and
+whose life end together has expired. What a step's budget leaves is due in the next one; until then
+delivery passes over what has expired (`delivery`), so nothing goes out after its time.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ..protocol.errors import Reason
-from .broker import Broker
-from .dead import bury
-from .delivery import send_again
-from .lifecycle import DELAYED, GONE, LEASED
-from .queue import Queue
-from .settling import give_back
+from . import producers
+from .limits import Budget
+from .message import DELAYED, GONE, LEASED, Event, apply
+from .message.pages import QueuePage
+from .message.returning import give_back
+from .storage import Array
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .queue import Queue
 
 
-def act_on_deadlines(broker: Broker, queue: Queue) -> None:
-    """Everything of this queue that is due by now."""
-    now = broker.now
-    header = queue.header
+def act_on_deadlines(broker: Broker) -> None:
+    """Act on what is due: of queues, sessions and producers in the calendar, and of all queues in
+    use. What is due for longest comes first; the budget is shared out over the queues."""
+    from .commands.sessions import lost
+
+    for name in broker.calendar.due(broker.now, broker.limits.due_names):
+        if name[0] == "s":
+            lost(broker, name)
+        elif name[0] == "p":
+            producers.forget(broker, name)
+        else:
+            broker.queue(int(name[1:]))
+    budget = Budget(broker.limits.due_rows)
+    done: set[int] = set()
+    while due := [q for q in broker.active() if q.number not in done]:
+        for at, queue in enumerate(due):
+            done.add(queue.number)
+            broker.at = queue
+            share = Budget(max(budget.rows // (len(due) - at), 1))
+            before = share.rows
+            _of_queue(broker, queue, share)
+            budget.take(before - share.rows)
+
+
+def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
+    now, header = broker.now, queue.header
     if header.deferred:
         header.deferred = [d for d in header.deferred if d[2] > now]
-    if header.scan_again:
-        queue.dispatch_wanted = True
+    if header.again:
+        queue.wanted = True
     queue.settle()
     for number in queue.directory.due(now):
+        if budget.spent:
+            break
         page = queue.page(number)
         assert page is not None
-        used = page.used
-        live = page.state[:used] != GONE
-        expired = np.flatnonzero(live & (page.expires[:used] <= now))
-        if len(expired):
-            bury(broker, queue, page, expired, Reason.EXPIRED)
-        over = page.until[:used] <= now
-        ended = np.flatnonzero(over & (page.state[:used] == LEASED))
-        if len(ended):
-            queue.count("lease_ended", len(ended))
-            broker.record("lease_ended", queue, page.id[ended].tolist())
-            give_back(broker, queue, page, ended)
-        ready = np.flatnonzero(over & (page.state[:used] == DELAYED))
-        if len(ready):
-            header.delayed -= len(ready)
-            queue.put_back(page, ready)
-            broker.record("ready", queue, page.id[ready].tolist())
-        page.dirty = True
+        _of_page(broker, queue, page, budget)
+    from .delivery import send_again
+
     send_again(broker, queue)
+
+
+def _of_page(broker: Broker, queue: Queue, page: QueuePage, budget: Budget) -> None:
+    """Rows of one page that are due, as many as the budget allows."""
+    now, used = broker.now, page.used
+    states = page.state[:used]
+    expired = _first((states != GONE) & (page.expires[:used] <= now), page, budget)
+    apply(broker, queue, expired, Event.EXPIRE, reason=Reason.EXPIRED.value)
+    over = page.until[:used] <= now
+    ended = _first(over & (page.state[:used] == LEASED), page, budget)
+    give_back(broker, queue, ended, Event.LEASE_END)
+    ready = _first(over & (page.state[:used] == DELAYED), page, budget)
+    apply(broker, queue, ready, Event.DUE)
+    queue.changed(page)
+
+
+def _first(mask: Array, page: QueuePage, budget: Budget) -> Array:
+    rows = np.flatnonzero(mask)[: max(budget.rows, 0)]
+    budget.take(len(rows))
+    return rows.astype(np.int64) + page.base
+
+
+def expire(broker: Broker, queue: Queue, seqs: Array) -> Array:
+    """Of places that are about to go out: those whose time is over expire; gives the others."""
+    over = queue.gather(seqs, "expires") <= broker.now
+    if over.any():
+        apply(broker, queue, seqs[over], Event.EXPIRE, reason=Reason.EXPIRED.value)
+    return seqs[~over]

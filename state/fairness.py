@@ -1,7 +1,7 @@
 """Which subscription gets the next message (F1–F4), within backlog limits (B1–B3).
 
-A *seat* is a subscription that may still take messages in this step. The three models differ only
-in the order in which seats are asked; ties go to the one that subscribed first.
+A *candidate* is a subscription that may still take messages in this step. The three models differ
+only in the order in which candidates are asked; ties go to the one that subscribed first.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import heapq
 from dataclasses import dataclass
 
 from ..definitions import QueueDefinition
-from .queue import Subscription
+from .header import Subscription
 
 UNLIMITED = 1 << 62
 
 
 @dataclass(slots=True)
-class Seat:
+class Candidate:
     """A subscription with room. backlog: its limit; room: how many more it may take now."""
 
     subscription: Subscription
@@ -38,83 +38,93 @@ def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
     )
 
 
-def seats_of(definition: QueueDefinition, subscriptions: list[Subscription]) -> list[Seat]:
+def candidates_of(
+    definition: QueueDefinition, subscriptions: list[Subscription]
+) -> list[Candidate]:
     """The subscriptions that may take at least one message, in order of subscribing."""
-    seats = []
+    candidates = []
     removes = definition.semantics == "at-most-once"
     for subscription in subscriptions:
+        if subscription.ending:
+            continue
         backlog = backlog_of(definition, subscription)
         free = removes or subscription.removes_on_send
         room = UNLIMITED if free else backlog - subscription.held
         if room > 0 and backlog > 0:
-            seats.append(Seat(subscription, backlog, subscription.held, room))
-    return seats
+            candidates.append(Candidate(subscription, backlog, subscription.held, room))
+    return candidates
 
 
-def _first(seat: Seat) -> tuple[int, int]:
+def _first(candidate: Candidate) -> tuple[int, int]:
     """Order under `fast`: by the consumer's own priority, then by subscribing (F1)."""
-    return -seat.subscription.priority, seat.subscription.number
+    return -candidate.subscription.priority, candidate.subscription.number
 
 
-def choose(model: str, seats: list[Seat], served: int) -> Seat:
-    """The seat that gets one message; ``served`` is the number served last."""
+def _turn(candidate: Candidate, served: int) -> tuple[bool, int]:
+    """Order under `round-robin`: those behind the one served last, then from the beginning (F2)."""
+    number = candidate.subscription.number
+    return number <= served, number
+
+
+def choose(model: str, candidates: list[Candidate], served: int) -> Candidate:
+    """The candidate that gets one message; ``served`` is the number served last."""
     if model == "fast":
-        return min(seats, key=_first)
+        return min(candidates, key=_first)
     if model == "round-robin":
-        return min(seats, key=lambda s: (s.subscription.number <= served, s.subscription.number))
-    return min(seats, key=lambda s: (s.held / s.backlog, s.subscription.number))
+        return min(candidates, key=lambda c: _turn(c, served))
+    return min(candidates, key=lambda s: (s.held / s.backlog, s.subscription.number))
 
 
-def take(seat: Seat) -> None:
-    """Count one message against a seat."""
-    if seat.room < UNLIMITED:
-        seat.held += 1
-        seat.room -= 1
+def take(candidate: Candidate) -> None:
+    """Count one message against a candidate."""
+    if candidate.room < UNLIMITED:
+        candidate.held += 1
+        candidate.room -= 1
 
 
-def share(model: str, seats: list[Seat], messages: int, served: int) -> list[Seat]:
-    """The seats of up to ``messages`` messages in a row that any seat can take."""
+def share(model: str, candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
+    """The candidates of up to ``messages`` messages in a row that any candidate can take."""
     if model == "fast":
-        out: list[Seat] = []
-        for seat in sorted(seats, key=_first):
-            n = min(seat.room, messages - len(out))
-            out += [seat] * n
-            _take_many(seat, n)
+        out: list[Candidate] = []
+        for candidate in sorted(candidates, key=_first):
+            n = min(candidate.room, messages - len(out))
+            out += [candidate] * n
+            _take_many(candidate, n)
         return out
-    if len(seats) == 1:
-        n = min(seats[0].room, messages)
-        _take_many(seats[0], n)
-        return seats * n
+    if len(candidates) == 1:
+        n = min(candidates[0].room, messages)
+        _take_many(candidates[0], n)
+        return candidates * n
     if model == "round-robin":
-        return _rotate(seats, messages, served)
-    heap = [(s.held / s.backlog, s.subscription.number, s) for s in seats]
+        return _rotate(candidates, messages, served)
+    heap = [(s.held / s.backlog, s.subscription.number, s) for s in candidates]
     heapq.heapify(heap)
     out = []
     while heap and len(out) < messages:
-        _, number, seat = heap[0]
-        out.append(seat)
-        take(seat)
-        if seat.room:
-            heapq.heapreplace(heap, (seat.held / seat.backlog, number, seat))
+        _, number, candidate = heap[0]
+        out.append(candidate)
+        take(candidate)
+        if candidate.room:
+            heapq.heapreplace(heap, (candidate.held / candidate.backlog, number, candidate))
         else:
             heapq.heappop(heap)
     return out
 
 
-def _take_many(seat: Seat, n: int) -> None:
-    if seat.room < UNLIMITED:
-        seat.held += n
-        seat.room -= n
+def _take_many(candidate: Candidate, n: int) -> None:
+    if candidate.room < UNLIMITED:
+        candidate.held += n
+        candidate.room -= n
 
 
-def _rotate(seats: list[Seat], messages: int, served: int) -> list[Seat]:
-    ring = sorted(seats, key=lambda s: (s.subscription.number <= served, s.subscription.number))
-    out: list[Seat] = []
+def _rotate(candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
+    ring = sorted(candidates, key=lambda c: _turn(c, served))
+    out: list[Candidate] = []
     while ring and len(out) < messages:
         turn = ring[: messages - len(out)]
         out += turn
-        for seat in turn:
-            take(seat)
+        for candidate in turn:
+            take(candidate)
         ring = ring[len(turn) :] + turn
         ring = [s for s in ring if s.room]
     return out

@@ -13,29 +13,35 @@ import numpy as np
 from .active_set import active_rows, first_inactive
 from .alerts import is_over, level_of
 from .broker import Broker, _decoder
-from .columns import PAGE_BITS
-from .lifecycle import DELAYED, GONE, LEASED, READY
+from .commands.topic_subscriptions import topics_of
+from .filters import matching
+from .limits import Limits
+from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
+from .order import seq_of
 from .queue import Queue
-from .ready import SEQ_MASK
-from .spool import PAST, MessagePage
-from .store import DictStore
-from .topic_subscriptions import topics_of
+from .storage import PAST, DictStore, MessagePage
 
 
-def check(store: DictStore, now: int) -> None:
-    """Raises AssertionError naming what does not hold."""
+def check(store: DictStore, now: int, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    """Raises AssertionError naming what does not hold. limits: those of the steps before."""
     data = store.get("broker")
     if data is None:
         return
     header = _decoder.decode(data)
-    broker = Broker(store, header, now)
+    broker = Broker(store, header, now, limits)
     queues = {}
     for vpn in header.vpns:
         for name in broker.queue_names(vpn):
             queue = broker.find(vpn, name)
             assert queue is not None, f"queue {name} is named, but has no header"
             queues[queue.number] = queue
-            _check_queue(queue)
+            assert not queue.header.deleted, f"queue {name} is deleted, but named"
+    for number in header.pending:
+        queue = broker.queue(number)
+        assert queue is not None, f"queue {number} has commands that wait, but is gone"
+        queues.setdefault(number, queue)
+    for queue in queues.values():
+        _check_queue(broker, queue)
     _check_spool(store, broker, queues)
     _check_topics(store, broker, queues)
     leased = sum(queue.header.leased for queue in queues.values())
@@ -46,12 +52,12 @@ def check(store: DictStore, now: int) -> None:
     _check_alerts(broker, queues)
 
 
-def _check_queue(queue: Queue) -> None:
+def _check_queue(broker: Broker, queue: Queue) -> None:
     header, name = queue.header, queue.definition.name
     states: dict[int, int] = {}
     size, held = 0, {s.number: 0 for s in header.subscriptions}
     ready_seqs: set[int] = set()
-    barriers: list[int] = []
+    barriers: list[list[int]] = []
     for number in list(queue.directory.live()):
         page = queue.page(number)
         assert page is not None, f"{name}: page {number} is missing"
@@ -60,16 +66,16 @@ def _check_queue(queue: Queue) -> None:
         for row in live.tolist():
             state = int(page.state[row])
             states[state] = states.get(state, 0) + 1
-            seq = (number << PAGE_BITS) + row
+            seq = (number << queue.bits) + row
             if page.barrier[row]:
-                barriers.append(seq)
+                barriers.append([seq, int(page.generation[row])])
             elif state == READY:
                 ready_seqs.add(seq)
             if state == LEASED:
                 holder = int(page.holder[row])
                 assert holder in held, f"{name}: place {seq} is leased to nobody known"
                 held[holder] += 1
-                fence = header.barriers[0] if header.barriers else None
+                fence = header.barriers[0][0] if header.barriers else None
                 assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
             else:
                 assert page.holder[row] == 0, f"{name}: place {seq} has a holder, but no lease"
@@ -78,14 +84,30 @@ def _check_queue(queue: Queue) -> None:
     assert header.delayed == states.get(DELAYED, 0), f"{name}: delayed"
     assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
     assert header.barriers == barriers, f"{name}: barriers {header.barriers} != {barriers}"
-    index = [k & SEQ_MASK for k in queue.ready.scan()]
+    keys = list(queue.ready.scan())
+    assert keys == sorted(keys), f"{name}: the ready index is out of order"
+    index = [seq_of(k) for k in keys]
+    assert keys == queue.keys(np.array(index, np.int64)), f"{name}: keys"
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
     keeps_last = queue.definition.max_spool_usage == 0
     assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
+    _check_filters(broker, queue, keys)
     _check_limits(queue, held)
     _check_active(queue)
     _check_counters(queue)
+
+
+def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:
+    """The index of a filter holds what it lets through of all it has looked at (F5)."""
+    texts = {s.filter for s in queue.header.subscriptions if s.filter}
+    assert set(queue.header.filters) <= texts, f"{queue.definition.name}: filters of nobody"
+    for one in queue.filters.all():
+        passed = [k for k in keys if k < one.cursor]
+        seqs = np.array([seq_of(k) for k in passed], np.int64)
+        fits = matching(broker, queue, seqs, one.text)
+        wanted = [k for k, yes in zip(passed, fits, strict=True) if yes]
+        assert list(one.index.scan()) == wanted, f"{queue.definition.name}: filter {one.text}"
 
 
 def _check_active(queue: Queue) -> None:
@@ -115,8 +137,7 @@ def _check_limits(queue: Queue, held: dict[int, int]) -> None:
 def _check_counters(queue: Queue) -> None:
     header = queue.header
     n = header.counters.get
-    ends = ("acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven")
-    gone = sum(n(name, 0) for name in ends)
+    gone = sum(n(name, 0) for name in ENDINGS)
     assert n("spooled", 0) == header.depth + gone, (
         f"{queue.definition.name}: spooled {n('spooled', 0)} != depth {header.depth} + gone {gone}"
     )
@@ -131,11 +152,11 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
     for key, data in store.pages.items():
         if not key.startswith("m/"):
             continue
-        page = MessagePage.unpack(int(key[2:]), data)
+        page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
         for row in np.flatnonzero(page.queue[: page.used]).tolist():
             messages += 1
             size += int(page.size[row])
-            counter = (page.number << PAGE_BITS) + row
+            counter = page.base + row
             for number, seq in [(page.queue[row], page.seq[row]), *page.extras.get(row, [])]:
                 if seq == PAST:
                     continue
@@ -153,11 +174,33 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
     for number, queue in queues.items():
         found = matches.get(number, 0)
         assert queue.header.depth == found, f"{queue.definition.name}: {found} matches"
-    files = sum(
-        1 for k, d in store.pages.items() if k.startswith("f/")
-        for entry in _files(d) if entry[0]
-    )  # fmt: skip
-    assert spool.files == files, f"spool files: {spool.files} counted, {files} in use"
+    _check_files(store, broker)
+
+
+def _check_files(store: DictStore, broker: Broker) -> None:
+    """Per file what lives is the sum of its messages, and its blocks are what is stored (S8)."""
+    spool, files = broker.header.spool, broker.spool.overview()["by_file"]
+    live: dict[int, list[int]] = {}
+    for key, data in store.pages.items():
+        if not key.startswith("m/"):
+            continue
+        page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
+        rows = np.flatnonzero(page.queue[: page.used])
+        for file, span in zip(page.file[rows].tolist(), page.spans(rows).tolist(), strict=True):
+            sums = live.setdefault(file, [0, 0])
+            sums[0] += 1
+            sums[1] += span
+    counted = {n: [f["messages"], f["live_bytes"]] for n, f in files.items() if f["messages"]}
+    assert counted == live, f"spool files: {counted} counted, {live} in them"
+    assert spool.files == len(counted), f"spool files: {spool.files} counted, {len(counted)} in use"
+    assert spool.live_bytes == sum(n for _, n in counted.values()), "spool: live bytes"
+    stored = {int(k[2:]): len(d) for k, d in store.pages.items() if k.startswith("b/")}
+    known = {
+        block for f in files.values()
+        for block in range(f["first_block"], f["first_block"] + f["blocks"])
+    }  # fmt: skip
+    assert set(stored) <= known, f"spool blocks of no file: {sorted(set(stored) - known)[:5]}"
+    assert spool.stored_bytes >= sum(stored.values()), "spool: stored bytes"
 
 
 def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> None:
@@ -199,9 +242,3 @@ def _check_alerts(broker: Broker, queues: dict[int, Queue]) -> None:
         high = getattr(system, f"{what}_high_percent")
         clear = getattr(system, f"{what}_clear_percent")
         check(what, what in header.alerts, level, limit, high, clear)
-
-
-def _files(data: bytes) -> list[list[int]]:
-    import msgspec
-
-    return list(msgspec.msgpack.decode(data, strict=False).values())

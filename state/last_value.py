@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .broker import Broker
-from .lifecycle import GONE
+from .message import Event, apply
 from .queue import Queue
 
 
@@ -19,17 +19,7 @@ def keep_last(broker: Broker, queue: Queue) -> None:
     """Remove all but the last message of a queue whose quota is 0."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
-    queue.settle()
-    pages = list(queue.directory.live())
-    last = pages[-1]
-    for number in pages:
-        page = queue.page(number)
-        assert page is not None
-        rows = np.flatnonzero(page.state[: page.used] != GONE)
-        if number == last:
-            rows = rows[:-1]
-        if len(rows):
-            ids = queue.remove(page, rows)
-            queue.count("replaced", len(rows))
-            broker.record("replaced", queue, ids.tolist())
-            broker.spool.release(queue.number, ids)
+    seqs = np.concatenate(
+        [rows.astype(np.int64) + p.base for p, rows in queue.live_rows()]
+    )
+    apply(broker, queue, seqs[:-1], Event.REPLACE)

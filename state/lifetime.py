@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from ..definitions import QueueDefinition
-from .columns import NEVER
+from .storage import NEVER
 
 
-def expires_at(definition: QueueDefinition, now: int, ttl_ends: int) -> int:
+def expires_at(
+    definition: QueueDefinition, now: int, ttl_ends: int, own_only: bool = False
+) -> int:
     """When a message that enters the queue now expires, by the expiration model (X2, X4).
 
-    ttl_ends: end of the publisher's TTL, epoch ms, NEVER where there is none.
+    ttl_ends: end of the publisher's TTL, epoch ms, NEVER where there is none. own_only: in a dead
+    message queue and after a redrive only the queue's own expiration counts (X5).
     """
     own = definition.expiration_ms
     queue_ends = NEVER if own is None else now + own
     model = definition.expiration_model
-    if model == "queue":
+    if own_only or model == "queue":
         return queue_ends
     if model == "latest":
         return max(queue_ends, ttl_ends)

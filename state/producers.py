@@ -4,15 +4,19 @@ A producer numbers its messages from 1. Of each producer the engine remembers th
 the gaps below it, and for the newest messages which ids they got. A sequence that was stored is
 answered again, not stored again. One that was refused was not stored, so it may be tried again.
 Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
-stored) and `RUNS_MAX` runs of ids.
+stored) and `RUNS_MAX` runs of ids; a producer that has been silent for `Limits.producer_idle_ms`
+is forgotten.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.outputs import Receipt
-from .store import Notes
+from .storage import NEVER, Notes
+
+if TYPE_CHECKING:
+    from .broker import Broker
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64
@@ -21,7 +25,10 @@ RUNS_MAX = 64
 class Producer:
     """One producer during a step."""
 
-    __slots__ = ("_key", "_notes", "_repeated", "gaps", "high", "receipt", "refusals", "runs")
+    __slots__ = (
+        "_key", "_notes", "_repeated", "forgotten_at", "gaps", "high", "receipt", "refusals",
+        "runs",
+    )  # fmt: skip
 
     def __init__(self, notes: Notes, vpn: str, name: str) -> None:
         self._notes = notes
@@ -31,6 +38,7 @@ class Producer:
         self.gaps: list[list[int]] = [list(g) for g in note[1]] if note else []
         self.runs: list[list[int]] = [list(r) for r in note[2]] if note else []
         self.refusals: list[list[int]] = [list(r) for r in note[3]] if note else []
+        self.forgotten_at: int = note[4] if note else 0
         self.receipt = Receipt(vpn, name, 0)
         self._repeated: int | None = None
 
@@ -86,12 +94,23 @@ class Producer:
             known.insert(0, [seq, 1, 0])
         self.receipt.runs = known
 
-    def close(self) -> Receipt:
+    def discarded(self, seq: int, reason: str, queue: str) -> None:
+        """A queue threw the message away; it is acknowledged all the same (S4)."""
+        self.receipt.discarded.append((seq, reason, queue))
+
+    def close(self, broker: Broker) -> Receipt:
         """Save what is remembered; gives the receipt of this step."""
         self._answer_repeats()
+        idle = broker.limits.producer_idle_ms
+        if self.forgotten_at < broker.now + idle - idle // 8:  # not in every step
+            self.forgotten_at = broker.now + idle
+            name = f"p{self.receipt.vpn}/{self.receipt.producer}"
+            broker.calendar.set(name, self.forgotten_at)
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
-        self._notes.write(self._key, [self.high, self.gaps, self.runs, self.refusals])
+        self._notes.write(
+            self._key, [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
+        )
         self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
         return self.receipt
 
@@ -104,3 +123,10 @@ def _take(ranges: list[list[int]], seq: int) -> bool:
             ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
             return True
     return False
+
+
+def forget(broker: Broker, name: str) -> None:
+    """A producer has been silent for so long that nobody sends again what it sent; ``name`` is its
+    name in the calendar."""
+    broker.calendar.set(name, NEVER)
+    broker.notes.write(f"P/{name[1:]}", None)

@@ -12,14 +12,14 @@ from ..definitions import QueueDefinition, is_regex
 from ..protocol.outputs import Capture
 from ..protocol.patterns import compiled
 from .broker import Broker, bucket
+from .commands.topic_subscriptions import subscribed
 from .queue import Queue
-from .topic_subscriptions import subscribed
 
 
 def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """A queue captures its underlying topic from now on."""
     topic, vpn = definition.underlying_topic, definition.vpn
-    broker.say(Capture(topic))
+    broker.emit(Capture(topic))
     if is_regex(topic):
         key = f"R/{vpn}"
         note = dict(broker.notes.read(key) or {})

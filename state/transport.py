@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import PAGE_BITS, Array
-from .lifecycle import LEASED
-from .queue import Queue, Subscription
+from .header import Subscription
+from .message.table import LEASED
+from .queue import Queue
+from .storage import Array
 
 WAIT_MS = 2_000
 WAIT_MS_MAX = 60_000
 ENTRIES_MAX = 16
+DELAY_MS_MAX = 100 * 365 * 86_400_000  # of a redelivery, 100 years
 
 
 def number(subscription: Subscription, seqs: Array, now: int) -> tuple[int, int]:
@@ -76,8 +78,8 @@ def _held(queue: Queue, subscription: Subscription) -> Array:
     ranges = [(e[2], e[3]) for e in subscription.unconfirmed]
     found: list[Array] = []
     for page_number in queue.directory.leased():
-        base = page_number << PAGE_BITS
-        last = base + (1 << PAGE_BITS) - 1
+        base = page_number << queue.bits
+        last = base + queue.mask
         if not any(low <= last and base <= high for low, high in ranges):
             continue
         page = queue.page(page_number)

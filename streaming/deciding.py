@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ..protocol.journal import Journal
 from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
-from ..state import Batch, step
-from ..state.store import Store
-
-
-class Home(NamedTuple):
-    """Which broker decides: its name and number."""
-
-    name: str
-    number: int
+from ..state import Batch, Home, Store, step
 
 
 @dataclass(slots=True)
@@ -36,7 +27,7 @@ class Decided:
 
 def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
     """Take one step: the only call of `state.step` in the job."""
-    outputs = step(store, batch, now, home.name, home.number)
+    outputs = step(store, batch, now, home)
     decided = Decided(notes=notes_of(home.name, outputs))
     for output in outputs:
         match output:

@@ -26,9 +26,8 @@ from ..protocol.journal import Segment
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord
 from ..sources.messages import Taken
-from ..state import Batch
-from ..state.store import Store
-from .deciding import Decided, Home, decide
+from ..state import Batch, Home, Store
+from .deciding import Decided, decide
 from .gathering import Gathering
 
 

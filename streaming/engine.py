@@ -34,6 +34,7 @@ from ..protocol import (
 from ..sinks.metrics import Metrics
 from ..sources.discovery import captured_topics
 from ..sources.live import kafka_client
+from ..state import Home
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
@@ -145,7 +146,7 @@ class Engine:
         self._folder.remember_captured(self._captured)
         self._progress("starting Spark")
         self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
-        for vpn, command in configure_commands(self.configuration):
+        for vpn, command in configure_commands(self.configuration, self.epoch):
             self._transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
         self._transport.flush(10.0)
         with self._java_lives():
@@ -223,30 +224,29 @@ class Engine:
             ProgressListener(QUERY, self._on_note, self.metrics.batch, self._losses.batch)
         )
 
-    def _numbers(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.configuration.brokers)}
+    def _broker_home(self) -> Home:
+        return Home(self.configuration.brokers[0], 0, self.epoch)
 
     def _start_query(self) -> None:
         from ..sources.kafka import RECORDS_PER_BATCH
 
         spark = self._spark
         assert spark is not None
-        broker = self.configuration.brokers[0]
-        number = self._numbers()[broker]
+        home = self._broker_home()
         checkpoint = self.home / CHECKPOINT
         if self.trigger == REAL_TIME:
             self._run = uuid.uuid4().hex
             self._loop_stopped.clear()
-            options = self._loop_options(broker, number)
-            self._query = start_loop(spark, options, QUERY, checkpoint / broker, self._settings)
+            options = self._loop_options(home)
+            self._query = start_loop(spark, options, QUERY, checkpoint / home.name, self._settings)
         else:
             limit = self._setting("records_per_batch", RECORDS_PER_BATCH)
             self._query = start_batches(
-                spark, self.bootstrap, (broker, number), self._vpns(), self._readable_topics(),
+                spark, self.bootstrap, home, self._vpns(), self._readable_topics(),
                 self._partitions, limit, QUERY, checkpoint, self._settings,
             )  # fmt: skip
 
-    def _loop_options(self, broker: str, number: int) -> Options:
+    def _loop_options(self, home: Home) -> Options:
         from ..sources.live import Limits
         from .loop import Options
         from .version import code_version
@@ -256,8 +256,8 @@ class Engine:
         retained = self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb = 1_000_000
         return Options(
-            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self._vpns(),
-            sorted(self._captured), code_version(), self._run,
+            kafka_client(self.bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
+            self._vpns(), sorted(self._captured), code_version(), self._run, home.epoch,
             keep=int(retained) + 3,
             batch_s=self._setting("batch_s", default.batch_s),
             batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,

@@ -25,8 +25,8 @@ from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery, captured_topics
 from ..sources.live import Limits, LiveInputs, own_inputs, places_of
 from ..sources.step_log import read_steps
+from ..state import Home
 from .cache import PageCache
-from .deciding import Home
 from .driver import Driver, Snapshot
 from .figures import Figures
 from .store import StatePages
@@ -42,7 +42,7 @@ STOPPED_S = 0.3
 @dataclass(frozen=True)
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
-    name on the control topic."""
+    name on the control topic; epoch: the home's."""
 
     kafka: dict[str, Any]
     broker: str
@@ -51,6 +51,7 @@ class Options:
     captured: list[str]
     code: str
     run: str
+    epoch: int = 0
     keep: int = 8
     batch_s: float = 30.0
     batch_bytes: int = 128_000_000
@@ -168,8 +169,9 @@ class Loop:
         self._parts = [self._inputs, self._discovery, self._cache]
         saved = state.load()
         snapshot = Snapshot() if saved is None else _decode(saved)
+        home = Home(o.broker, o.number, o.epoch)
         self.driver = Driver(
-            Home(o.broker, o.number), o.code, self._cache, snapshot, self._log, self._outbox, clock
+            home, o.code, self._cache, snapshot, self._log, self._outbox, clock
         )
         self.driver.captured.update(dict.fromkeys(o.captured))
         self._replay(figures)

@@ -15,7 +15,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from ..protocol import wire
 from ..sources.records import in_parts, to_batch
-from .deciding import Home, decide
+from ..state import Home
+from .deciding import decide
 from .store import HandleStore
 
 ROWS_PER_FRAME = 5_000
@@ -27,11 +28,11 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
-    numbers: broker name → number; partitions: the topics that clients may name, with their sizes.
+    homes: of the brokers, by name; partitions: the topics that clients may name, with their sizes.
     """
 
-    def __init__(self, numbers: dict[str, int], partitions: dict[str, int]) -> None:
-        self._numbers = numbers
+    def __init__(self, homes: dict[str, Home], partitions: dict[str, int]) -> None:
+        self._homes = homes
         self._partitions = partitions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -43,7 +44,7 @@ class BrokerProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
         (name,) = key
-        home = Home(name, self._numbers[name])
+        home = self._homes[name]
         whole, now = to_batch(rows)
         deadline = 0
         try:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+    from ..state import Home
     from .loop import Options
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
@@ -44,7 +45,7 @@ def start_loop(
 def start_batches(
     spark: SparkSession,
     bootstrap: str,
-    broker: tuple[str, int],
+    home: Home,
     vpns: list[str],
     captured: list[str],
     partitions: dict[str, int],
@@ -62,9 +63,9 @@ def start_batches(
     publishes = source.read_stream(
         spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
     )
-    rows = source.input_rows(commands_in, publishes, broker[0])
+    rows = source.input_rows(commands_in, publishes, home.name)
     outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
-        BrokerProcessor(dict([broker]), partitions), OUTPUT_SCHEMA, "append", "None"
+        BrokerProcessor({home.name: home}, partitions), OUTPUT_SCHEMA, "append", "None"
     )
     return _start(spark, write_kafka(outputs, bootstrap), name, checkpoint, given)
 

@@ -16,8 +16,7 @@ from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.sources.messages import Place, Taken, to_batch
-from lakequeue.state import Batch, DictStore
-from lakequeue.streaming.deciding import Home
+from lakequeue.state import Batch, DictStore, Home
 from lakequeue.streaming.driver import Driver, Snapshot
 
 HOME = Home("broker-0", 0)

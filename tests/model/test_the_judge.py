@@ -11,7 +11,7 @@ from reference import twin
 from reference.model import Entry, Model, Queue, Subscription
 
 from . import walk as walking
-from .walk import Operation, Walk, with_companions
+from .walk import EXCLUSIVE, Operation, Walk, with_companions
 
 
 class EarlyLimit(Model):
@@ -123,11 +123,11 @@ class LeasesProtect(Model):
 class EarliestAlways(Model):
     """X2: the smaller, whatever the model."""
 
-    def expires_at(self, queue: Queue, entry: Entry) -> int | None:
+    def life_of(self, queue: Queue, entry: Entry) -> int | None:
         before = queue.definition
         queue.definition = before | {"expiration_model": "earliest"}
         try:
-            return super().expires_at(queue, entry)
+            return super().life_of(queue, entry)
         finally:
             queue.definition = before
 
@@ -158,13 +158,13 @@ class ForgetsWhatWasSpooled(Model):
         ]
 
 
-class RedrivesTheDeadTtl(Model):
-    """X5: a TTL that is spent counts again after the redrive."""
+class DeadTtlCounts(Model):
+    """X5: a dead message still has a TTL of its publisher's."""
 
-    def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
-        for entry in self.queues[name].entries:
-            entry.ttl_until = entry.ttl_until or self.now + 1
-        return super().redrive(name, ids)
+    def take_in(self, queue: Queue, entry: Entry) -> None:
+        if entry.was_dead:
+            entry.was_dead, entry.ttl_until = False, self.now + 1
+        super().take_in(queue, entry)
 
 
 class TakesOneTooMany(Model):
@@ -223,14 +223,13 @@ MISTAKES = [
     KeepsWhatIsLeased,
     StarTakesManyLevels,
     ForgetsWhatWasSpooled,
-    RedrivesTheDeadTtl,
+    DeadTtlCounts,
     TakesOneTooMany,
     AllAreActive,
     LeasedAreNotCounted,
 ]
 
 
-EXCLUSIVE = {"priority", "barrier_expression", "target_queue_depth"}
 NAMES = (
     *["send"] * 4,
     *["burst", "subscribe", "subscribe", "close", "settle", "settle", "ack", "done", "done"],
@@ -281,7 +280,7 @@ def random_queues(generator: random.Random) -> list[dict[str, Any]]:
     orders = {"name": "orders", "message_type": "json"}
     for key, values in keys.items():
         value = generator.choice(values)
-        if value is not None and not (EXCLUSIVE & {key} and EXCLUSIVE & set(orders)):
+        if value is not None and not (key in EXCLUSIVE and set(EXCLUSIVE) & set(orders)):
             orders[key] = value
     return with_companions(orders)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.state.broker import FORMAT
+from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
 from lakequeue.streaming.home import EPOCH_MAX, HomeFolder
 

@@ -1,14 +1,31 @@
 """A naive model of one broker, written from the rules of semantics.md alone.
 
-A queue is a list of entries that is sorted and scanned again on every step. There is no index, no
-cache and no counter that could disagree with the list. It is slow, and obvious. Times are
-milliseconds, `now` moves only by `advance`. Where the rules are silent the choice made here is
-marked "Silent:".
+A queue is a list of entries that is sorted and scanned again on every step. There is no index and
+no counter that could disagree with the list. It is slow, and obvious. Times are milliseconds, `now`
+moves only by `advance`. Where the rules are silent the choice made here is marked "Silent:".
+
+What Q9 is read to say of a queue that holds messages when it is defined again: whatever an
+expression said of a message was said when it entered (Q6), and holds as long as it stays. So
+
+- a message keeps the priority that it entered with, also while the queue has none; what entered
+  without has 0; the order is always by the priorities that messages have (O2), then O1;
+- a barrier stays one: it waits for all that entered before it, and nothing that entered after it
+  goes before it, whatever its priority (O3);
+- a message keeps its partition key (O4). Of the messages with one key one at a time is under way:
+  leased, delayed, or given out before and back again; it goes first. Where none is, the first in
+  the queue's order is next;
+- a filter of the queue was asked when the message entered (Q4), and is not asked again.
+
+Limits, periods and policies are those of the definition that holds now; but a time that was set
+stays: a lease that was given keeps its end, and one without an end keeps none (L10); a message
+expires when the definition that it entered under says (X1, X4), an early ack as when it came (L9).
 """
 
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -102,6 +119,10 @@ class Entry:
     entered: int = 0
     rank: int = 0
     is_barrier: bool = False
+    partition: Any = None
+    expires: int | None = None
+    was_dead: bool = False
+    known: dict[str, Any] = field(default_factory=dict)
     holder: Subscription | None = None
     lease_until: int | None = None
     delayed_until: int | None = None
@@ -116,7 +137,12 @@ class Entry:
         return "delayed" if self.delayed_until is not None else "ready"
 
     def value(self, expression: str) -> Any:
-        """Q6: a payload that is not JSON has only NULL fields."""
+        """Q6: a payload that is not JSON has only NULL fields. Neither it nor the rest changes."""
+        if expression not in self.known:
+            self.known[expression] = self.worked_out(expression)
+        return self.known[expression]
+
+    def worked_out(self, expression: str) -> Any:
         try:
             document = json.loads(self.payload)
         except ValueError:
@@ -174,8 +200,24 @@ class Queue:
         return bool(pattern == topic)
 
     def in_order(self) -> list[Entry]:
-        """O1, O2: higher priority first, then as taken in."""
-        return sorted(self.entries, key=lambda e: (-e.rank, e.arrival))
+        """O1, O2: higher priority first, then as taken in; O3: no further than to a barrier."""
+        barriers = [e.arrival for e in self.entries if e.is_barrier]
+        if not barriers:
+            return sorted(self.entries, key=lambda e: (-e.rank, e.arrival))
+
+        def place(entry: Entry) -> tuple[int, bool, int, int]:
+            before = sum(arrival < entry.arrival for arrival in barriers)
+            return (before, entry.is_barrier, -entry.rank, entry.arrival)
+
+        return sorted(self.entries, key=place)
+
+    def held_back(self, entry: Entry) -> bool:
+        """O4: another message of the same key is under way, or comes before it."""
+        if entry.partition is None:
+            return False
+        same = [e for e in self.in_order() if e.partition == entry.partition]
+        begun = [e for e in same if e.state != "ready" or e.deliveries > 0]
+        return (begun or same)[0] is not entry
 
     def active(self) -> list[Entry]:
         """R5: the first so many, leased and delayed ones too. Silent: what limits them to
@@ -224,6 +266,17 @@ class Model:
         self.steps = 0
         self.sequences: dict[tuple[str, int], int | None] = {}
         self.journal: list[dict[str, Any]] = []
+        self.joining = False
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """What is said within comes in one batch: what is due, and deliveries, follow it all."""
+        self.joining = True
+        try:
+            yield
+        finally:
+            self.joining = False
+        self.tick()
 
     # Definitions and subscriptions
 
@@ -350,6 +403,9 @@ class Model:
             entry.rank = unsigned(entry.value(priority))
         if barrier := queue.get("barrier_expression"):
             entry.is_barrier = entry.matches(barrier)
+        if (key := queue.get("partition_key")) and not entry.is_barrier:
+            entry.partition = entry.value(key)
+        entry.expires = self.life_of(queue, entry)
         queue.entries.append(entry)
         if queue.keeps_last:
             self.replace(queue, queue.entries[:-1])
@@ -374,14 +430,13 @@ class Model:
                 continue
             assert target is not None
             own = {k: v for k, v in entry.headers.items() if not k.startswith("lq-dead-")}
-            until = None if (entry.ttl_until or 0) <= self.now else entry.ttl_until
             source.entries.remove(entry)
             source.counters["redriven"] += 1
             self.take_in(
                 target,
                 Entry(
                     entry.id, entry.topic, entry.payload, own, entry.key,
-                    entry.publisher_priority, entry.published, until,
+                    entry.publisher_priority, entry.published, None, was_dead=True,
                 ),
             )  # fmt: skip
         self.dispatch()
@@ -486,12 +541,22 @@ class Model:
             self.dispatch()
 
     def renew(self, subscription: Subscription, message_id: int, period: str | float) -> bool:
-        """L10: from now; only by its holder."""
+        """L10: from now; only by its holder. A lease without an end keeps none."""
         entry = self.queues[subscription.queue].find(message_id)
         if entry is None or entry.holder is not subscription:
             return False
-        entry.lease_until = self.now + milliseconds(period)
+        if entry.lease_until is not None:
+            entry.lease_until = self.now + milliseconds(period)
         return True
+
+    def hand_back(self, subscription: Subscription, message_id: int) -> None:
+        """L5: returned untouched, so it was no attempt."""
+        queue = self.queues[subscription.queue]
+        entry = queue.find(message_id)
+        if entry is not None and entry.holder is subscription:
+            entry.deliveries -= 1
+            self.give_back(queue, entry, "returned")
+            self.dispatch()
 
     # How a message comes back or leaves
 
@@ -527,7 +592,8 @@ class Model:
             entry.key,
             entry.publisher_priority,
             entry.published,
-            None if (entry.ttl_until or 0) <= self.now else entry.ttl_until,
+            None,
+            was_dead=True,
         )
         if target is None or target.full_for(entry.size()):
             queue.counters["discarded"] += 1
@@ -542,10 +608,15 @@ class Model:
     # Time
 
     def expires_at(self, queue: Queue, entry: Entry) -> int | None:
+        return entry.expires
+
+    def life_of(self, queue: Queue, entry: Entry) -> int | None:
         """X2: the four models; a value that is not set is unlimited."""
         period = queue.period("expiration")
         own = None if period is None else entry.entered + period
         theirs = entry.ttl_until
+        if entry.was_dead:  # X5: only the queue's own counts, in whatever model
+            return own
         match queue.get("expiration_model", "default"):
             case "queue":
                 return own
@@ -573,6 +644,7 @@ class Model:
 
     def tick(self) -> None:
         """Silent: of what is due in the same millisecond, expiry comes first, then as taken in."""
+        self.joining = True
         for queue in list(self.queues.values()):
             for entry in list(queue.entries):
                 if due(self.expires_at(queue, entry), self.now):
@@ -587,11 +659,14 @@ class Model:
                     self.give_back(queue, entry, "lease_ended")
                 if due(entry.delayed_until, self.now):
                     entry.delayed_until = None
+        self.joining = False
         self.dispatch()
 
     # Delivery
 
     def dispatch(self) -> None:
+        if self.joining:
+            return
         for queue in list(self.queues.values()):
             while self.deliver_first(queue):
                 pass
@@ -602,7 +677,8 @@ class Model:
         for entry in queue.active():
             if entry.is_barrier:
                 return nothing_before and self.deliver_barrier(queue, entry)
-            if entry.state == "ready" and (able := self.able_to_take(queue, entry)):
+            free = entry.state == "ready" and not queue.held_back(entry)
+            if free and (able := self.able_to_take(queue, entry)):
                 self.deliver(queue, entry, self.choose(queue, able))
                 return True
             nothing_before = False
@@ -710,6 +786,8 @@ class Model:
                 assert entry.holder is None or entry.holder in self.subscriptions
                 assert entry.holder is None or entry.delayed_until is None
                 assert entry.holder is None or not entry.is_barrier
+            leased = [e.partition for e in queue.entries if e.holder and e.partition is not None]
+            assert len(leased) == len(set(leased)), f"{queue.name}: a key is leased twice"
 
     def note(
         self,

@@ -267,15 +267,17 @@ class Message:
         self.consumer.connection.model.reject(self.consumer.flow, int(self.id), reason)
         self.consumer.connection.pump()
 
-    def renew(self, period: str | float) -> None:
+    def renew(self, period: str | float | None = None) -> None:
         assert self.consumer is not None
         model = self.consumer.connection.model
+        if period is None:
+            period = model.queues[self.queue].get("lease_period", 0)
         if not model.renew(self.consumer.flow, int(self.id), period):
             raise LeaseLost(self.id)
         entry = model.queues[self.queue].find(int(self.id))
         assert entry is not None
-        assert entry.lease_until is not None
-        self.lease_expires_at = STARTED + dt.timedelta(milliseconds=entry.lease_until)
+        if entry.lease_until is not None:
+            self.lease_expires_at = STARTED + dt.timedelta(milliseconds=entry.lease_until)
 
 
 class Consumer(Context):

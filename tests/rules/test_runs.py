@@ -25,7 +25,7 @@ from lakequeue.protocol.messages import (
     encode_publish_header,
     encode_run,
 )
-from lakequeue.state import Batch, DictStore, check, step
+from lakequeue.state import Batch, DictStore, Home, check, step
 from lakequeue.state.admission import Admission
 
 from .harness import Bench, drain
@@ -60,7 +60,7 @@ class Engine:
         with pytest.MonkeyPatch.context() as patch:
             if not at_once:
                 patch.setattr(Admission, "_take_all", lambda *_: False)
-            self.outputs += step(self.store, batch, NOW, "default")
+            self.outputs += step(self.store, batch, NOW, Home("default"))
         check(self.store, NOW)
 
     def said(self) -> list[Any]:

@@ -239,16 +239,18 @@ def test_P4_at_once(bench: Bench) -> None:
 
 def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -> None:
     """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
+    from lakequeue.state import DictStore, Home, Limits
+    from lakequeue.state.broker import Broker
     from lakequeue.state.producers import Producer
-    from lakequeue.state.store import DictStore, Notes
 
-    notes = Notes(DictStore())
+    broker = Broker.load(DictStore(), Home(), 0, Limits())
+    notes = broker.notes
     producer = Producer(notes, "default", "p")
     for seq, number in ((2, 10), (3, 11), (1, 12)):
         assert producer.is_new(seq)
         producer.stored(seq, number)
-    producer.close()
+    producer.close(broker)
     again = Producer(notes, "default", "p")
     assert not again.is_new(1)
     again.repeat(1)
-    assert sorted(again.close().runs) == [[1, 1, 12], [2, 2, 10]]
+    assert sorted(again.close(broker).runs) == [[1, 1, 12], [2, 2, 10]]

@@ -11,11 +11,11 @@ A message keeps the matches that it was stored with: removing a subscription tak
 
 from __future__ import annotations
 
-from ..definitions import QueueDefinition
-from ..protocol.commands import SubscribeTopic, UnsubscribeTopic
-from ..protocol.patterns import REGEX, TOPIC, compiled, kind_of, wildcard_matches
-from .broker import Broker, bucket
-from .queue import Queue
+from ...definitions import QueueDefinition
+from ...protocol.commands import SubscribeTopic, UnsubscribeTopic
+from ...protocol.patterns import REGEX, TOPIC, compiled, kind_of, wildcard_matches
+from ..broker import Broker, bucket
+from ..queue import Queue
 
 TOPICS_MAX = 10_000  # of one queue
 
@@ -62,16 +62,28 @@ def add(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[str
     """Subscribe a queue to topics; returns those that are new. Raises ValueError."""
     present = topics_of(broker, queue)
     new = sorted(set(patterns) - set(present))
-    if len(present) + len(new) > TOPICS_MAX:
-        raise ValueError(
-            f"topic: {new[0]!r} – a queue subscribes to at most {TOPICS_MAX} topics; "
-            f"{queue.definition.name!r} has {len(present)}"
-        )
+    _room_for(queue, len(present), new)
     for pattern in new:
         _change(broker, vpn, queue, pattern, add=True)
     if new:
         broker.notes.write(f"u/{queue.number}", sorted([*present, *new]))
     return new
+
+
+def _room_for(queue: Queue, present: int, new: list[str]) -> None:
+    if new and present + len(new) > TOPICS_MAX:
+        raise ValueError(
+            f"topic: {new[0]!r} – a queue subscribes to at most {TOPICS_MAX} topics; "
+            f"{queue.definition.name!r} has {present}"
+        )
+
+
+def check_definition(broker: Broker, queue: Queue | None, new: QueueDefinition) -> None:
+    """Raise ValueError if `follow_definition` could not be done."""
+    if queue is not None:
+        present = set(topics_of(broker, queue))
+        kept = present - (set(queue.definition.subscriptions) - set(new.subscriptions))
+        _room_for(queue, len(kept), sorted(set(new.subscriptions) - kept))
 
 
 def remove(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[str]:
@@ -90,7 +102,7 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
     kind_of(command.topic)
     new = add(broker, vpn, queue, [command.topic])
     if new:
-        broker.note("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
+        broker.event("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
     return bool(new)
 
 
@@ -102,7 +114,7 @@ def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: Unsubscri
             f"topic: {command.topic[:200]!r} – queue {queue.definition.name!r} has not subscribed "
             f"to it; it has: {there}"
         )
-    broker.note("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
+    broker.event("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
 
 
 def follow_definition(

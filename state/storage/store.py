@@ -1,8 +1,8 @@
 """Where the state lives: small byte pages under text keys.
 
 The step reads and writes through this face only. `DictStore` keeps pages in a dict (tests,
-``memory://``); the job keeps them in the operator's RocksDB state. `Pages` stands between: it
-reads a page at most once and writes it at most once per step, in a fixed order.
+``memory://``); the job keeps them in the operator's RocksDB state. What stands above reads a page
+at most once and writes it at most once per step, in a fixed order.
 """
 
 from __future__ import annotations
@@ -53,6 +53,32 @@ class DictStore:
         return cls(msgspec.msgpack.decode(dumped, type=dict[str, bytes]))
 
 
+class CountingStore:
+    """A store that remembers which pages were read and written: an operation is held to numbers."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.reads: list[str] = []
+        self.writes: list[str] = []  # puts and deletes
+
+    def get(self, key: str) -> bytes | None:
+        self.reads.append(key)
+        return self._store.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.writes.append(key)
+        self._store.put(key, value)
+
+    def delete(self, key: str) -> None:
+        self.writes.append(key)
+        self._store.delete(key)
+
+    def reset(self) -> None:
+        """Begin to count again."""
+        self.reads.clear()
+        self.writes.clear()
+
+
 class Notes:
     """Small msgpack values by key, read once and written once per step, sorted by key.
 
@@ -77,6 +103,10 @@ class Notes:
         self._values[key] = value
         self._dirty.add(key)
 
+    def overview(self) -> dict[str, Any]:
+        """What was read or written, and is there."""
+        return {key: value for key, value in sorted(self._values.items()) if value}
+
     def flush(self) -> None:
         """Write what changed."""
         for key in sorted(self._dirty):
@@ -86,3 +116,47 @@ class Notes:
             else:
                 self._store.delete(key)
         self._dirty.clear()
+
+
+class StoreFailed(Exception):
+    """The store itself failed: ``error`` is what it raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Overlay:
+    """Pages over another store: what is written here is put there by `commit`, all or nothing."""
+
+    def __init__(self, base: Store) -> None:
+        self._base = base
+        self._pages: dict[str, bytes | None] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+        if key in self._pages:
+            return self._pages[key]
+        try:
+            return self._base.get(key)
+        except StoreFailed:
+            raise
+        except Exception as error:
+            raise StoreFailed(error) from error
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page, for now only here."""
+        self._pages[key] = value
+
+    def delete(self, key: str) -> None:
+        """Remove a page, for now only here."""
+        self._pages[key] = None
+
+    def commit(self) -> None:
+        """Put everything into the store below, in the order in which it was first written."""
+        for key, value in self._pages.items():
+            if value is None:
+                self._base.delete(key)
+            else:
+                self._base.put(key, value)
+        self._pages.clear()

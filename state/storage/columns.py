@@ -8,15 +8,12 @@ takes a few kilobytes instead of sixty.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE_BITS = 10
-PAGE_ROWS = 1 << PAGE_BITS
-ROW_MASK = PAGE_ROWS - 1
 NEVER = (1 << 63) - 1
 
 Array = NDArray[Any]
@@ -27,72 +24,94 @@ _decode = msgspec.msgpack.decode
 class ColumnPage:
     """Rows of a page; `FIELDS` gives name, dtype and default of each column.
 
-    used: rows in use, from 0; extras: small per-row data that few rows have.
+    bits: the page has 2 to that power rows; used: rows in use, from 0; extras: small per-row data
+    that few rows have.
     """
 
     FIELDS: ClassVar[tuple[tuple[str, str, int], ...]] = ()
-    __slots__ = ("dirty", "extras", "number", "used")
+    __slots__ = ("bits", "dirty", "extras", "number", "used")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, bits: int) -> None:
         self.number = number
+        self.bits = bits
         self.used = 0
         self.extras: dict[int, Any] = {}
         self.dirty = False
         for name, dtype, default in self.FIELDS:
-            setattr(self, name, np.full(PAGE_ROWS, default, dtype=dtype))
+            setattr(self, name, np.full(1 << bits, default, dtype=dtype))
+
+    @property
+    def base(self) -> int:
+        """The number (place or counter) of row 0."""
+        return self.number << self.bits
 
     def pack(self) -> bytes:
         """The page as bytes; equal pages give equal bytes."""
         used = self.used
-        packed: list[Any] = []
-        for name, _, _ in self.FIELDS:
-            column = getattr(self, name)[:used]
-            if used == 0 or (column == column[0]).all():
-                packed.append(int(column[0]) if used else 0)
-            elif column.dtype.itemsize == 8 and (np.diff(column) == 1).all():
-                packed.append([int(column[0])])
-            else:
-                packed.append(column.tobytes())
+        packed = [_pack_column(getattr(self, name)[:used]) for name, _, _ in self.FIELDS]
         extras = sorted(self.extras.items())
         return _encode([used, packed, extras])
 
     @classmethod
-    def unpack(cls, number: int, data: bytes) -> Any:
+    def unpack(cls, number: int, data: bytes, bits: int) -> Self:
         """The page that `pack` wrote."""
         page = cls.__new__(cls)
         page.number = number
+        page.bits = bits
         used, packed, extras = _decode(data)
+        assert used <= 1 << bits, f"page {number} has {used} rows, {1 << bits} fit"
         page.used = used
         page.extras = dict(extras)
         page.dirty = False
         for (name, dtype, default), stored in zip(cls.FIELDS, packed, strict=True):
-            column = np.full(PAGE_ROWS, default, dtype=dtype)
+            column = np.full(1 << bits, default, dtype=dtype)
             if isinstance(stored, list):
                 column[:used] = np.arange(used, dtype=dtype) + np.array(stored[0], dtype=dtype)
             elif isinstance(stored, bytes):
                 column[:used] = np.frombuffer(stored, dtype=dtype)
-            else:
+            elif stored != default:
                 column[:used] = stored
             setattr(page, name, column)
         return page
 
+    def overview(self) -> list[dict[str, Any]]:
+        """The rows in use as plain data."""
+        names = [name for name, _, _ in self.FIELDS]
+        columns = [getattr(self, name)[: self.used].tolist() for name in names]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        for row, extra in self.extras.items():
+            rows[row]["extra"] = extra
+        return rows
 
-def by_page(numbers: Array) -> Iterator[tuple[int, Array, Array | slice]]:
-    """Group numbers (sequences or id counters) by page.
+
+def _pack_column(column: Array) -> int | list[int] | bytes:
+    """One value, the first of values that count up, or bytes."""
+    used, size = len(column), column.itemsize
+    data = column.tobytes()
+    if data == data[:size] * used:
+        return int(column[0]) if used else 0
+    if size == 8 and int(column[-1]) - int(column[0]) == used - 1 and (np.diff(column) == 1).all():
+        return [int(column[0])]
+    return data
+
+
+def by_page(numbers: Array, bits: int) -> Iterator[tuple[int, Array, Array | slice]]:
+    """Group numbers (places or id counters) by page.
 
     Yields (page number, rows in the page, positions in the input), pages ascending, the order of
     the input kept inside a page.
     """
     if not len(numbers):
         return
-    pages = numbers >> PAGE_BITS
+    mask = (1 << bits) - 1
+    pages = numbers >> bits
     first, last = int(pages.min()), int(pages.max())
     if first == last:
-        yield first, (numbers & ROW_MASK).astype(np.intp), slice(None)
+        yield first, (numbers & mask).astype(np.intp), slice(None)
         return
     order = np.argsort(pages, kind="stable")
     ordered = pages[order]
     cuts = np.flatnonzero(np.diff(ordered)) + 1
     for positions in np.split(order, cuts):
-        rows = (numbers[positions] & ROW_MASK).astype(np.intp)
+        rows = (numbers[positions] & mask).astype(np.intp)
         yield int(pages[positions[0]]), rows, positions

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..expressions import compile_program
-from ..protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
-from .broker import Broker
-from .columns import NEVER
-from .fairness import backlog_of
-from .queue import Queue, Subscription
-from .settling import release_all
+from ...expressions import compile_program
+from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
+from ..broker import Broker
+from ..fairness import backlog_of
+from ..header import Subscription
+from ..limits import Budget
+from ..queue import Queue
+from ..storage import NEVER
+from .settling import return_held
+from .turns import Task, begin
 
 BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255
@@ -51,8 +54,13 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         _check_backlog(command.max_backlog)
     _check_priority(queue, command.priority)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
-    bound = queue.subscription(command.subscription)
+    bound = queue.header.subscription(command.subscription)
     if bound is not None:
+        if bound.ending:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – is ending, what it held is being "
+                f"returned; take another id"
+            )
         _same_again(bound, command, removes)
         return _answer(broker, queue, bound)
     header = queue.header
@@ -72,13 +80,13 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     )
     header.subscriptions.append(subscription)
     header.next_subscription += 1
-    queue.dispatch_wanted = True
+    queue.wanted = True
     if command.session:
         key = _session_key(vpn, command.session)
         others = broker.notes.read(key) or []
         broker.notes.write(key, [*others, [queue.number, command.subscription]])
         _alive(broker, vpn, command.session)
-    broker.note("subscribed", vpn, queue.definition.name, subscription=command.subscription)
+    broker.event("subscribed", vpn, queue.definition.name, subscription=command.subscription)
     return _answer(broker, queue, subscription)
 
 
@@ -139,42 +147,46 @@ def _check_backlog(backlog: int) -> None:
         raise ValueError(f"max_backlog: {backlog} – allowed are 0 to {BACKLOG_MAX}")
 
 
-def set_backlog(queue: Queue, command: SetBacklog) -> None:
+def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> None:
     """Change a subscription's backlog; below what it holds, delivery waits (B3)."""
     _check_backlog(command.max_backlog)
-    subscription = queue.subscription(command.subscription)
+    subscription = queue.header.subscription(command.subscription)
     if subscription is not None:
         subscription.max_backlog = command.max_backlog
-        queue.dispatch_wanted = True
+        queue.wanted = True
 
 
-def end(broker: Broker, vpn: str, queue: Queue, subscription: str, why: str) -> None:
-    """End a subscription; what it holds returns (L1)."""
-    found = queue.subscription(subscription)
-    if found is None:
-        return
-    release_all(broker, queue, found, why)
+def unsubscribe(
+    broker: Broker, queue: Queue, task: Task, command: Unsubscribe, budget: Budget
+) -> bool:
+    """A subscription ends: what it holds returns, then it is gone (L1)."""
     header = queue.header
+    found = header.subscription(command.subscription)
+    if found is None:
+        return True
+    if not return_held(broker, queue, task, found, budget):
+        return False
     header.subscriptions = [s for s in header.subscriptions if s is not found]
     text = found.filter
     if text and not any(s.filter == text for s in header.subscriptions):
-        header.cursors.pop(text, None)
-        header.rechecks.pop(text, None)
-    queue.dispatch_wanted = True
-    broker.note("unsubscribed", vpn, queue.definition.name, subscription=subscription, why=why)
+        queue.filters.forget(text)
+    queue.wanted = True
+    vpn = broker.vpn_of(queue)
+    broker.event(
+        "unsubscribed", vpn, queue.definition.name, subscription=found.id, why=found.ending
+    )
+    if found.session:
+        _unbind(broker, vpn, found.session, [queue.number, found.id])
+    return True
 
 
-def unsubscribe(broker: Broker, vpn: str, queue: Queue, command: Unsubscribe) -> None:
-    """A consumer was closed."""
-    found = queue.subscription(command.subscription)
-    end(broker, vpn, queue, command.subscription, "closed")
-    if found is not None and found.session:
-        key = _session_key(vpn, found.session)
-        bound = broker.notes.read(key) or []
-        rest = [b for b in bound if b != [queue.number, found.id]]
-        broker.notes.write(key, rest)
-        if not rest:
-            broker.calendar.set(_deadline_name(vpn, found.session), NEVER)
+def _unbind(broker: Broker, vpn: str, session: str, bound: list[Any]) -> None:
+    """A session has one subscription less; without any it needs no heartbeats."""
+    key = _session_key(vpn, session)
+    rest = [b for b in broker.notes.read(key) or [] if b != bound]
+    broker.notes.write(key, rest)
+    if not rest:
+        broker.calendar.set(_deadline_name(vpn, session), NEVER)
 
 
 def _alive(broker: Broker, vpn: str, session: str) -> None:
@@ -198,15 +210,17 @@ def bye(broker: Broker, vpn: str, command: Bye) -> None:
 def lost(broker: Broker, name: str) -> None:
     """A session's heartbeats have stopped; ``name`` is its name in the calendar."""
     vpn, _, session = name[1:].partition("/")
-    broker.note("session_lost", vpn, session=session)
+    broker.event("session_lost", vpn, session=session)
     _end_session(broker, vpn, session, "heartbeats missed")
 
 
 def _end_session(broker: Broker, vpn: str, session: str, why: str) -> None:
     key = _session_key(vpn, session)
-    for number, subscription in broker.notes.read(key) or []:
-        queue = broker.queue(number)
-        if queue is not None:
-            end(broker, vpn, queue, subscription, why)
+    bound = broker.notes.read(key) or []
     broker.notes.write(key, None)
     broker.calendar.set(_deadline_name(vpn, session), NEVER)
+    for number, subscription in bound:
+        queue = broker.queue(number)
+        if queue is not None and not queue.header.deleted:
+            command = Unsubscribe(queue=queue.definition.name, subscription=subscription)
+            begin(broker, vpn, queue, command, why)

@@ -1,0 +1,164 @@
+"""Definitions and what an administrator does: define, delete, shut down, purge (Q1–Q9, S7, H5, R6).
+
+A definition is checked as a whole before anything is changed, so one that is refused leaves
+everything as it was.
+"""
+
+from __future__ import annotations
+
+from ...definitions import (
+    QueueDefinition,
+    dead_message_ring,
+    parse_configuration,
+    parse_definition,
+    redefine,
+)
+from ...protocol.commands import Configure, Define, Delete, Purge, Shutdown
+from ...protocol.errors import ConfigError, Problem
+from ...protocol.ids import parse_ranges
+from ..broker import Broker, bucket
+from ..header import QueueHeader
+from ..limits import Budget
+from ..message import Event, apply
+from ..queue import Queue
+from ..routing import add_route, drop_route
+from ..storage import NEVER
+from .places import wanted_rows
+from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
+from .turns import Task, begin, cancel_all
+
+
+def configure(broker: Broker, vpn: str, command: Configure) -> None:
+    """Set limits of the system and of VPNs."""
+    configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
+    broker.header.system = configuration.system
+    broker.reconfigured = True
+    for vpn, limits in configuration.vpns.items():
+        broker.vpn_number(vpn)
+        broker.header.vpn_limits[vpn] = limits
+
+
+def define(broker: Broker, vpn: str, command: Define) -> None:
+    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    definition = parse_definition({"vpn": vpn, **command.definition})
+    if definition.vpn != vpn:
+        raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+    _check_owner(broker, definition)
+    _check_dead_messages(broker, definition)
+    existing = broker.find(vpn, definition.name)
+    check_definition(broker, existing, definition)
+    if existing is None:
+        _create(broker, vpn, definition)
+        return
+    old = existing.definition
+    if old == definition and not existing.header.faulted:
+        return
+    problems = redefine(old, definition) + _check_last_value(existing, definition)
+    if problems:
+        raise ConfigError(problems)
+    drop_route(broker, old, existing.number)
+    add_route(broker, definition, existing.number)
+    follow_definition(broker, vpn, existing, old, definition)
+    existing.header.definition = definition
+    existing.header.faulted = ""
+    existing.wanted = True
+    broker.event("defined", vpn, definition.name, again=True)
+
+
+def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
+    """Q5: the owner is a broker that runs; in this version there is one."""
+    owner, name = definition.initial_owner, broker.header.name
+    if owner is not None and owner != name:
+        where = f"queue {definition.name!r}"
+        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
+
+
+def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
+    """X5: with the queues that are there, dead messages never come back to the queue."""
+
+    def target_of(name: str) -> str | None:
+        queue = broker.find(definition.vpn, name)
+        return None if queue is None else queue.definition.dead_message_queue
+
+    ring = dead_message_ring(definition, target_of)
+    if ring:
+        where, target = f"queue {definition.name!r}", definition.dead_message_queue
+        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
+
+
+def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
+    """S10: quota 0 keeps one message; a definition does not throw the others away."""
+    depth = queue.header.depth
+    if new.max_spool_usage or depth < 2:
+        return []
+    allowed = f"keeps the last message only, and {depth} are stored: consume or purge them before"
+    return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
+
+
+def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    number = broker.header.next_queue
+    broker.header.next_queue += 1
+    queue = broker.add_queue(
+        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
+    )
+    key = f"n/{vpn}/{bucket(definition.name)}"
+    broker.notes.write(key, {**(broker.notes.read(key) or {}), definition.name: number})
+    add_route(broker, definition, queue.number)
+    follow_definition(broker, vpn, queue, None, definition)
+    broker.event("defined", vpn, definition.name)
+
+
+def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
+    """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
+    delivered (S7). They are removed in turn (`remove_messages`)."""
+    name = queue.definition.name
+    drop_route(broker, queue.definition, queue.number)
+    remove(broker, vpn, queue, topics_of(broker, queue))
+    key = f"n/{vpn}/{bucket(name)}"
+    names = dict(broker.notes.read(key) or {})
+    names.pop(name, None)
+    broker.notes.write(key, names)
+    broker.calendar.set(f"q{queue.number}", NEVER)
+    broker.header.waiting.pop(queue.number, None)
+    cancel_all(broker, queue)
+    queue.header.deleted = True
+    queue.header.faulted = ""
+    broker.event("deleted", vpn, name)
+    begin(broker, vpn, queue, Delete(queue=name))
+
+
+def remove_messages(
+    broker: Broker, queue: Queue, task: Task, command: Delete, budget: Budget
+) -> bool:
+    """Remove what a deleted queue holds, and then the queue."""
+    done = False
+    while not done and not budget.spent:
+        part = wanted_rows(broker, queue, task, None, None, budget)
+        done, task.cursor = part.last, part.next
+        apply(broker, queue, part.seqs, Event.DELETE)
+    if done:
+        queue.drop()
+    return done
+
+
+def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
+    """Shut down or open ingress and egress, each on its own (H5)."""
+    queue.header.ingress = not command.ingress
+    queue.header.egress = not command.egress
+    queue.wanted = True
+    broker.event(
+        "shutdown", vpn, queue.definition.name, ingress=command.ingress, egress=command.egress
+    )
+
+
+def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budget) -> bool:
+    """Remove messages by predicate (active ones, R5), by ids, or all; answers how many."""
+    ranges = parse_ranges(command.ids) if command.ids is not None else None
+    done = False
+    while not done and not budget.spent:
+        part = wanted_rows(broker, queue, task, command.where, ranges, budget)
+        done, task.cursor = part.last, part.next
+        apply(broker, queue, part.seqs, Event.PURGE, reason=command.where or "")
+        task.done["n"] = task.done.get("n", 0) + len(part.seqs)
+    task.result = task.done.get("n", 0)
+    return done

@@ -1,0 +1,216 @@
+"""Which messages a command means: their places in the queue, part by part as the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...expressions import compile_program
+from ...protocol.ids import Ranges, make_id
+from .. import deferred
+from ..active_set import first_inactive
+from ..broker import Broker
+from ..filters import matching
+from ..limits import Budget
+from ..message import GONE, LEASED
+from ..queue import Queue
+from ..storage import Array
+from .turns import Task
+
+FEW_PAGES = 4
+LOOKED_AT_TOGETHER = 256
+
+
+@dataclass(slots=True)
+class Part:
+    """Places of messages that are meant, and where to go on. ranges: the ids that were looked for,
+    ids: those that the queue holds, both for what comes by id."""
+
+    seqs: Array
+    next: int
+    last: bool
+    ranges: Ranges
+    ids: Array
+
+
+_NO_IDS = np.zeros(0, np.uint64)
+_NO_SEQS = np.zeros(0, np.int64)
+
+
+def by_ids(
+    broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget
+) -> Part:
+    """The next messages of a queue whose ids are in these ranges."""
+    if "by" not in task.done:
+        task.done["by"] = "place" if _is_wide(broker, queue, ranges) else "id"
+        task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
+    ranges = [(low, min(high, task.done["until"] - 1)) for low, high in ranges]
+    ranges = [(low, high) for low, high in ranges if low <= high]
+    if task.done["by"] == "place":
+        return _in_pages(queue, task.cursor, ranges, budget)
+    part, following = _clip(ranges, task.cursor, budget.rows)
+    budget.take(sum(high - low + 1 for low, high in part))
+    ids, seqs = broker.spool.held_by(part, queue.number)
+    return Part(seqs, following or 0, following is None, part, ids)
+
+
+def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
+    """Whether the ids span more pages of the spool than the queue has pages at most."""
+    low, high = make_id(broker.header.number, 0), broker.spool.next_id()
+    clipped = ((max(a, low), min(b, high)) for a, b in ranges)
+    spanned = sum((b >> queue.bits) - (a >> queue.bits) + 1 for a, b in clipped if a <= b)
+    header = queue.header
+    return spanned > max(FEW_PAGES, min(header.depth, (header.next_seq >> queue.bits) + 1))
+
+
+def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
+    """Up to ``most`` ids of ranges from ``start`` on, and the id to go on with, None at the end."""
+    part: Ranges = []
+    for low, high in ranges:
+        if high < start:
+            continue
+        if most <= 0:
+            return part, max(low, start)
+        low = max(low, start)
+        last = min(high, low + most - 1)
+        part.append((low, last))
+        most -= last - low + 1
+        if last < high:
+            return part, last + 1
+    return part, None
+
+
+def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> Part:
+    """Rows of the queue's pages whose ids are in these ranges."""
+    lows = np.array([low for low, _ in ranges], np.uint64)
+    highs = np.array([high for _, high in ranges], np.uint64)
+    queue.settle()
+    for number in queue.directory.overlapping(ranges, start >> queue.bits):
+        page = queue.page(number)
+        assert page is not None
+        rows = np.flatnonzero(page.state[: page.used] != GONE)
+        budget.take(len(rows) + 1)
+        ids = page.id[rows]
+        at = np.searchsorted(lows, ids, side="right") - 1
+        hit = (at >= 0) & (ids <= highs[np.maximum(at, 0)])
+        following = (page.number + 1) << queue.bits
+        if hit.any() or budget.spent:
+            seqs = rows[hit].astype(np.int64) + page.base
+            return Part(seqs, following, False, [], _NO_IDS)
+    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+
+
+def held_pages(
+    queue: Queue, start: int, holder: int, budget: Budget, up_to: int | None = None
+) -> Part:
+    """Messages that a subscription leases, from a place on; up_to: with ids not above this."""
+    queue.settle()
+    for number in queue.directory.leased(start >> queue.bits) if holder else ():
+        page = queue.page(number)
+        assert page is not None
+        used = page.used
+        mine = (page.state[:used] == LEASED) & (page.holder[:used] == holder)
+        if up_to is not None:
+            mine &= page.id[:used] <= np.uint64(up_to)
+        rows = np.flatnonzero(mine)
+        budget.take(len(rows) + 1)
+        if len(rows) or budget.spent:
+            seqs = rows.astype(np.int64) + (number << queue.bits)
+            return Part(seqs, (number + 1) << queue.bits, False, [], _NO_IDS)
+    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+
+
+def meant(queue: Queue, where: str | None) -> int:
+    """The place behind the messages that a command means that says no ids: all that are there now,
+    of an expression the active ones (R5). What enters or becomes active later is not meant."""
+    end = first_inactive(queue) if where is not None else None
+    return queue.header.next_seq if end is None else end
+
+
+def wanted_rows(
+    broker: Broker, queue: Queue, task: Task, where: str | None, ranges: Ranges | None,
+    budget: Budget,
+) -> Part:  # fmt: skip
+    """The next messages for which an expression is true and whose ids are in ranges."""
+    if "end" not in task.done:
+        if where is not None:
+            compile_program((where,))  # a bad one is refused also where nothing is stored
+        task.done["end"] = meant(queue, where)
+    end: int = task.done["end"]
+    for page, live in queue.live_rows(task.cursor):
+        base = page.base
+        if base >= end:
+            break
+        rows = live[live < end - base]
+        following = (page.number + 1) << queue.bits
+        rows = rows[: max(budget.rows, 1)]
+        if len(rows) < len(live) and len(rows):
+            following = base + int(rows[-1]) + 1
+        budget.take(len(rows), int(page.size[rows].sum()) if where is not None else 0)
+        if ranges is not None:
+            numbers = page.id[rows]
+            hit = np.zeros(len(rows), bool)
+            for low, high in ranges:
+                hit |= (numbers >= np.uint64(low)) & (numbers <= np.uint64(high))
+            rows = rows[hit]
+        seqs = rows.astype(np.int64) + base
+        if where is not None:
+            seqs = seqs[np.array(matching(broker, queue, seqs, where), bool)]
+        return Part(seqs, following, False, [], _NO_IDS)
+    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+
+
+# ---------------------------------------------------------------- acks without effect
+
+
+def without_effect_of(broker: Broker, queue: Queue, ids: Array, name: str, why: str) -> None:
+    """These acks do nothing: counted and journaled (L8)."""
+    if len(ids):
+        queue.count("ack_ignored", len(ids))
+        broker.record("ack_ignored", queue, ids.tolist(), subscription=name, reason=why)
+
+
+def early(broker: Broker, queue: Queue, ranges: Ranges, name: str) -> None:
+    """Ids of an ack that are not given yet: kept for when their messages come (L9)."""
+    next_id = broker.spool.next_id()
+    for low, high in ranges:
+        if high >= next_id:
+            deferred.keep(broker, queue, max(low, next_id), high, name)
+
+
+def without_effect(broker: Broker, queue: Queue, part: Part, name: str) -> None:
+    """Ids that were named and that the queue does not hold: gone already, or never held (L8, L9).
+
+    The first `Limits.ignored_acks` of a part are looked up; of more nothing is said.
+    """
+    given: list[Array] = []
+    left = broker.limits.ignored_acks
+    for low, high in _gaps(part.ranges, sorted(part.ids.tolist())):
+        last = min(high, low + left - 1)
+        if low <= last:
+            given.append(np.arange(low, last + 1, dtype=np.uint64))
+            left -= last + 1 - low
+    if not given:
+        return
+    ids = np.concatenate(given)
+    held = broker.spool.were_held(ids, queue.number)
+    without_effect_of(broker, queue, ids[held], name, "not in the queue")
+    never = ids[~held]
+    for run in np.split(never, np.flatnonzero(np.diff(never) > 1) + 1) if len(never) else ():
+        deferred.keep(broker, queue, int(run[0]), int(run[-1]), name)
+
+
+def _gaps(ranges: Ranges, held: list[int]) -> Iterator[tuple[int, int]]:
+    """The ids in ranges that are not among some, as ranges; both ascending."""
+    at = 0
+    for first, high in ranges:
+        low = first
+        while at < len(held) and held[at] <= high:
+            if low < held[at]:
+                yield low, held[at] - 1
+            low = held[at] + 1
+            at += 1
+        if low <= high:
+            yield low, high

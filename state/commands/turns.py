@@ -1,0 +1,140 @@
+"""Commands that change messages take their turns, queue by queue, over as many steps as they need.
+
+What an ack, a purge or a redrive has to do may be more than a step's budget. Then it goes on in the
+next step where it stopped, and so that a queue's commands stay in the order of their log (C5: a
+cancel never overtakes the acks before it), every later one of the same queue waits behind it. All
+queues with such work take turns with an equal share of the budget, so one queue's purge of a
+million holds up nobody else's acks. What waits is bounded; beyond that a command is refused.
+
+A handler does what its budget allows, from ``task.cursor`` on, and says whether it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...protocol import commands as c
+from ...protocol.errors import LakequeueError
+from ..broker import Broker
+from ..limits import Budget
+from ..queue import Queue
+from .answers import answer, refuse
+
+
+@dataclass(slots=True)
+class Task:
+    """A command on its way. cursor: where it goes on; done: what it has done so far; result: its
+    answer in the end; why: what the engine itself says in a command of its own."""
+
+    vpn: str
+    command: bytes
+    cursor: int = 0
+    done: dict[str, Any] = field(default_factory=dict)
+    result: Any = None
+    why: str = ""
+
+    def packed(self) -> list[Any]:
+        """As it stands in the queue's page of tasks."""
+        return [self.vpn, self.command, self.cursor, self.done, self.result, self.why]
+
+
+Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
+IN_TURN: dict[type, Handler] = {}  # filled by the table
+
+def begin(broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "") -> None:
+    """Carry a command out, or as much of it as there is budget for. Raises what is wrong with it,
+    and LakequeueError where too many wait before it."""
+    task = Task(vpn, b"", why=why)
+    _announce(queue, command, why)
+    waiting = _tasks(broker, queue)
+    if not waiting:
+        budget = broker.command_budget
+        if not budget.spent and _advance(broker, queue, task, command, budget):
+            return
+    elif len(waiting) >= broker.limits.pending_commands:
+        raise LakequeueError(
+            f"queue {queue.definition.name!r}: {len(waiting)} commands wait for their turn, at "
+            f"most {broker.limits.pending_commands} may: try again later"
+        )
+    task.command = c.encode_command(command)
+    waiting.append(task.packed())
+    _keep(broker, queue, waiting)
+
+
+def _tasks(broker: Broker, queue: Queue) -> list[list[Any]]:
+    """The commands of a queue that wait, the one whose turn it is first. To be changed in place."""
+    tasks: list[list[Any]] = broker.notes.read(f"w/{queue.number}") or []
+    return tasks
+
+
+def _keep(broker: Broker, queue: Queue, waiting: list[list[Any]]) -> None:
+    broker.notes.write(f"w/{queue.number}", waiting)
+    if waiting:
+        broker.header.pending[queue.number] = True
+
+
+def _announce(queue: Queue, command: Any, why: str) -> None:
+    """A subscription that ends gets nothing more, however long its turn is away."""
+    if isinstance(command, c.Unsubscribe):
+        subscription = queue.header.subscription(command.subscription)
+        if subscription is not None:
+            subscription.ending = why or "closed"
+
+
+def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget) -> bool:
+    """Go on with one command; whether it is done, and answered."""
+    if not IN_TURN[type(command)](broker, queue, task, command, budget):
+        return False
+    answer(broker, command, task.result)
+    return True
+
+
+def go_on(broker: Broker) -> None:
+    """What earlier commands have left to do, each queue with an equal share of the budget."""
+    pending = broker.header.pending
+    if not pending:
+        return
+    total = broker.command_budget
+    for number in list(pending):
+        if total.spent:
+            return
+        share = Budget(max(total.rows // len(pending), 1), max(total.bytes // len(pending), 1))
+        before = share.rows, share.bytes
+        queue = broker.queue(number)
+        del pending[number]
+        if queue is not None and not queue.header.faulted:
+            broker.at = queue
+            if _go_on_with(broker, queue, share):
+                pending[number] = True  # behind all others
+        total.take(before[0] - share.rows, before[1] - share.bytes)
+
+
+def _go_on_with(broker: Broker, queue: Queue, budget: Budget) -> bool:
+    """Go on with the commands of one queue; whether some are left."""
+    waiting = _tasks(broker, queue)
+    while waiting and not budget.spent:
+        task = Task(*waiting[0])
+        command = c.decode_command(task.command)
+        try:
+            if not _advance(broker, queue, task, command, budget):
+                waiting[0] = task.packed()
+                break
+        except (LakequeueError, ValueError) as error:
+            refuse(broker, task.vpn, command, error)
+        del waiting[0]
+    if queue.dropped:
+        waiting = []
+    broker.notes.write(f"w/{queue.number}", waiting)
+    return bool(waiting)
+
+
+def cancel_all(broker: Broker, queue: Queue) -> None:
+    """The queue is deleted: what waits for its turn there has nothing left to do."""
+    for packed in _tasks(broker, queue):
+        task = Task(*packed)
+        error = LakequeueError(f"queue {queue.definition.name!r} was deleted meanwhile")
+        refuse(broker, task.vpn, c.decode_command(task.command), error)
+    broker.notes.write(f"w/{queue.number}", None)
+    broker.header.pending.pop(queue.number, None)

@@ -1,0 +1,94 @@
+"""What a step needs of a queue before it looks at any message: its header, one page.
+
+Every field says what changes it. What grows with the depth of the queue is not here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..definitions import QueueDefinition
+from .storage import NEVER
+
+
+class Subscription(msgspec.Struct):
+    """One consumer's flow bound to the queue. What stands above `max_backlog` never changes."""
+
+    id: str
+    number: int  # within the queue; the order of subscribing
+    name: str
+    session: str
+    topic: str
+    partition: int
+    framing: str
+    removes_on_send: bool
+    filter: str | None
+    max_backlog: int | None  # its own; changed by set_backlog (B3)
+    held: int = 0  # leased to it now
+    priority: int = 0  # who is asked first under `fast` (F1)
+    ending: str = ""  # why it ends; it gets nothing more, what it holds is being returned
+    # Of its flow (`transport`): who does not want transport acks leaves these as they are.
+    transport_acks: bool = False
+    sent: int = 0  # number of the last message sent
+    base: int = 1  # numbers below are confirmed, or were sent again under others
+    unconfirmed: list[list[int]] = []  # per step [last number, sent at, first, last place]
+    patience: int = 2_000  # ms that the oldest entry waits
+
+    def again_at(self) -> int:
+        """When what is not confirmed is sent again, epoch ms (C2)."""
+        if not self.unconfirmed or not self.held:
+            return NEVER
+        return self.unconfirmed[0][1] + self.patience
+
+
+class FilterState(msgspec.Struct):
+    """What a filter has looked at (`filters`): every ready key below the cursor; those of them that
+    match stand in an index of its own."""
+
+    number: int  # names its pages
+    cursor: list[int]
+    ready: list[list[int]] = []  # the top of its index
+    next_ready: int = 0
+
+
+class QueueHeader(msgspec.Struct):
+    """What changes in almost every step, and what is needed in every step, of one queue."""
+
+    number: int
+    vpn_number: int
+    definition: QueueDefinition  # by a definition (Q9)
+    created: int
+    deleted: bool = False  # its messages are being removed; nobody finds it by its name
+    faulted: str = ""  # what failed in it; it is left alone until it is defined again
+    next_seq: int = 0
+    next_subscription: int = 1
+    next_delivery: int = 1
+    depth: int = 0  # these four: by transitions only
+    leased: int = 0
+    delayed: int = 0
+    bytes: int = 0
+    counters: dict[str, int] = {}
+    rejected: dict[str, int] = {}  # nacked, by reason (S4)
+    discarded: dict[str, int] = {}  # on entry, by reason (S4)
+    invalid: int = 0  # messages of a `json` queue that are no JSON
+    subscriptions: list[Subscription] = []
+    served: int = 0  # number of the subscription served last (F2)
+    ordered: bool = False  # some message has a priority, a generation or a lane
+    generation: int = 0  # barriers that entered since the queue was last empty (O3)
+    barriers: list[list[int]] = []  # [place, generation] of barriers that wait, ascending (O3)
+    deferred: list[list[int]] = []  # [first id, last id, expires] of acks that came early (L9)
+    filters: dict[str, FilterState] = {}  # by their text (F5)
+    next_filter: int = 0
+    again: bool = False  # delivery stopped at its budget
+    directory: list[int] = []  # the top of the page directory
+    ready: list[list[int]] = []  # the top of the ready index
+    next_ready: int = 0
+    usage_high: bool = False  # the alert of the spool's usage is set (S9)
+    flows_high: list[str] = []  # subscriptions whose alert is set (B4)
+    marks: list[list[int]] = []  # earlier levels, for their rates
+    ingress: bool = True
+    egress: bool = True
+
+    def subscription(self, name: str) -> Subscription | None:
+        """The subscription with this id, or None."""
+        return next((s for s in self.subscriptions if s.id == name), None)

@@ -1,0 +1,76 @@
+"""What bounds each loop and each page, as arguments: tests make them tiny, so that every boundary
+is crossed. A step does at most this much in each of its phases; the rest goes on in the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a step (rows, bytes, names) and of what is stored in one page.
+
+    The sizes of pages are part of the layout: a state is read with the limits with which it was
+    written. Bits: a page has 2 to that power rows.
+    """
+
+    # Rows and bytes in a step, of all queues together.
+    command_rows: int = 10_000  # rows that commands look at or change: acks, purges, redrives
+    command_bytes: int = 8_000_000  # payloads that they read
+    due_rows: int = 10_000  # rows whose time has come
+    due_names: int = 1_000  # queues, sessions, producers whose time has come
+    delivery_rows: int = 20_000
+    delivery_bytes: int = 16_000_000
+    looks: int = 20_000  # messages that filters look at
+    compact_bytes_per_step: int = 1_000_000
+    compact_looks_per_step: int = 16  # pages and blocks read
+    deletes_per_step: int = 256  # blocks of files that hold no message any more
+    # What waits for its turn, or for its message.
+    pending_commands: int = 10_000  # of one queue
+    early_acks: int = 10_000  # ranges of one queue (L9)
+    ignored_acks: int = 10_000  # ids of one command that are named in the journal (L8)
+    # Answers.
+    browse_rows: int = 10_000
+    browse_bytes: int = 4_000_000
+    queues_listed: int = 1_000
+    # What is remembered.
+    events: int = 1_000
+    producer_idle_ms: int = 7 * 86_400_000  # then a producer's sequences are forgotten (P1)
+    # What is stored in one page, one block, one file.
+    page_bits: int = 10  # rows of a queue page and of a message page
+    chunk_bits: int = 8  # rows of a page of a directory
+    leaf_keys: int = 2048  # keys of a leaf of the ready index
+    branch_entries: int = 64  # leaves that a page above leaves names
+    root_entries: int = 64  # entries of the ready index that stand in the queue's header
+    block_bytes: int = 1_000_000
+    file_bytes: int = 8_000_000
+    calendar_buckets: int = 64
+    store_slack_bytes: int = 64_000_000  # stored may be twice what lives, and this
+
+    def __post_init__(self) -> None:
+        least = {"leaf_keys": 2, "branch_entries": 2, "root_entries": 2, "store_slack_bytes": 0}
+        for name in self.__dataclass_fields__:
+            value, low = getattr(self, name), least.get(name, 1)
+            if value < low:
+                raise ValueError(f"{name}: {value} – must be {low} or more")
+        if self.page_bits > 15:
+            raise ValueError(f"page_bits: {self.page_bits} – must be 15 or less")
+
+
+@dataclass(slots=True)
+class Budget:
+    """What is left of a phase's rows and bytes."""
+
+    rows: int
+    bytes: int = 1 << 62
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left; a single message may overdraw the bytes."""
+        return self.rows <= 0 or self.bytes <= 0
+
+    def take(self, rows: int, size: int = 0) -> None:
+        """Count what was done."""
+        self.rows -= rows
+        self.bytes -= size

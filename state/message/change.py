@@ -1,0 +1,205 @@
+"""The one place where the state of a message changes.
+
+`apply` does to messages of a queue what the table says for an event: it checks the states they are
+in, moves the rows, keeps the queue's counts, the ready index and the filters' indexes true, writes
+the journal, counts, and lets the spool's match go or hands it to the dead message queue. Nothing
+else writes a state, and nothing is done by half: what is not in the table changes nothing at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..dead import dead_letter
+from ..storage import NEVER, Array
+from .index import leave_ready, make_ready
+from .pages import QueuePage
+from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCES, Event
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+
+_ALLOWED = {
+    event: np.array([state in states for state in range(4)]) for event, states in SOURCES.items()
+}
+_REDELIVERED = frozenset({Event.DELIVER, Event.REDELIVER})
+
+
+class IllegalTransition(Exception):
+    """A message is in a state in which this cannot happen to it: a mistake in the engine."""
+
+
+class _Moved:
+    """What one `apply` has seen, in the order of the places it was given."""
+
+    def __init__(self, n: int) -> None:
+        self.ids = np.zeros(n, np.uint64)
+        self.counts = np.zeros(n, np.uint32)
+        self.sizes = np.zeros(n, np.int64)
+        self.holders = np.zeros(n, np.uint32)
+        self.was_ready: list[Array] = []  # places that leave the ready index
+        self.is_ready: list[Array] = []  # places that enter it
+        self.barriers: set[int] = set()  # places of barriers that are gone
+
+
+def apply(
+    broker: Broker,
+    queue: Queue,
+    seqs: Array,
+    event: Event,
+    *,
+    subscription: str = "",
+    holder: int = 0,
+    until: int = NEVER,
+    reason: str = "",
+    detail: str = "",
+) -> Array:
+    """Let an event happen to the messages at these places; gives their ids.
+
+    subscription: who did it, for the journal; holder: number of the subscription that gets them;
+    until: epoch ms, the end of the lease or of the delay. Raises IllegalTransition.
+    """
+    if not len(seqs):
+        return np.zeros(0, np.uint64)
+    effect = EFFECTS[event]
+    pages = queue.rows(seqs)
+    for page, rows, _ in pages:
+        states = page.state[rows]
+        if not _ALLOWED[event][states].all():
+            bad = int(states[~_ALLOWED[event][states]][0])
+            raise IllegalTransition(f"{queue.definition.name}: {event} from state {bad}")
+    moved = _Moved(len(seqs))
+    if effect.to == LEASED and event in _REDELIVERED:
+        _deliver(queue, pages, holder)
+    for page, rows, where in pages:
+        _move(queue, page, rows, where, effect.to, until, moved, event)
+    _index(broker, queue, moved)
+    for name in effect.counts:
+        queue.count(name, len(seqs))
+    if event is Event.ACKNOWLEDGE:
+        moved.holders[:] = 0  # who acknowledges is named, not who held it
+    _write_down(broker, queue, moved, effect.journal, subscription, reason, detail)
+    if effect.match == RELEASED:
+        broker.spool.release(queue.number, moved.ids)
+    elif effect.match == DEAD:
+        dead_letter(broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail)
+    if effect.to != LEASED:
+        queue.wanted = True
+    return moved.ids
+
+
+def _deliver(
+    queue: Queue, pages: list[tuple[QueuePage, Array, Array | slice]], holder: int
+) -> None:
+    """What only a delivery changes besides: who holds it, its attempt, its number."""
+    header = queue.header
+    total = sum(len(rows) for _, rows, _ in pages)
+    numbers = np.arange(header.next_delivery, header.next_delivery + total, dtype=np.uint64)
+    header.next_delivery += total
+    for page, rows, where in pages:
+        page.holder[rows] = holder
+        page.deliveries[rows] += 1
+        page.delivery[rows] = numbers[where]
+    for subscription in header.subscriptions:
+        if subscription.number == holder:
+            subscription.held += total
+
+
+def _move(
+    queue: Queue, page: QueuePage, rows: Array, where: Array | slice, to: int, until: int,
+    moved: _Moved, event: Event,
+) -> None:  # fmt: skip
+    """The rows of one page change their state."""
+    header = queue.header
+    states = page.state[rows]
+    moved.ids[where] = page.id[rows]
+    if event is Event.HAND_BACK:  # L5: handed back untouched is no attempt
+        page.deliveries[rows] -= 1
+    elif event in (Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST):
+        page.cancels[rows] += 1
+    moved.counts[where] = page.deliveries[rows]
+    held = rows[states == LEASED]
+    if len(held):
+        moved.holders[where] = np.where(states == LEASED, page.holder[rows], 0)
+        if to != LEASED:
+            _let_go(queue, page, held)
+    if to == LEASED:
+        header.leased += len(rows) - len(held)
+    header.delayed += (to == DELAYED) * len(rows) - int((states == DELAYED).sum())
+    plain = page.barrier[rows] == 0
+    base = page.base
+    leaving = rows[(states == READY) & plain]
+    if len(leaving):
+        moved.was_ready.append(leaving.astype(np.int64) + base)
+    page.state[rows] = to
+    page.until[rows] = until if to in (LEASED, DELAYED) else NEVER
+    if to == READY:
+        moved.is_ready.append(rows[plain].astype(np.int64) + base)
+    elif to == GONE:
+        sizes = page.size[rows].astype(np.int64)
+        moved.sizes[where] = sizes
+        header.depth -= len(rows)
+        header.bytes -= int(sizes.sum())
+        if header.barriers and not plain.all():
+            moved.barriers.update((rows[~plain].astype(np.int64) + base).tolist())
+        for row in rows.tolist() if page.extras else ():
+            page.extras.pop(row, None)
+    queue.changed(page)
+
+
+def _let_go(queue: Queue, page: QueuePage, rows: Array) -> None:
+    """Leased rows are no longer held."""
+    holders = page.holder[rows]
+    for subscription in queue.header.subscriptions:
+        if subscription.held:
+            subscription.held -= int((holders == subscription.number).sum())
+    queue.header.leased -= len(rows)
+    page.holder[rows] = 0
+
+
+def _index(broker: Broker, queue: Queue, moved: _Moved) -> None:
+    """Ready index and filters follow the states."""
+    if moved.was_ready:
+        leave_ready(queue, np.concatenate(moved.was_ready))
+    if moved.is_ready:
+        make_ready(broker, queue, np.concatenate(moved.is_ready))
+    header = queue.header
+    if moved.barriers:
+        header.barriers = [b for b in header.barriers if b[0] not in moved.barriers]
+    if not header.depth:  # nothing is left whose order would have to be kept
+        header.ordered, header.generation = False, 0
+
+
+def _write_down(
+    broker: Broker, queue: Queue, moved: _Moved, events: tuple[str, ...], subscription: str,
+    reason: str, detail: str,
+) -> None:  # fmt: skip
+    """Into the journal: a row for each message and event. Where the engine itself ends leases, by
+    whom each was held."""
+    if not events:
+        return
+    ids, counts = moved.ids, moved.counts
+    last = len(events) - 1
+    for at, event in enumerate(events):
+        why = (detail or reason) if event == "consumer_rejected" else reason if at == last else ""
+        if subscription or not moved.holders.any():
+            broker.record(
+                event, queue, ids.tolist(), counts=_column(counts), subscription=subscription,
+                reason=why,
+            )  # fmt: skip
+            continue
+        names = {s.number: s.id for s in queue.header.subscriptions}
+        for number in np.unique(moved.holders).tolist():
+            mine = moved.holders == number
+            broker.record(
+                event, queue, ids[mine].tolist(), counts=_column(counts[mine]),
+                subscription=names.get(number, ""), reason=why,
+            )  # fmt: skip
+
+
+def _column(counts: Array) -> list[int] | int:
+    first = int(counts[0])
+    return first if (counts == first).all() else counts.tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,121 @@
+"""How a message gets its row in a queue (S1, L12, O1–O3).
+
+Messages that enter in a step are gathered in columns (`Arrivals`) and get their rows together. The
+table's rows for `ENTER` and `ENTER_LATER` say what they become; a barrier begins a new generation,
+and everything behind it belongs to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..storage import NEVER, Array
+from .index import make_ready
+from .table import EFFECTS, READY, Event
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Messages that enter a queue in this step, in columns of one length."""
+
+    ids: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    expires: list[int] = field(default_factory=list)
+    until: list[int] = field(default_factory=list)  # NEVER: ready now; else delayed till then
+    barriers: list[int] = field(default_factory=list)
+    lanes: list[int] = field(default_factory=list)
+    dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position (X5)
+    bytes: int = 0
+
+    def add(
+        self, first: int, sizes: list[int], priority: int, expires: int, until: int,
+        barrier: bool, lane: int = 0,
+    ) -> None:  # fmt: skip
+        """Messages with ids from ``first`` on that differ in their sizes only."""
+        n = len(sizes)
+        self.ids += range(first, first + n)
+        self.sizes += sizes
+        self.priorities += [priority] * n
+        self.expires += [expires] * n
+        self.until += [until] * n
+        self.barriers += [int(barrier)] * n
+        self.lanes += [lane] * n
+        self.bytes += sum(sizes)
+
+
+def enter(broker: Broker, queue: Queue) -> None:
+    """Give the queue's arrivals their rows."""
+    arrivals = queue.arrivals
+    total = len(arrivals.ids)
+    if not total:
+        return
+    header = queue.header
+    first = header.next_seq
+    until = np.array(arrivals.until, np.int64)
+    later = until != NEVER
+    states = np.where(later, EFFECTS[Event.ENTER_LATER].to, EFFECTS[Event.ENTER].to)
+    columns = {
+        "id": np.array(arrivals.ids, np.uint64),
+        "state": states,
+        "barrier": np.array(arrivals.barriers, np.uint8),
+        "priority": np.array(arrivals.priorities, np.uint64),
+        "generation": _generations(queue, first),
+        "lane": np.array(arrivals.lanes, np.uint64),
+        "size": np.array(arrivals.sizes, np.uint32),
+        "entered": np.full(total, broker.now, np.int64),
+        "expires": np.array(arrivals.expires, np.int64),
+        "until": until,
+    }
+    _write(queue, first, columns)
+    for at, dead in arrivals.dead.items():
+        page, row = queue.row(first + at)
+        page.extras[row] = dead
+    header.next_seq += total
+    header.depth += total
+    header.delayed += int(later.sum())
+    header.bytes += arrivals.bytes
+    for name in EFFECTS[Event.ENTER].counts:
+        queue.count(name, total)
+    header.ordered = bool(
+        header.ordered or columns["priority"].any() or columns["generation"].any()
+    )
+    queue.arrivals = Arrivals()
+    ready = np.flatnonzero((states == READY) & (columns["barrier"] == 0)) + first
+    make_ready(broker, queue, ready)
+    queue.wanted = True
+
+
+def _generations(queue: Queue, first: int) -> Array:
+    """The generation of each arrival; barriers that enter are noted in the header (O3)."""
+    header, barriers = queue.header, queue.arrivals.barriers
+    generations = np.full(len(barriers), header.generation, np.uint32)
+    for at, barrier in enumerate(barriers if any(barriers) else ()):
+        if barrier:
+            header.generation += 1
+            generations[at:] = header.generation
+            header.barriers.append([first + at, header.generation])
+    return generations
+
+
+def _write(queue: Queue, first: int, columns: dict[str, Array]) -> None:
+    """Rows of arrivals, page by page."""
+    total, done = len(columns["id"]), 0
+    while done < total:
+        seq = first + done
+        row = seq & queue.mask
+        n = min(queue.mask + 1 - row, total - done)
+        page = queue.page(seq >> queue.bits, create=True)
+        assert page is not None
+        for name, column in columns.items():
+            getattr(page, name)[row : row + n] = column[done : done + n]
+        page.used = row + n
+        queue.changed(page)
+        done += n

@@ -1,0 +1,187 @@
+"""Which messages go out now, and to whom (B1–B4, F1–F5, R5).
+
+Every distinct filter text of a queue makes a *class* of subscriptions: those of one class can take
+the same messages. With one class whole runs are shared out at once. With several it goes message by
+message: the earliest that somebody with room can take, to the one whose turn it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .active_set import first_inactive
+from .expiry import expire
+from .fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
+from .filters import look_ahead, matching
+from .limits import Budget
+from .order import first_key_of, seq_of
+from .storage import Array
+
+if TYPE_CHECKING:
+    from .broker import Broker
+    from .queue import Queue
+
+
+@dataclass(slots=True)
+class Chosen:
+    """Places and who gets each; unfinished: a budget ended the search."""
+
+    seqs: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    receivers: list[Candidate] = field(default_factory=list)
+    unfinished: bool = False
+
+
+def choose_messages(
+    broker: Broker, queue: Queue, free_unacked: int, budget: Budget, looks: Budget
+) -> Chosen:
+    """The next messages and their receivers; what they take of the budget is counted."""
+    definition, header = queue.definition, queue.header
+    candidates = candidates_of(definition, header.subscriptions)
+    room = UNLIMITED
+    if definition.max_backlog is not None:
+        room = max(definition.max_backlog - header.leased, 0)
+    if free_unacked > 0:
+        room = min(room, free_unacked)
+    else:
+        candidates = [c for c in candidates if c.free]
+    if not candidates or room <= 0 or not queue.ready:
+        return Chosen()
+    search = _Search(broker, queue, looks)
+    free = sum(c.free for c in candidates)
+    classes = {c.subscription.filter for c in candidates}
+    if len(classes) == 1 and free in (0, len(candidates)):
+        most = min(budget.rows, sum(c.room for c in candidates))
+        if not free:  # what leaves on send takes no lease
+            most = min(most, room)
+        keys = _within(queue, search.first_of(next(iter(classes)), most), budget)
+        receivers = share(definition.fairness_model, candidates, len(keys), header.served)
+    else:
+        keys, receivers = _one_by_one(queue, search, candidates, budget, room)
+    if receivers:
+        header.served = receivers[-1].subscription.number
+    seqs = np.array([seq_of(k) for k in keys], np.int64)
+    budget.take(len(keys))
+    return Chosen(seqs, receivers, search.unfinished or budget.spent)
+
+
+def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
+    """As many of the first keys as the bytes allow, one at least; their bytes are counted."""
+    if not keys:
+        return keys
+    sizes = queue.gather(np.array([seq_of(k) for k in keys], np.int64), "size")
+    sums = np.cumsum(sizes, dtype=np.int64)
+    n = max(int(np.searchsorted(sums, budget.bytes, side="right")), 1)
+    n = min(n, len(keys))
+    budget.take(0, int(sums[n - 1]))
+    return keys[:n]
+
+
+class _Search:
+    """The first messages that a class can take: behind no fence, not expired."""
+
+    def __init__(self, broker: Broker, queue: Queue, looks: Budget) -> None:
+        self.broker, self.queue, self.looks = broker, queue, looks
+        self.below = _fence(queue)
+        self.unfinished = False
+        queue.settle()
+        self.overdue = queue.directory.deadline() <= broker.now  # a budget left something
+
+    def first_of(self, text: str | None, most: int) -> list[int]:
+        """Up to ``most`` first keys for the class with this filter; they stay in the index."""
+        while True:
+            keys = self._keys(text, most)
+            if not self.overdue or not keys:
+                return keys
+            seqs = np.array([seq_of(k) for k in keys], np.int64)
+            self.looks.take(len(seqs))
+            if len(expire(self.broker, self.queue, seqs)) == len(seqs):
+                return keys
+            if self.looks.spent:
+                self.unfinished = True
+                return []
+
+    def _keys(self, text: str | None, most: int) -> list[int]:
+        if text is None:
+            return self.queue.ready.peek(most, self.below)
+        one = self.queue.filters.of(text)
+        while len(one.index) < most:
+            if not look_ahead(self.broker, self.queue, one, self.below, self.looks):
+                self.unfinished = self.unfinished or self.looks.spent
+                break
+        return one.index.peek(most, self.below)
+
+    def lets_through(self, text: str | None, key: int) -> bool:
+        """Whether the class with this filter can take a message that is the first of another."""
+        if text is None:
+            return True
+        one = self.queue.filters.of(text)
+        if key < one.cursor:
+            return key in one.index
+        return matching(self.broker, self.queue, np.array([seq_of(key)], np.int64), text)[0]
+
+
+def _fence(queue: Queue) -> int | None:
+    """The key from which on messages are held back: behind a barrier, or not active yet."""
+    fences = [first_key_of(generation) for _, generation in queue.header.barriers[:1]]
+    end = first_inactive(queue)
+    if end is not None:
+        fences.append(queue.keys(np.array([end], np.int64))[0])
+    return min(fences, default=None)
+
+
+WINDOW = 64  # messages of a class that are looked up together
+
+
+def _one_by_one(
+    queue: Queue, search: _Search, candidates: list[Candidate], budget: Budget, room: int
+) -> tuple[list[int], list[Candidate]]:
+    """Message by message: the earliest that somebody can take, to the one whose turn it is."""
+    model, served = queue.definition.fairness_model, queue.header.served
+    classes: dict[str | None, list[Candidate]] = {}
+    for one in candidates:
+        classes.setdefault(one.subscription.filter, []).append(one)
+    windows: dict[str | None, list[int]] = {}
+    taken: dict[int, None] = {}
+    given: list[Candidate] = []
+    size = 0
+
+    def may_take(one: Candidate) -> bool:
+        return one.room > 0 and (one.free or room > 0)
+
+    def head_of(text: str | None) -> int | None:
+        window = windows.setdefault(text, [])
+        while window and window[-1] in taken:
+            window.pop()
+        if not window and text not in exhausted:
+            window = windows[text] = [
+                k for k in search.first_of(text, 2 * len(taken) + WINDOW)[::-1] if k not in taken
+            ]
+        if not window:
+            exhausted.add(text)
+            return None
+        return window[-1]
+
+    exhausted: set[str | None] = set()
+    while len(taken) < budget.rows and size < budget.bytes:
+        able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
+        heads = [head for text in able_classes if (head := head_of(text)) is not None]
+        if not heads:
+            break
+        key = min(heads)
+        able = [
+            one for text in able_classes if search.lets_through(text, key)
+            for one in classes[text] if may_take(one)
+        ]  # fmt: skip
+        able.sort(key=lambda c: c.subscription.number)
+        one = choose(model, able, served)
+        take(one)
+        room -= not one.free
+        served = one.subscription.number
+        taken[key] = None
+        given.append(one)
+        size += int(queue.gather(np.array([seq_of(key)], np.int64), "size")[0])
+    budget.take(0, size)
+    return list(taken), given

@@ -1,0 +1,40 @@
+"""Storage: the structures in which a broker's state lies, in bytes and integers only.
+
+They know no rules. Each reads and writes small pages of a `Store`, keeps its part of the owner's
+header bounded, takes its sizes from `Limits`, and shows what is in it with `overview()`.
+"""
+
+from .blocks import Content
+from .calendar import Calendar
+from .columns import NEVER, Array, ColumnPage, by_page
+from .directory import NO_ID, Directory
+from .files import SpoolHeader
+from .index_pages import join_key, split_key
+from .messages import PAST, MessagePage
+from .overlay import Overlay
+from .ready_index import ReadyIndex
+from .spool import Spool
+from .store import CountingStore, DictStore, Notes, Store
+
+__all__ = [
+    "NEVER",
+    "NO_ID",
+    "PAST",
+    "Array",
+    "Calendar",
+    "ColumnPage",
+    "Content",
+    "CountingStore",
+    "DictStore",
+    "Directory",
+    "MessagePage",
+    "Notes",
+    "Overlay",
+    "ReadyIndex",
+    "Spool",
+    "SpoolHeader",
+    "Store",
+    "by_page",
+    "join_key",
+    "split_key",
+]

@@ -1,0 +1,237 @@
+"""The spool: each message stored once, with its matches (S1, S2, S8, S12).
+
+`Messages` keeps what is known of each message, `Files` the payloads in blocks and files, and
+`Compaction` keeps what is stored near what lives. This file takes messages in and gives contents
+out. What arrived in this step is read from memory, never back from the store (S12).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...protocol.ids import COUNTER_MASK, make_id
+from ..limits import Limits
+from .blocks import Blocks, Content, cut_into_blocks
+from .columns import Array
+from .compaction import Compaction
+from .files import Files, SpoolHeader
+from .messages import NO_KEY, Messages
+from .store import Store
+
+
+@dataclass(slots=True)
+class Staged:
+    """Messages of this step, in columns of one length; ids are consecutive."""
+
+    first: int = 0
+    payloads: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    headers: list[bytes | None] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    ttl_ends: list[int] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
+    dmq: list[int] = field(default_factory=list)
+    vpns: list[int] = field(default_factory=list)
+    queues: list[int] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    more: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+class Spool(Messages):
+    """The messages of one broker during one step."""
+
+    def __init__(self, store: Store, header: SpoolHeader, broker: int, limits: Limits) -> None:
+        self.files = Files(store, header, limits)
+        super().__init__(store, header, broker, limits, self.files)
+        self._limits = limits
+        self._blocks = Blocks(store)
+        self._staged = Staged(first=header.next_counter)
+        self._arrived: dict[int, Content] = {}  # of this step, by counter
+
+    # ------------------------------------------------------------ storing
+
+    def stage(
+        self,
+        payloads: list[bytes],
+        key: bytes | None,
+        headers: bytes | None,
+        sizes: list[int],
+        time: int,
+        ttl_ends: int,
+        priority: int,
+        dmq: bool,
+        vpn: int,
+        matches: list[tuple[int, int]],
+    ) -> int:
+        """Store messages that differ only in payload and size, with their matches ``(queue, first
+        seq)``; returns the id of the first, the others' follow."""
+        s = self._staged
+        row, n = len(s.payloads), len(payloads)
+        s.payloads += payloads
+        s.keys += [key] * n
+        s.headers += [headers] * n
+        s.sizes += sizes
+        s.times += [time] * n
+        s.ttl_ends += [ttl_ends] * n
+        s.priorities += [priority] * n
+        s.dmq += [dmq] * n
+        s.vpns += [vpn] * n
+        queue, seq = matches[0]
+        s.queues += [queue] * n
+        s.seqs += range(seq, seq + n)
+        if len(matches) > 1:
+            for i in range(n):
+                s.more[row + i] = [(queue, seq + i) for queue, seq in matches[1:]]
+        header = self.header
+        size = sum(sizes)
+        header.bytes += size
+        header.vpn_bytes[vpn] = header.vpn_bytes.get(vpn, 0) + size
+        header.messages += n
+        header.next_counter += n
+        return make_id(self._broker, s.first + row)
+
+    def next_id(self) -> int:
+        """The id that the next stored message gets."""
+        return make_id(self._broker, self.header.next_counter)
+
+    def settle_staged(self) -> None:
+        """Write what was staged into pages and blocks; before messages are read or released."""
+        s = self._staged
+        total = len(s.payloads)
+        if not total:
+            return
+        place = self._write_blocks(s)
+        mask = (1 << self._bits) - 1
+        done = 0
+        while done < total:
+            counter = s.first + done
+            row = counter & mask
+            n = min(mask + 1 - row, total - done)
+            page = self.page(counter >> self._bits, create=True)
+            assert page is not None
+            rows, part = slice(row, row + n), slice(done, done + n)
+            for name, column in place.items():
+                getattr(page, name)[rows] = column[part]
+            page.queue[rows] = s.queues[part]
+            page.seq[rows] = s.seqs[part]
+            page.size[rows] = s.sizes[part]
+            page.time[rows] = s.times[part]
+            page.ttl_ends[rows] = s.ttl_ends[part]
+            page.priority[rows] = s.priorities[part]
+            page.dmq[rows] = s.dmq[part]
+            page.vpn[rows] = s.vpns[part]
+            page.used = row + n
+            page.dirty = True
+            done += n
+        for at, matches in s.more.items():
+            counter = s.first + at
+            page = self.page(counter >> self._bits)
+            assert page is not None
+            page.extras[counter & mask] = [list(m) for m in matches]
+        self._arrived.update(
+            zip(
+                range(s.first, s.first + total),
+                zip(s.payloads, s.keys, s.headers, strict=True),
+                strict=True,
+            )
+        )
+        self._staged = Staged(first=self.header.next_counter)
+
+    def _write_blocks(self, s: Staged) -> dict[str, Array]:
+        """Write the payloads; returns the columns that say where each lies."""
+        total = len(s.payloads)
+        lengths = np.fromiter(map(len, s.payloads), np.int64, total)
+        if any(s.keys):
+            key_lengths = np.array([NO_KEY if k is None else len(k) for k in s.keys], np.int64)
+        else:
+            key_lengths = np.array([NO_KEY if k is None else 0 for k in s.keys], np.int64)
+        stored_keys = np.where(key_lengths == NO_KEY, 0, key_lengths)
+        header_lengths = np.array([len(h) if h else 0 for h in s.headers], np.int64)
+        spans = lengths + stored_keys + header_lengths
+        place = {name: np.zeros(total, np.int64) for name in ("block", "offset", "file")}
+        plain = not stored_keys.any() and not header_lengths.any()
+        for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
+            if plain:
+                data = b"".join(s.payloads[start:stop])
+            else:
+                parts: list[bytes] = []
+                for i in range(start, stop):
+                    parts += (s.payloads[i], s.keys[i] or b"", s.headers[i] or b"")
+                data = b"".join(parts)
+            ids = (s.first + start, s.first + stop - 1)
+            block, file = self.files.put(data, stop - start, len(data), ids)
+            place["block"][start:stop] = block
+            place["offset"][start:stop] = np.cumsum(spans[start:stop]) - spans[start:stop]
+            place["file"][start:stop] = file
+        return {
+            **place,
+            "length": lengths,
+            "key_length": key_lengths,
+            "header_length": header_lengths,
+        }
+
+    # ------------------------------------------------------------ reading
+
+    def contents(self, ids: Array) -> list[Content | None]:
+        """Payload, key and headers of each message, in order of ``ids``; None where lost."""
+        counters = (np.asarray(ids, np.uint64) & np.uint64(COUNTER_MASK)).tolist()
+        arrived = self._arrived
+        if all(c in arrived for c in counters):
+            return [arrived[c] for c in counters]
+        out: list[Content | None] = [None] * len(counters)
+        for page, rows, where in self.rows(ids):
+            if page is None:
+                continue
+            positions = range(len(counters)) if isinstance(where, slice) else where.tolist()
+            columns = [
+                getattr(page, name)[rows].tolist()
+                for name in ("block", "offset", "length", "key_length", "header_length")
+            ]
+            for position, *place in zip(positions, *columns, strict=True):
+                known = arrived.get(counters[position])
+                out[position] = known or self._blocks.content(*place)
+        return out
+
+    # ------------------------------------------------------------ files (S8)
+
+    def files_in_use(self) -> int:
+        """Spool files that hold messages now (S8)."""
+        return self.header.files
+
+    def file_room(self, files_max: int) -> int:
+        """How many bytes may be stored before a file beyond ``files_max`` is begun (S8)."""
+        return self.files.room(files_max)
+
+    def compact(self, pressed: bool = False) -> bool:
+        """Move live payloads out of nearly empty files, as much as one step may, where more than
+        twice what lives (and a slack) is stored. pressed: files are short, so do it earlier.
+
+        Returns whether there may be more to do in the next step.
+        """
+        self.settle_staged()
+        work = Compaction(self, self._blocks, self.files, self._limits)
+        return work.run(pressed)
+
+    # ------------------------------------------------------------ end of the step
+
+    def flush(self) -> bool:
+        """Write what changed and delete blocks in which nothing lives, as many as a step may;
+        whether some are left for the next step."""
+        self.settle_staged()
+        self.files.free()
+        self.files.flush()
+        self.flush_pages()
+        return self.files.has_empty()
+
+    def overview(self) -> dict[str, Any]:
+        """Counts, and every file."""
+        header = self.header
+        return {
+            "messages": header.messages, "bytes": header.bytes, "files": header.files,
+            "stored_bytes": header.stored_bytes, "live_bytes": header.live_bytes,
+            "open_file": header.file, "by_file": self.files.overview(),
+        }  # fmt: skip

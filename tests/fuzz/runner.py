@@ -1,0 +1,236 @@
+"""Hands records of `mutations` to the step in batches, as the job does, and keeps account.
+
+What may come of a record: it was carried out, it was answered with an error, or it went to
+``<vpn>.rejected``. A step that fails is given to the caller with the record that did it.
+"""
+
+import random
+from collections import Counter
+from typing import Any
+
+import msgspec
+from lakequeue.protocol import wire
+from lakequeue.protocol.messages import Records
+from lakequeue.protocol.outputs import Deadline, Receipt, RejectedRecord, Reply
+from lakequeue.state import Batch, DictStore, check, step
+
+from .mutations import INBOX, QUEUES, Incoming, Mutator, encode
+
+NOW = 1_700_000_000_000
+RECORD_BYTES_MAX = 12 * 1024 * 1024
+STEPS_MAX = 10_000
+OF_THE_ENGINE = ("receipts", "journal", "rejected")
+# What may differ between two commands that were refused: their counts, and their events.
+ACCOUNTS = ("e/", "x/")
+
+
+class StepFailed(AssertionError):
+    """A step raised; `records` is as little as still does it."""
+
+    def __init__(self, records: list[Incoming], cause: BaseException) -> None:
+        frame = cause.__traceback__
+        where = ""
+        while frame is not None:
+            name = frame.tb_frame.f_code
+            if "/tests/" not in name.co_filename:
+                where = f"{name.co_filename.split('lakequeue/')[-1]} {name.co_name}"
+            frame = frame.tb_next
+        self.signature = f"{type(cause).__name__} in {where}"
+        shown = [(r.topic, (r.value or b"")[:300], (r.meta or b"")[:300]) for r in records[:3]]
+        super().__init__(f"{self.signature}: {str(cause)[:200]}; {shown}")
+        self.records, self.cause = records, cause
+
+
+class Fuzz:
+    """An engine under mutated records; options go to `step`."""
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        self.options = options
+        self.random = random.Random(seed)
+        self.mutator = Mutator(seed)
+        self.store = DictStore()
+        self.now = NOW
+        self.offsets = 0
+        self.counts: Counter[str] = Counter()
+        self.start()
+
+    def start(self) -> None:
+        """The queues that everything is addressed to."""
+        wide = {"max_per_subscription_backlog": 50, "message_type": "json"}
+        for name in QUEUES:
+            more: dict[str, Any] = {"orders": {"dead_message_queue": "dead"},
+                                    "copies": {"underlying_topic": "orders", "filter": "/k = 1"},
+                                    "keyed": {"priority": "/p"}}.get(name, {})  # fmt: skip
+            definition = {"name": name, **wide, **more}
+            self.hand_over([_command({"command": "define", "definition": definition})])
+        for n in range(3):
+            one = {"command": "subscribe", "queue": "orders", "subscription": f"s{n}",
+                   "inbox": INBOX, "max_backlog": 20}  # fmt: skip
+            self.hand_over([_command(one)])
+
+    # Batches
+
+    def records(self, incoming: list[Incoming]) -> Batch:
+        batch = Batch()
+        for one in incoming:
+            into = batch.commands if one.topic.endswith(".commands") else batch.publishes
+            self.offsets += 1
+            time = self.now if one.timestamp is None else one.timestamp
+            columns = (one.topic, 0, self.offsets, time, one.key, one.value, one.meta, one.headers)
+            for name, column in zip(Records.__slots__, columns, strict=True):
+                getattr(into, name).append(column)
+        return batch
+
+    def hand_over(self, incoming: list[Incoming]) -> list[Any]:
+        """One batch, and the steps until the engine is idle; what was said."""
+        batch = self.records(incoming)
+        out = list(step(self.store, batch, self.now, **self.options))
+        for _ in range(STEPS_MAX):
+            at = [o.at for o in out if isinstance(o, Deadline)][-1]
+            if not 0 < at <= self.now:
+                break
+            out += step(self.store, Batch(), self.now, **self.options)
+        else:
+            raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
+        for record in wire.encode(out):
+            self.check_record(record)
+        self.account(batch, incoming, out)
+        return out
+
+    def check_record(self, record: wire.WireRecord) -> None:
+        """It fits into Kafka, and it is for nobody else."""
+        inner = wire.headers_list(record.headers)
+        size = len(record.key or b"") + len(record.value or b"")
+        size += sum(len(k) + len(v) for k, v in inner)
+        assert size <= RECORD_BYTES_MAX, f"a record of {size} bytes for {record.topic}"
+        vpn, _, kind = record.topic.partition(".")
+        own = kind.startswith("deliveries") if vpn == "default" else False
+        assert own or kind in OF_THE_ENGINE, f"a record for {record.topic!r}"
+
+    def run(self, total: int, largest: int = 60) -> None:
+        """So many records, in batches of every size. Raises StepFailed."""
+        done = 0
+        while done < total:
+            size = min(self.random.choice((1, 3, 10, largest)), total - done)
+            incoming = [
+                self.mutator.command() if self.random.random() < 0.6 else self.mutator.message()
+                for _ in range(size)
+            ]
+            done += size
+            self.counts["records"] += size
+            self.try_batch(incoming)
+            if self.random.random() < 0.1:
+                self.now += self.random.choice((1, 50, 2_000, 16_000))
+            if self.random.random() < 0.02:
+                self.store = DictStore.load(self.store.dump())
+            if self.random.random() < 0.02:
+                check(self.store, self.now)
+        check(self.store, self.now)
+
+    def try_batch(self, incoming: list[Incoming]) -> None:
+        before = dict(self.store.pages)
+        try:
+            self.hand_over(incoming)
+        except Exception as error:
+            self.store = DictStore(before)
+            raise StepFailed(self._shortest(incoming, before), error) from error
+
+    def _shortest(self, incoming: list[Incoming], before: dict[str, bytes]) -> list[Incoming]:
+        """As little of a batch as still fails."""
+        def fails(some: list[Incoming]) -> bool:
+            self.store = DictStore(before)
+            try:
+                self.hand_over(some)
+            except Exception:
+                return True
+            finally:
+                self.store = DictStore(before)
+            return False
+
+        size = max(len(incoming) // 2, 1)
+        while size:
+            at = 0
+            while at < len(incoming):
+                rest = incoming[:at] + incoming[at + size :]
+                if rest and fails(rest):
+                    incoming = rest
+                else:
+                    at += size
+            size //= 2
+        return incoming
+
+    # Accounts
+
+    def account(self, batch: Batch, incoming: list[Incoming], out: list[Any]) -> None:
+        """Every record that can be known by something was answered, or is with the rejected."""
+        rejected = {(o.topic, o.offset) for o in out if isinstance(o, RejectedRecord)}
+        answered = Counter(o.request for o in out if isinstance(o, Reply))
+        errors = {o.request for o in out if isinstance(o, Reply) and o.error is not None}
+        asked = [one for one in incoming if one.topic.endswith(".commands")]
+        for one, topic, offset in zip(
+            asked, batch.commands.topics, batch.commands.offsets, strict=True
+        ):
+            if (topic, offset) in rejected:
+                self.counts["rejected"] += 1
+            elif one.request in errors:
+                self.counts["answered with an error"] += 1
+            elif one.request and answered[one.request]:
+                self.counts["carried out"] += 1
+            else:
+                # Nobody asked: refused without an answer, or carried out.
+                self.counts["not asked"] += 1
+                assert not _readable(one), f"neither answered nor rejected: {one.value!r:.500}"
+        taken = {(r.producer, q) for o in out if isinstance(o, Receipt) for r, q in _settled(o)}
+        for topic, offset, meta in zip(
+            batch.publishes.topics, batch.publishes.offsets, batch.publishes.metas, strict=True
+        ):
+            name = _named(meta)
+            if (topic, offset) in rejected:
+                self.counts["rejected"] += 1
+            elif name is None:
+                self.counts["not asked"] += 1
+            else:
+                assert name in taken or _below(out, name), f"no receipt for {name}"
+                self.counts["receipts"] += 1
+
+
+def _settled(receipt: Receipt) -> list[tuple[Receipt, int]]:
+    out = [(receipt, s) for first, n, _ in receipt.runs for s in range(first, first + n)]
+    return out + [(receipt, nack[0]) for nack in receipt.nacks]
+
+
+def _below(out: list[Any], name: tuple[str, int]) -> bool:
+    return any(isinstance(o, Receipt) and o.producer == name[0] and o.up_to >= name[1] for o in out)
+
+
+def _named(meta: bytes | None) -> tuple[str, int] | None:
+    try:
+        value = msgspec.json.decode(meta or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not value.get("producer"):
+        return None
+    return value["producer"], value.get("seq")
+
+
+def _readable(one: Incoming) -> bool:
+    """Whether it is JSON with this very request, so that somebody waits for the answer."""
+    try:
+        value = msgspec.json.decode(one.value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if not one.request or not isinstance(value, dict):
+        return False
+    reply = value.get("reply")
+    return isinstance(reply, dict) and reply.get("request") == one.request
+
+
+def _command(value: dict[str, Any]) -> Incoming:
+    return Incoming("default.commands", encode(value))
+
+
+def same_but_for_accounts(one: DictStore, other: DictStore) -> None:
+    """Two states are equal, but for what counts and tells what was refused."""
+    keys = sorted({*one.pages, *other.pages})
+    differ = [k for k in keys if one.pages.get(k) != other.pages.get(k)]
+    assert not [k for k in differ if not k.startswith(ACCOUNTS)], f"{differ} were changed"

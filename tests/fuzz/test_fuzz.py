@@ -1,0 +1,128 @@
+"""Nothing from outside stops a step, and everything that comes in is accounted for.
+
+`LAKEQUEUE_FUZZ=15` hands over 300,000 mutated commands and records instead of 20,000.
+"""
+
+import os
+from typing import Any
+
+import pytest
+from fuzz.mutations import INBOX, Incoming, encode
+from fuzz.runner import Fuzz, same_but_for_accounts
+from lakequeue.protocol.messages import PublishHeader, encode_publish_header
+from lakequeue.protocol.outputs import RejectedRecord, Reply
+from lakequeue.state import DictStore
+
+TIMES = int(os.environ.get("LAKEQUEUE_FUZZ", "1"))
+RECORDS_PER_SEED = 2_500
+REPLY = {**INBOX, "request": "one"}
+
+
+@pytest.mark.parametrize("seed", range(8 * TIMES))
+def test_S1_no_record_stops_a_step(seed: int) -> None:
+    """Each is carried out, answered with an error, or with the rejected; the state stays whole."""
+    fuzz = Fuzz(seed)
+    fuzz.run(RECORDS_PER_SEED)
+    counts = fuzz.counts
+    assert counts["records"] == RECORDS_PER_SEED
+    # What the numbers are worth: neither is all refused, nor is all carried out.
+    for outcome in ("rejected", "answered with an error", "carried out", "receipts"):
+        assert counts[outcome] > RECORDS_PER_SEED // 40, (outcome, counts)
+
+
+@pytest.mark.parametrize("seed", range(4 * TIMES))
+def test_S1_a_wrong_command_changes_nothing(seed: int) -> None:
+    """Two copies of one state, two commands that are refused: the states stay equal."""
+    fuzz = Fuzz(100_000 + seed)
+    fuzz.run(400)
+    compared = 0
+    for _ in range(600):
+        before = dict(fuzz.store.pages)
+        command = fuzz.mutator.command()
+        out = fuzz.hand_over([command])
+        why = outcome_of(out)
+        if why is None:
+            continue
+        compared += 1
+        changed, fuzz.store = fuzz.store, DictStore(before)
+        fuzz.offsets -= 1
+        assert outcome_of(fuzz.hand_over([known_refusal(why)])) == why
+        try:
+            same_but_for_accounts(changed, fuzz.store)
+        except AssertionError as error:
+            error.add_note(f"{command.value!r:.800}")
+            raise
+    assert compared > 100
+
+
+def outcome_of(out: list[Any]) -> str | None:
+    """How a command was refused; None where it was not."""
+    if any(isinstance(o, RejectedRecord) for o in out):
+        return "rejected"
+    wrong = any(isinstance(o, Reply) and o.error is not None for o in out)
+    return "answered" if wrong else None
+
+
+def known_refusal(why: str) -> Incoming:
+    """A command that is refused in this way, and plainly changes nothing."""
+    if why == "rejected":
+        return command(command="tick", x=1)
+    return command(command="ack", queue="nobody", ids="1")
+
+
+def command(**value: Any) -> Incoming:
+    return Incoming("default.commands", encode({**value, "reply": REPLY}), request="one")
+
+
+def message(timestamp: int | None = None, **header: Any) -> Incoming:
+    meta = encode_publish_header(PublishHeader(to="orders", **header))
+    return Incoming("default.publish", b"{}", None, meta, None, timestamp)
+
+
+SUBSCRIBE = {"command": "subscribe", "queue": "orders", "subscription": "new"}
+OF_S0 = {"queue": "orders", "subscription": "s0", "ids": "1-18446744073709551615"}
+FOUND: dict[str, Incoming] = {
+    "renew beyond 64 bit": command(command="renew", **OF_S0, period_ms=2**64),
+    "cancel beyond 64 bit": command(command="cancel", **OF_S0, delay_ms=2**64),
+    "renew for ever": command(command="renew", **OF_S0, period_ms=2**63 - 1),
+    "cancel for ever": command(command="cancel", **OF_S0, delay_ms=2**63 - 1),
+    "partition of an inbox": command(**SUBSCRIBE, inbox={**INBOX, "partition": 10**30}),
+    "partition below zero": command(**SUBSCRIBE, inbox={**INBOX, "partition": -1}),
+    "no topic": command(**SUBSCRIBE, inbox={"topic": ""}),
+    "the commands": command(**SUBSCRIBE, inbox={"topic": "default.commands"}),
+    "of another VPN": command(**SUBSCRIBE, inbox={"topic": "other.deliveries"}),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_S1_what_fuzzing_found_is_refused(name: str) -> None:
+    fuzz = Fuzz(0)
+    fuzz.hand_over([message() for _ in range(9)])
+    before = dict(fuzz.store.pages)
+    why = outcome_of(fuzz.hand_over([FOUND[name]]))
+    assert why is not None
+    changed, fuzz.store = fuzz.store, DictStore(before)
+    fuzz.offsets -= 1
+    fuzz.hand_over([known_refusal(why)])
+    same_but_for_accounts(changed, fuzz.store)
+
+
+@pytest.mark.parametrize("topic", ["", ".", "default.commands", "other.deliveries", "x" * 300])
+def test_S1_an_answer_goes_to_nobody_else(topic: str) -> None:
+    """A tenant cannot have anything written to topics that are not its own inboxes."""
+    fuzz = Fuzz(0)
+    value = {"command": "queues", "reply": {"topic": topic, "request": "one"}}
+    out = fuzz.hand_over([Incoming("default.commands", encode(value))])
+    assert not [o for o in out if isinstance(o, Reply) and o.topic == topic]
+
+
+@pytest.mark.parametrize("timestamp", [-1, 0, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("ttl_ms", [None, 1, 2**49])
+def test_X4_a_clients_timestamp_is_no_number_to_trust(timestamp: int, ttl_ms: int | None) -> None:
+    """Kafka takes any time that a client writes."""
+    fuzz = Fuzz(0)
+    fuzz.hand_over([message(timestamp, producer="p", seq=1, ttl_ms=ttl_ms)])
+    fuzz.hand_over([message(producer="p", seq=2)])
+    out = fuzz.hand_over([command(command="describe", queue="orders")])
+    (answer,) = [o for o in out if isinstance(o, Reply)]
+    assert answer.result["spooled"] in (1, 2)

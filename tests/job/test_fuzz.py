@@ -1,0 +1,185 @@
+"""Mutated commands and records on the real job: no step fails, and every one is counted.
+
+The same records as `tests/fuzz` hands to the step in memory, by way of Kafka. `LAKEQUEUE_FUZZ_JOB`
+says how many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import msgspec
+import pytest
+from fuzz.mutations import QUEUES, Incoming, Mutator
+from job.processes import EngineProcess, until
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from lakequeue.protocol import commands
+from lakequeue.protocol.messages import decode_publish_header
+from lakequeue.streaming import EmbeddedKafka
+
+pytestmark = pytest.mark.job
+
+RECORDS = int(os.environ.get("LAKEQUEUE_FUZZ_JOB", "20000"))
+SECONDS_MAX = 150
+TOPICS_NEW_MAX = 3  # each makes the engine read one more topic
+KEYS = {
+    "dead": {},
+    "orders": {"dead_message_queue": "dead"},
+    "copies": {"underlying_topic": "orders", "filter": "/k = 1"},
+    "keyed": {"priority": "/p"},
+    "plain": {},
+    "after": {},
+}
+DELIVERIES, REJECTED = "default.deliveries", "default.rejected"
+
+
+def names_a_new_topic(one: Incoming) -> str | None:
+    """What a definition among the records would have the engine capture besides its queues'."""
+    try:
+        command = commands.decode_command(one.value)
+    except ValueError:
+        return None
+    if not isinstance(command, commands.Define):
+        return None
+    definition = command.definition
+    topic = definition.get("underlying_topic", definition.get("name", definition.get("topic")))
+    return None if topic in QUEUES else repr(topic)
+
+
+def made(seed: int, total: int) -> list[Incoming]:
+    """Records for topics that are there; few that name new ones."""
+    mutator = Mutator(seed)
+    out: list[Incoming] = []
+    new: set[str] = set()
+    while len(out) < total:
+        one = mutator.command() if mutator.random.random() < 0.6 else mutator.message()
+        if one.topic not in ("default.commands", "default.publish", *QUEUES):
+            continue
+        topic = names_a_new_topic(one) if one.topic == "default.commands" else None
+        if topic is not None and topic not in new:
+            if len(new) == TOPICS_NEW_MAX:
+                continue
+            new.add(topic)
+        out.append(one)
+    return out
+
+
+def send(servers: str, records: list[Incoming]) -> dict[tuple[str, int, int], Incoming]:
+    """Write them as any Kafka client would; where each stands."""
+    producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20, max_request_size=12_000_000)
+    futures = []
+    for one in records:
+        headers = [] if one.meta is None else [("lq", one.meta)]
+        time_ms = one.timestamp if one.timestamp is not None and one.timestamp > 0 else None
+        futures.append(
+            producer.send(one.topic, one.value, one.key, headers, timestamp_ms=time_ms)
+        )
+    producer.flush(60)
+    places = [future.get(30) for future in futures]
+    producer.close()
+    return {
+        (p.topic, p.partition, p.offset): one for p, one in zip(places, records, strict=True)
+    }
+
+
+def read(servers: str, topic: str) -> list[Any]:
+    """Everything in a topic."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, max_partition_fetch_bytes=16_000_000, consumer_timeout_ms=1000
+    )
+    places = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
+    consumer.assign(places)
+    consumer.seek_to_beginning(*places)
+    ends = consumer.end_offsets(places)
+    found: list[Any] = []
+    while any(consumer.position(p) < ends[p] for p in places):
+        for records in consumer.poll(500).values():
+            found += records
+    consumer.close()
+    return found
+
+
+def is_understood(one: Incoming) -> bool:
+    try:
+        if one.topic == "default.commands":
+            commands.decode_command(one.value)
+        elif one.meta is not None:
+            header = decode_publish_header(one.meta)
+            return bool(header.to) or one.topic != "default.publish"
+        else:
+            return one.topic != "default.publish"
+    except ValueError:
+        return False
+    return True
+
+
+def asked(one: Incoming) -> str | None:
+    """The request of a command that waits for an answer in an inbox that is there."""
+    try:
+        command = commands.decode_command(one.value)
+    except ValueError:
+        return None
+    to = command.reply
+    there = to is not None and (to.topic, to.partition) == (DELIVERIES, 0)
+    return to.request if to is not None and there and one.request else None
+
+
+def test_S1_nothing_stops_the_job_and_all_is_counted(tmp_path: Path) -> None:
+    config = tmp_path / "queues.yaml"
+    queues = [{"name": n, "message_type": "json", **keys} for n, keys in KEYS.items()]
+    config.write_text(json.dumps({"queues": queues}))
+    records = made(1, RECORDS)
+    with EmbeddedKafka(tmp_path / "kafka") as kafka:
+        servers = kafka.bootstrap_servers
+        engine = EngineProcess(servers, tmp_path / "home", config)
+        try:
+            engine.wait_ready()
+            began = time.monotonic()
+            places = send(servers, records)
+            still_serves(servers)
+            assert time.monotonic() - began < SECONDS_MAX
+            account(servers, places)
+            assert engine.process.poll() is None, engine.errors()
+            assert not [e for e in engine.said if "failed" in e["event"]]
+            assert engine.terminate() == 0
+        finally:
+            engine.kill()
+
+
+def still_serves(servers: str) -> None:
+    """What came behind all of them is done: limits that a record set are taken back first."""
+    with lakequeue.connect(f"kafka://{servers}") as connection:
+        connection.request(commands.Configure(), timeout=SECONDS_MAX)
+        connection.admin().define({"name": "after", "message_type": "json"})
+        receipt = connection.producer().send("after", b"{}", timeout=60)
+        with connection.consumer("after", ack_mode="auto") as consumer:
+            found = until(lambda: consumer.receive(1.0), 60, "a good message")
+            assert found.id == receipt.message_id
+
+
+def account(servers: str, places: dict[tuple[str, int, int], Incoming]) -> None:
+    """Not understood: in `default.rejected`, once. Asked: answered, or there."""
+    rejected: Counter[tuple[str, int, int]] = Counter()
+    for record in read(servers, REJECTED):
+        headers = dict(record.headers)
+        topic = headers.get("lq-topic", b"").decode()
+        if "lq-offset" in headers:
+            place = (topic, int(headers["lq-partition"]), int(headers["lq-offset"]))
+            rejected[place] += 1
+    assert not [p for p, n in rejected.items() if p in places and n > 1 and p[0] not in QUEUES]
+    lost = [p for p, one in places.items() if not is_understood(one) and p not in rejected]
+    assert not lost, f"{len(lost)} not understood and nowhere: {[places[p] for p in lost[:3]]}"
+    answers = {
+        msgspec.json.decode(record.value)["request"]
+        for record in read(servers, DELIVERIES)
+        if ("lq-framing", b"reply") in record.headers
+    }
+    waiting = {asked(one) for p, one in places.items() if p not in rejected} - {None}
+    assert waiting, "no record asks for anything"
+    assert waiting <= answers, f"{len(waiting - answers)} of {len(waiting)} have no answer"

@@ -1,0 +1,448 @@
+"""Walks in batches: many commands and publishes joined in one step, as the job hands them over.
+
+A walk is a list of batches, a batch a list of operations, an operation a name and small numbers
+that are taken modulo what there is to choose from; so every part of a walk is a walk too, and
+`shortest` makes a failing one shorter. Queues are defined again in all ways while they hold
+messages (Q9). Nothing of a client is in between: commands go to the step, outputs come from it.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+from lakequeue.definitions.definition import UNSUPPORTED
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Deliveries, Receipt
+from lakequeue.state import DictStore
+from reference.model import Model, Refused, Subscription, milliseconds
+from rules.steps import NOW, REPLY, Steps, replies, subscribe
+
+from .walk import (
+    DELAYS,
+    EXCLUSIVE,
+    PATTERNS,
+    PAUSES_MS,
+    TOPICS,
+    TTLS,
+    assert_same_numbers,
+    with_companions,
+)
+
+Operation = tuple[Any, ...]
+Batches = list[list[Operation]]
+
+FLOWS_MAX = 6
+FILTERS = (None, None, None, "/k = 0", "/k <> 0", "/n < 50 AND /k IN (0, 1)", "/p > 1")
+PERIODS = ("500ms", "2900ms", "11s", None)
+KEYED = "partition_key" not in UNSUPPORTED
+REDEFINITIONS: tuple[dict[str, Any], ...] = (
+    *({"priority": text} for text in ("/p", None, "/n", "/p", None)),
+    *({"barrier_expression": text} for text in ("/k = 4", None, "/k = 3", "/k = 4")),
+    *({"filter": text} for text in ("/n > 3", None, "/k <> 2")),
+    *({"partition_key": text} for text in ("/key", "@key", None, "/k", "/key") if KEYED),
+    {"target_queue_depth": 4},
+    {"target_queue_depth": None},
+    {"max_backlog": 2},
+    {"max_backlog": None},
+    {"max_per_subscription_backlog": 1},
+    {"max_per_subscription_backlog": 7},
+    {"max_deliveries": 2},
+    {"max_deliveries": None},
+    {"max_cancels": 1},
+    {"lease_period": "1900ms"},
+    {"lease_period": None},
+    {"leasing": "strict"},
+    {"expiration": "4s"},
+    {"expiration": None},
+    {"expiration_model": "latest"},
+    {"max_spool_messages": 9},
+    {"max_spool_messages": None},
+    {"fairness_model": "round-robin"},
+    {"fairness_model": "fast"},
+    {"dead_message_queue": "dead"},
+    {"redelivery_delay": "700ms"},
+)
+NAMES = (
+    *["publish"] * 7,
+    *["send_to", "subscribe", "subscribe", "unsubscribe", "ack", "ack_held", "ack_held", "up_to"],
+    *["ack_early", "ack_where", "cancel", "cancel", "reject", "renew", "hand_back", "backlog"],
+    *["redefine"] * 3,
+    *["topic", "untopic", "redrive", "anew"],
+)
+ALONE = ("advance", "restart")
+
+
+class Walk:
+    """The engine and the model side by side; options go to `step`."""
+
+    def __init__(
+        self, definitions: list[dict[str, Any]], engine: Any = None, **options: Any
+    ) -> None:
+        self.steps = engine or Steps(DictStore(), **options)
+        self.model = Model()
+        self.flows: dict[str, int] = {}
+        self.named = self.sequence = self.published = 0
+        self.orders = dict(definitions[-1])
+        self.companions = {d["name"]: d for d in definitions[:-1]}
+        self.commands: list[Any] = []
+        self.publishes: list[tuple[Any, ...]] = []
+        self.receipts: dict[int, int | str] = {}
+        for definition in definitions:
+            self.define(definition)
+        self.hand_over()
+
+    def go(self, batches: Batches) -> "Walk":
+        for number, batch in enumerate(batches):
+            try:
+                self.one_batch(batch)
+            except Exception as error:
+                error.add_note(f"batch {number}: {batch}, {self.orders}")
+                raise
+        return self
+
+    def one_batch(self, batch: list[Operation]) -> None:
+        """Commands first, then publishes, as the step does them; then what is due."""
+        if batch and batch[0][0] in ALONE:
+            getattr(self, "do_" + batch[0][0])(*batch[0][1:])
+            return
+        with self.model.joined():
+            for name, *arguments in sorted(batch, key=lambda o: o[0] in ("publish", "send_to")):
+                getattr(self, "do_" + name)(*arguments)
+        self.hand_over()
+
+    # Operations
+
+    def do_publish(self, count: int, kind: int, spread: int, ttl: int) -> None:
+        for i in range(count):
+            n = kind + i * (spread + 1)
+            body = {"n": n % 97, "k": n % 5, "p": (n * 7 + spread) % 4, "key": "abc"[n % 3 :][:1]}
+            if n % 11 == 0:
+                del body["key"]
+            self.publish("orders", body, TTLS[(ttl + i) % len(TTLS)])
+
+    def do_send_to(self, topic: int, kind: int) -> None:
+        self.publish(TOPICS[topic % len(TOPICS)], {"n": kind, "k": kind % 3, "p": kind % 4}, None)
+
+    def publish(self, to: str, body: dict[str, Any], ttl: str | None) -> None:
+        payload = json.dumps(body).encode()
+        key = f"key{body['n'] % 3}"
+        self.sequence += 1
+        options: dict[str, Any] = {"producer": "walk", "seq": self.sequence, "key": key.encode()}
+        if ttl is not None:
+            options["ttl_ms"] = milliseconds(ttl)
+        self.publishes.append((to, payload, options))
+        self.published += 1
+        try:
+            self.receipts[self.sequence] = self.model.publish(to, payload, ttl, key=key) or 0
+        except Refused as nack:
+            self.receipts[self.sequence] = nack.reason
+
+    def do_subscribe(self, backlog: int, filter: int, mode: int, queue: int) -> None:
+        if len(self.flows) >= FLOWS_MAX:
+            return
+        self.named += 1
+        name = f"c{self.named}"
+        to = "copies" if queue % 8 == 7 else "orders"
+        text, no_ack = FILTERS[filter % len(FILTERS)], mode % 5 == 4
+        flow = self.model.subscribe(to, name, 1 + backlog % 9, text, no_ack)
+        self.flows[name] = flow.number
+        acks = "none" if no_ack else "explicit"
+        self.commands.append(subscribe(name, 1 + backlog % 9, to, filter=text, acks=acks))
+
+    def do_unsubscribe(self, which: int) -> None:
+        if flow := self.pick(which):
+            self.model.unsubscribe(flow)
+            del self.flows[flow.name]
+            self.say(c.Unsubscribe, flow)
+
+    def do_ack(self, which: int, first: int, span: int) -> None:
+        flow = self.pick(which)
+        if flow is not None and self.model.ids:
+            low = max(1, self.model.ids - first * 3)
+            high = min(self.model.ids, low + span)
+            self.model.acknowledge(flow, list(range(low, high + 1)))
+            self.say(c.Ack, flow, ids=f"{low}-{high}")
+
+    def do_ack_held(self, which: int, count: int) -> None:
+        flow = self.pick(which)
+        held = [e.id for e in self.held(flow)][: 1 + count] if flow else []
+        if flow is not None and held:
+            self.model.acknowledge(flow, held)
+            self.say(c.Ack, flow, ids=",".join(map(str, held)))
+
+    def do_up_to(self, which: int, message: int) -> None:
+        """L13. Silent: what the order of a cumulative ack is where priorities differ."""
+        flow = self.pick(which)
+        held = self.held(flow) if flow else []
+        if flow is not None and held and all(e.rank == held[0].rank for e in held):
+            last = sorted(e.id for e in held)[message % len(held)]
+            self.model.acknowledge(flow, [e.id for e in held if e.id <= last])
+            self.say(c.Ack, flow, up_to=str(last))
+
+    def do_ack_early(self, which: int, ahead: int) -> None:
+        if flow := self.pick(which):
+            number = self.model.ids + 1 + ahead % 4
+            self.model.acknowledge(flow, [number])
+            self.say(c.Ack, flow, ids=str(number))
+
+    def do_ack_where(self, which: int, kind: int) -> None:
+        """Only where the consumer holds all that match: the rule is silent on the others."""
+        if flow := self.pick(which):
+            where = f"/k = {kind % 5}"
+            matching = [e for e in self.model.queues[flow.queue].active() if e.matches(where)]
+            if all(e.holder is flow for e in matching):
+                self.model.acknowledge_where(flow, where)
+                self.say(c.Ack, flow, where=where)
+
+    def do_cancel(self, which: int, message: int, delay: int) -> None:
+        for flow, number in self.pick_held(which, message):
+            pause = DELAYS[delay % len(DELAYS)]
+            self.model.cancel(flow, number, pause)
+            ms = None if pause is None else milliseconds(pause)
+            self.say(c.Cancel, flow, ids=str(number), delay_ms=ms)
+
+    def do_reject(self, which: int, message: int) -> None:
+        for flow, number in self.pick_held(which, message):
+            self.model.reject(flow, number)
+            self.say(c.Reject, flow, ids=str(number))
+
+    def do_renew(self, which: int, message: int, period: int) -> None:
+        for flow, number in self.pick_held(which, message):
+            given = PERIODS[period % len(PERIODS)]
+            longer = given or self.model.queues[flow.queue].get("lease_period")
+            if longer is not None:
+                self.model.renew(flow, number, longer)
+                ms = None if given is None else milliseconds(given)
+                self.say(c.Renew, flow, ids=str(number), period_ms=ms)
+
+    def do_hand_back(self, which: int, message: int) -> None:
+        for flow, number in self.pick_held(which, message):
+            self.model.hand_back(flow, number)
+            self.say(c.Returned, flow, ids=str(number))
+
+    def do_backlog(self, which: int, backlog: int) -> None:
+        if flow := self.pick(which):
+            self.model.set_backlog(flow, 1 + backlog % 9)
+            self.say(c.SetBacklog, flow, max_backlog=1 + backlog % 9)
+
+    def do_redefine(self, which: int) -> None:
+        change = dict(REDEFINITIONS[which % len(REDEFINITIONS)])
+        given = next((k for k in EXCLUSIVE if change.get(k) is not None), None)
+        if given is not None:
+            if given == "target_queue_depth" and self.has_order():
+                return
+            change |= {key: None for key in EXCLUSIVE if key != given}
+        if change.get("redelivery_delay"):
+            change["redelivery_delay_multiplier"] = 1
+        self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
+        if self.orders.get("semantics") == "at-most-once" and "fairness_model" not in self.orders:
+            self.orders["fairness_model"] = "round-robin"
+        self.define(dict(self.orders))
+
+    def has_order(self) -> bool:
+        """Silent: what is active where priorities or barriers entered before (R5)."""
+        return any(e.rank or e.is_barrier for e in self.model.queues["orders"].entries)
+
+    def do_anew(self) -> None:
+        """Deleted and defined in one batch: what was in is gone, and so are its consumers (S7)."""
+        self.model.delete("copies")
+        self.commands.append(c.Delete(queue="copies"))
+        self.flows = {n: number for n, number in self.flows.items() if self.number_lives(number)}
+        self.define(self.companions["copies"])
+
+    def do_topic(self, queue: int, pattern: int) -> None:
+        name, text = ("orders", "copies")[queue % 2], PATTERNS[pattern % len(PATTERNS)]
+        self.model.subscribe_topic(name, text)
+        self.commands.append(c.SubscribeTopic(queue=name, topic=text))
+
+    def do_untopic(self, queue: int, pattern: int) -> None:
+        name = ("orders", "copies")[queue % 2]
+        there = sorted(self.model.queues[name].topics)
+        if there:
+            text = there[pattern % len(there)]
+            self.model.unsubscribe_topic(name, text)
+            self.commands.append(c.UnsubscribeTopic(queue=name, topic=text))
+
+    def do_redrive(self, name: int) -> None:
+        queue = ("dead", "dead copies")[name % 2]
+        self.model.redrive(queue)
+        self.commands.append(c.Redrive(queue=queue))
+
+    # Alone in their batch
+
+    def do_advance(self, pause: int) -> None:
+        """From deadline to deadline, so that the order of what happens is plain."""
+        target = self.model.now + PAUSES_MS[pause % len(PAUSES_MS)]
+        while (deadline := self.model.next_deadline()) is not None and deadline <= target:
+            self.model.now = max(self.model.now, deadline)
+            self.model.tick()
+            self.hand_over()
+        self.model.now = target
+        self.hand_over()
+
+    def do_restart(self) -> None:
+        self.steps.restart()
+
+    # Saying and choosing
+
+    def say(self, kind: type, flow: Subscription, **fields: Any) -> None:
+        self.commands.append(kind(queue=flow.queue, subscription=flow.name, **fields))
+
+    def define(self, definition: dict[str, Any]) -> None:
+        self.model.define(definition)
+        self.commands.append(c.Define(definition=definition, reply=REPLY))
+
+    def number_lives(self, number: int) -> bool:
+        return any(s.number == number for s in self.model.subscriptions)
+
+    def pick(self, which: int) -> Subscription | None:
+        names = list(self.flows)
+        if not names:
+            return None
+        number = self.flows[names[which % len(names)]]
+        return next(s for s in self.model.subscriptions if s.number == number)
+
+    def held(self, flow: Subscription) -> list[Any]:
+        return [e for e in self.model.queues[flow.queue].entries if e.holder is flow]
+
+    def pick_held(self, which: int, message: int) -> list[tuple[Subscription, int]]:
+        flow = self.pick(which)
+        held = self.held(flow) if flow else []
+        return [(flow, held[message % len(held)].id)] if flow is not None and held else []
+
+    # Comparing
+
+    def hand_over(self) -> None:
+        """One batch for the engine; then all that can be seen of it is compared."""
+        self.steps.now = NOW + self.model.now
+        out = self.steps.run(self.commands, self.publishes)
+        assert not [r.error for r in replies(out) if r.error is not None]
+        self.commands, self.publishes = [], []
+        self.model.check()
+        self.compare_receipts(out)
+        self.compare_deliveries(out)
+        self.look()
+
+    def compare_receipts(self, out: list[Any]) -> None:
+        found: dict[int, int | str] = {}
+        for receipt in (o for o in out if isinstance(o, Receipt)):
+            for first, count, number in receipt.runs:
+                found |= {first + i: number + i if number else 0 for i in range(count)}
+            found |= {nack[0]: nack[1] for nack in receipt.nacks}
+        assert found == self.receipts, differences(found, self.receipts)
+        self.receipts = {}
+
+    def compare_deliveries(self, out: list[Any]) -> None:
+        for name, number in self.flows.items():
+            flow = next(s for s in self.model.subscriptions if s.number == number)
+            found = [
+                (i, 1 if d.barrier else n, d.barrier)
+                for d in out if isinstance(d, Deliveries) and d.subscription == name
+                for i, n in zip(d.ids, d.counts, strict=True)
+            ]  # fmt: skip
+            expected = [(d.id, d.count, d.is_barrier) for d in flow.inbox]
+            flow.inbox.clear()
+            assert found == expected, f"{name} received {found}, the model says {expected}"
+
+    def look(self) -> None:
+        """Everything that can be asked for; `run` has checked the invariants."""
+        names = list(self.model.queues)
+        asked = [c.Describe(queue=name, reply=REPLY) for name in names]
+        asked += [c.Browse(queue=name, limit=10_000, reply=REPLY) for name in names]
+        answers = [r.result for r in replies(self.steps.run(asked))]
+        for name, shown, browsed in zip(names, answers, answers[len(names) :], strict=False):
+            queue, expected = self.model.queues[name], self.model.describe(name)
+            held = {s["name"]: s["held"] for s in shown["consumers"]}
+            assert held == {s.name: queue.held(s) for s in self.model.bound_to(queue)}, name
+            assert_same_numbers({key: shown[key] for key in expected}, expected, queue)
+            ids, wanted = [int(m["id"]) for m in browsed], self.model.browse(name)
+            if any(e.is_barrier for e in queue.entries) and any(e.rank for e in queue.entries):
+                ids, wanted = sorted(ids), sorted(wanted)  # Silent: in which order one looks
+            assert ids == wanted, f"browse {name}: {ids}, the model says {wanted}"
+
+
+def differences(found: dict[Any, Any], expected: dict[Any, Any]) -> str:
+    keys = sorted({*found, *expected})
+    pairs = [(k, found.get(k), expected.get(k)) for k in keys]
+    return str([one for one in pairs if one[1] != one[2]])
+
+
+# ---------------------------------------------------------------- making and shortening
+
+
+def random_queues(r: random.Random) -> list[dict[str, Any]]:
+    keys: dict[str, tuple[Any, ...]] = {
+        "max_backlog": (None, None, 3, 8),
+        "max_per_subscription_backlog": (2, 5, 20),
+        "lease_period": (None, "900ms", "2300ms"),
+        "max_deliveries": (None, None, 2, 4),
+        "max_cancels": (None, None, 2),
+        "leasing": (None, "strict"),
+        "expiration": (None, None, "2500ms", "8s"),
+        "expiration_model": (None, "queue", "latest", "earliest", "default"),
+        "deferred_ack_expiration": (None, "4s"),
+        "dead_message_queue": (None, "dead", "nowhere"),
+        "fairness_model": (None, None, "fast", "round-robin"),
+        "priority": (None, "/p"),
+        "barrier_expression": (None, None, "/k = 4"),
+        "partition_key": (None, "/key", "@key") if KEYED else (None,),
+        "max_spool_usage": (None, None, None, None, None, 0),
+        "max_spool_messages": (None, None, None, 20),
+        "target_queue_depth": (None, None, 3),
+        "semantics": (None, None, None, None, "at-most-once"),
+    }
+    orders: dict[str, Any] = {"name": "orders", "message_type": "json"}
+    for key, values in keys.items():
+        value = r.choice(values)
+        if value is not None and not (key in EXCLUSIVE and set(EXCLUSIVE) & set(orders)):
+            orders[key] = value
+    if orders.get("semantics") == "at-most-once":
+        orders.setdefault("fairness_model", "round-robin")
+    queues = with_companions(orders)
+    queues[2]["filter"] = "/k = 1"
+    return queues
+
+
+def random_batches(r: random.Random, batches: int, longest: int, most: int) -> Batches:
+    """Batches of up to `longest` operations; `most`: messages that one publish may be."""
+    start: list[Operation] = [("subscribe", 5, 0, 0, 0), ("subscribe", 2, 3, 0, 0)]
+    made: Batches = [[*start, ("publish", 6, 0, 0, 0)]]
+    for _ in range(batches):
+        draw = r.random()
+        if draw < 0.2:
+            made.append([("advance", r.randrange(16))])
+        elif draw < 0.26:
+            made.append([("restart",)])
+        else:
+            made.append([random_operation(r, most) for _ in range(r.randint(1, longest))])
+    return made
+
+
+def random_operation(r: random.Random, most: int) -> Operation:
+    name = r.choice(NAMES)
+    small = [r.randrange(16) for _ in range(4)]
+    counts = {"publish": 4, "subscribe": 4, "ack": 3, "cancel": 3, "renew": 3, "anew": 0}
+    counts |= {"unsubscribe": 1, "redefine": 1, "redrive": 1}
+    if name == "redefine":
+        return (name, r.randrange(len(REDEFINITIONS)))
+    if name == "publish":
+        small[0] = r.randint(1, most)
+    return (name, *small[: counts.get(name, 2)])
+
+
+def shortest(batches: Batches, fails: Callable[[Batches], bool]) -> Batches:
+    """As little of a walk as still fails."""
+    size = max(len(batches) // 2, 1)
+    while size:
+        at = 0
+        while at < len(batches):
+            rest = batches[:at] + batches[at + size :]
+            at = at if fails(rest) and (batches := rest) is rest else at + size
+        size //= 2
+    for i in range(len(batches)):
+        at = 0
+        while at < len(batches[i]):
+            rest = [*batches[:i], batches[i][:at] + batches[i][at + 1 :], *batches[i + 1 :]]
+            at = at if fails(rest) and (batches := rest) is rest else at + 1
+    return batches

@@ -1,0 +1,129 @@
+"""Batches for the step itself: what the job hands over, without a client.
+
+Records are encoded as for Kafka. One batch may hold many commands and publishes; `run` goes on
+until the engine wants no further step at this time.
+"""
+
+from typing import Any
+
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
+from lakequeue.protocol.outputs import Deadline, Deliveries, RejectedRecord, Reply
+from lakequeue.state import Batch, DictStore, check, step
+
+NOW = 1_700_000_000_000
+INBOX = c.Inbox("default.deliveries")
+REPLY = c.ReplyTo("default.deliveries")
+STEPS_MAX = 20_000
+
+
+class CountingStore(DictStore):
+    """Counts what is read and written."""
+
+    def __init__(self, pages: dict[str, bytes] | None = None) -> None:
+        super().__init__(pages)
+        self.reads = self.writes = 0
+
+    def get(self, key: str) -> bytes | None:
+        self.reads += 1
+        return super().get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        self.writes += 1
+        super().put(key, value)
+
+
+class Steps:
+    """An engine's state and what comes in; options go to `step` (limits, home)."""
+
+    def __init__(self, store: DictStore | None = None, **options: Any) -> None:
+        self.store = CountingStore() if store is None else store
+        self.options = options
+        self.now = NOW
+        self.offsets = 0
+        self.outputs: list[Any] = []
+
+    def run(
+        self, commands: list[c.Command | bytes] = (), publishes: list[tuple[Any, ...]] = ()
+    ) -> list[Any]:
+        """Hand over one batch; what the engine said, in it and in the steps that follow from it.
+
+        publishes: (to, payload[, keys of the header `lq`]).
+        """
+        batch = Batch(self.command_records(commands), self.publish_records(publishes))
+        out = list(step(self.store, batch, self.now, **self.options))
+        for _ in range(STEPS_MAX):
+            deadline = [o.at for o in out if isinstance(o, Deadline)][-1]
+            if not 0 < deadline <= self.now:
+                break
+            out += step(self.store, Batch(), self.now, **self.options)
+        else:
+            raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
+        check(self.store, self.now)
+        self.outputs += out
+        return out
+
+    def restart(self) -> None:
+        """The state is written to bytes and loaded again."""
+        self.store = DictStore.load(self.store.dump())
+
+    def tick(self, ms: int) -> list[Any]:
+        self.now += ms
+        return self.run()
+
+    def command_records(self, commands: Any) -> Records:
+        records = Records()
+        for command in commands:
+            value = command if isinstance(command, bytes) else c.encode_command(command)
+            self._add(records, "default.commands", value)
+        return records
+
+    def publish_records(self, publishes: Any) -> Records:
+        records = Records()
+        for to, payload, *rest in publishes:
+            options = dict(rest[0]) if rest else {}
+            key, headers = options.pop("key", None), options.pop("headers", None)
+            meta = encode_publish_header(PublishHeader(to=to, **options))
+            self._add(records, "default.publish", payload, key, meta, headers)
+        return records
+
+    def _add(
+        self, records: Records, topic: str, value: bytes, key: bytes | None = None,
+        meta: bytes | None = None, headers: str | None = None,
+    ) -> None:  # fmt: skip
+        self.offsets += 1
+        columns = (topic, 0, self.offsets, self.now, key, value, meta, headers)
+        for name, column in zip(Records.__slots__, columns, strict=True):
+            getattr(records, name).append(column)
+
+
+def define(name: str = "orders", **keys: Any) -> c.Define:
+    return c.Define(definition={"name": name, "message_type": "json"} | keys)
+
+
+def subscribe(subscription: str, backlog: int = 100, queue: str = "orders", **keys: Any) -> Any:
+    return c.Subscribe(
+        queue=queue, subscription=subscription, inbox=INBOX, max_backlog=backlog, **keys
+    )
+
+
+def delivered(outputs: list[Any], subscription: str = "") -> list[int]:
+    """The ids that went out, in order."""
+    sent = [o for o in outputs if isinstance(o, Deliveries)]
+    return [i for d in sent if subscription in ("", d.subscription) for i in d.ids]
+
+
+def replies(outputs: list[Any]) -> list[Reply]:
+    return [o for o in outputs if isinstance(o, Reply)]
+
+
+def refused(outputs: list[Any]) -> int:
+    """How many were answered with an error, or sent to the rejected."""
+    wrong = [o for o in replies(outputs) if o.error is not None]
+    return len(wrong) + sum(isinstance(o, RejectedRecord) for o in outputs)
+
+
+def described(steps: Steps, queue: str = "orders") -> dict[str, Any]:
+    (answer,) = replies(steps.run([c.Describe(queue=queue, reply=REPLY)]))
+    assert answer.error is None, answer.error
+    return answer.result

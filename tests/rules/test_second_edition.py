@@ -1,0 +1,446 @@
+"""Rules that were found broken: each is a counterexample that a user, a review or a tool found."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import wire
+from lakequeue.protocol.errors import LakequeueError, LeaseLost
+from lakequeue.protocol.outputs import Deliveries, Receipt
+from lakequeue.state import DictStore
+from rules.harness import Bench, drain, ids
+from rules.steps import (
+    REPLY,
+    CountingStore,
+    Steps,
+    define,
+    delivered,
+    described,
+    refused,
+    replies,
+    subscribe,
+)
+
+RECORD_BYTES_MAX = 12 * 1024 * 1024
+WIDE = {"max_per_subscription_backlog": 100}
+
+
+def body(**values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+# ---------------------------------------------------------------- filters (F5)
+
+
+@pytest.mark.parametrize("priority", [None, "/p"])
+def test_F5_what_came_back_is_seen_by_every_filter(empty: Bench, priority: str | None) -> None:
+    """A filter whose look-ahead held only what had come back moved past what nobody looked at."""
+    empty.define(**WIDE, **({"priority": priority} if priority else {}))
+    d = empty.consumer(name="d", backlog=1, filter="/k = 'f'")
+    g = empty.consumer(name="g", backlog=1, filter="/k = 'g'")
+    empty.send({"k": "f"}, ttl="5s")
+    empty.send({"k": "g"}, ttl="5s")
+    assert (len(drain(d)), len(drain(g))) == (1, 1)
+    c_ = empty.consumer(name="c", backlog=20, filter="/k = 'f'")
+    sent = [empty.send({"k": "f"}) for _ in range(20)]
+    assert ids(drain(c_)) == sent
+    sent.append(empty.send({"k": "f"}))
+    other = empty.send({"k": "g"})
+    c_.close()
+    empty.advance("5s")
+    got = []
+    while (message := d.receive(timeout=0)) is not None:
+        got.append(message.id)
+        message.ack()
+    assert got == sent
+    assert ids(drain(g)) == [other]
+
+
+def test_F5_a_match_far_behind_is_found() -> None:
+    """More messages that do not match than a step looks at stand before the one that does."""
+    steps = Steps()
+    steps.run([define(**WIDE), subscribe("f", filter="/k = 1"), subscribe("g", 1, filter="/k = 2")])
+    for _ in range(5):
+        steps.run(publishes=[("orders", body(k=2))] * 5_000)
+    out = steps.run(publishes=[("orders", body(k=1))])
+    assert delivered(out, "f") == [25_001]
+    out = steps.run([c.Unsubscribe(queue="orders", subscription="g"), subscribe("f2", 2)])
+    assert delivered(out, "f2") == [1, 2]
+
+
+def test_F5_what_is_remembered_of_a_filter_does_not_grow() -> None:
+    """On a priority queue every arrival above the cursor was remembered, for ever."""
+    steps = Steps()
+    steps.run([define(priority="/p", **WIDE), subscribe("f", filter="/k = 1")])
+    sizes = []
+    for n in range(200):
+        out = steps.run(publishes=[("orders", body(k=1, p=n))])
+        (number,) = delivered(out, "f")
+        steps.run([c.Ack(queue="orders", subscription="f", ids=str(number))])
+        if n in (99, 199):
+            sizes.append(len(steps.store.dump()))
+    assert sizes[1] - sizes[0] < 4_000
+
+
+# ---------------------------------------------------------------- nothing from outside stops a step
+
+
+@pytest.mark.parametrize("command", ["cancel", "renew"])
+@pytest.mark.parametrize("ms", [9_504_000_000_000_000_000, 1 << 62, (1 << 63) - 1, -(1 << 62)])
+def test_L10_L11_a_time_without_sense_is_refused(command: str, ms: int) -> None:
+    steps = Steps()
+    steps.run([define(), subscribe("a", 1)], [("orders", b"{}")] * 2)
+    text = {"command": command, "queue": "orders", "subscription": "a", "ids": "1"}
+    text["delay_ms" if command == "cancel" else "period_ms"] = ms
+    answered = text | {"reply": {"topic": "default.deliveries"}}
+    assert refused(steps.run([body(**answered)])) >= 1
+    assert described(steps)["leased"] == 1
+    assert described(steps)["canceled"] == 0
+    steps.run([body(**text), c.Ack(queue="orders", subscription="a", ids="1")])
+    assert described(steps)["acknowledged"] == 1
+
+
+def test_L11_a_delay_of_the_client_does_not_stop_the_engine(bench: Bench) -> None:
+    consumer = bench.consumer(backlog=1)
+    bench.send()
+    (message,) = drain(consumer)
+    with contextlib.suppress(LakequeueError, ValueError):
+        message.cancel(delay="110000000000d")
+    with contextlib.suppress(LakequeueError, ValueError):
+        message.renew("110000000000d")
+    bench.consumer(name="b")
+    assert bench.send() == "2"
+
+
+def sizes(outputs: list[Any]) -> list[int]:
+    """Of what leaves, headers included."""
+    return [
+        len(r.key or b"") + len(r.value or b"")
+        + sum(len(k) + len(v) for k, v in wire.headers_list(r.headers))
+        for r in wire.encode(outputs)
+    ]  # fmt: skip
+
+
+def long_destinations() -> tuple[list[Any], list[Any]]:
+    """Nacks repeated a destination of any length."""
+    long = "x" * 3_000_000
+    return [], [(long, b"{}", {"producer": "p", "seq": n}) for n in range(1, 6)]
+
+
+def long_problems() -> tuple[list[Any], list[Any]]:
+    keys = {f"k{n}": "x" * 3_000_000 for n in range(5)}
+    return [c.Define(definition={"name": "q", **keys}, reply=REPLY)], []
+
+
+def long_request() -> tuple[list[Any], list[Any]]:
+    reply = c.ReplyTo("default.deliveries", 0, "x" * 7_000_000)
+    return [c.Queues(reply=reply)], []
+
+
+def long_inner_headers() -> tuple[list[Any], list[Any]]:
+    """Framing batch counted payloads, not headers."""
+    headers = wire.headers_json([("h", b"x" * 700_000)])
+    return [subscribe("a", 100, framing="batch")], [("orders", b"{}", {"headers": headers})] * 30
+
+
+@pytest.mark.parametrize(
+    "made", [long_destinations, long_problems, long_request, long_inner_headers]
+)
+def test_S1_what_leaves_fits_into_a_record(made: Any) -> None:
+    steps = Steps()
+    steps.run([define(**WIDE)])
+    commands, publishes = made()
+    out = steps.run(commands, publishes)
+    assert max(sizes(out)) <= RECORD_BYTES_MAX
+
+
+# ---------------------------------------------------------------- what an ack costs (L13)
+
+
+def reads_of(command: c.Command, gone: int) -> int:
+    """Page reads of one command on a queue that holds three messages, after so many came."""
+    steps = Steps(CountingStore())
+    steps.run([define(**WIDE), subscribe("a", 1, acks="none")])
+    for _ in range(gone // 5_000):
+        steps.run(publishes=[("orders", b"{}")] * 5_000)
+    steps.run([c.Unsubscribe(queue="orders", subscription="a"), subscribe("b")])
+    out = steps.run(publishes=[("orders", b"{}")] * 3)
+    assert len(delivered(out, "b")) == 3
+    before = steps.store.reads
+    steps.run([command])
+    return steps.store.reads - before
+
+
+@pytest.mark.parametrize(
+    "named", [{"up_to": "60002"}, {"ids": "1-60003"}, {"ids": "1-18446744073709551615"}]
+)
+def test_L13_an_ack_costs_what_is_held(named: dict[str, str]) -> None:
+    command = c.Ack(queue="orders", subscription="b", **named)
+    few, many = reads_of(command, 5_000), reads_of(command, 60_000)
+    assert many <= few + 8
+
+
+# ---------------------------------------------------------------- leases are the engine's (L4, L10)
+
+
+def test_L4_a_delivery_says_what_is_left_of_its_lease() -> None:
+    """Sent again after 2 s without a transport ack (C2), 3 s of 5 are left."""
+    steps = Steps()
+    steps.run([define(lease_period="5s"), subscribe("a", 9, transport_acks=True)])
+    first = [o for o in steps.run(publishes=[("orders", b"{}")]) if isinstance(o, Deliveries)]
+    again = [o for o in steps.tick(2_000) if isinstance(o, Deliveries)]
+    assert [d.lease_ms for d in (*first, *again)] == [5_000, 3_000]
+    assert first[0].numbers == again[0].numbers
+
+
+def test_L10_a_renewal_is_answered_with_what_it_did() -> None:
+    steps = Steps()
+    steps.run([define(lease_period="5s"), subscribe("a", 2)], [("orders", b"{}")] * 3)
+    renew = c.Renew(queue="orders", subscription="a", ids="1-3", period_ms=60_000, reply=REPLY)
+    (answer,) = replies(steps.run([renew]))
+    assert answer.result == {"lease_ms": 60_000, "renewed": "1"}
+
+
+@pytest.mark.parametrize("period", [None, "30s"])
+def test_L10_a_lease_without_end_stays_without_end(bench: Bench, period: str | None) -> None:
+    consumer = bench.consumer()
+    sent = bench.send()
+    (message,) = drain(consumer)
+    message.renew(period) if period else message.renew()
+    assert message.lease_expires_at is None
+    bench.advance("1h")
+    assert bench.seen()["leased"] == 1
+    assert drain(consumer) == []
+    message.ack()
+    assert bench.seen()["acknowledged"] == int(sent)
+
+
+def test_L10_a_renewal_without_a_period_is_known_to_the_client(empty: Bench) -> None:
+    """The client counted from the first lease and raised LeaseLost; the engine leased it still."""
+    empty.define(lease_period="5s")
+    consumer = empty.consumer()
+    empty.send()
+    (message,) = drain(consumer)
+    empty.advance("4s")
+    message.renew()
+    empty.advance("4s")
+    message.ack()
+    assert empty.seen()["acknowledged"] == 1
+
+
+# ---------------------------------------------------------------- definitions (Q7, Q9, S7)
+
+
+def test_Q9_a_queue_deleted_and_defined_in_one_batch_is_there() -> None:
+    """In the order of their log: the new queue is empty, and takes what is published to it."""
+    steps = Steps()
+    steps.run([define()], [("orders", b"{}")] * 3)
+    both = [c.Delete(queue="orders", reply=REPLY), define(max_backlog=7)]
+    out = steps.run(both, [("orders", b"{}")])
+    assert [r.error for r in replies(out)] == [None]
+    seen = described(steps)
+    assert (seen["depth"], seen["spooled"], seen["definition"]["max_backlog"]) == (1, 1, 7)
+
+
+def test_Q9_a_queue_defined_and_deleted_in_one_batch_is_gone() -> None:
+    steps = Steps()
+    steps.run([define(), c.Delete(queue="orders", reply=REPLY)])
+    (answer,) = replies(steps.run([c.Describe(queue="orders", reply=REPLY)]))
+    assert answer.error is not None
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_Q7_a_definition_that_is_refused_late_changes_nothing(again: bool) -> None:
+    """Its route was dropped and the index made anew before the last check was made."""
+    steps = Steps()
+    steps.run([define(priority="/p", **WIDE)], [("orders", body(p=p)) for p in (1, 9, 5)])
+    steps.run([c.SubscribeTopic(queue="orders", topic=f"own/{n}") for n in range(9_901)])
+    many = [f"t/{n}" for n in range(100)]
+    name = "orders" if again else "second"
+    more = many if again else [f"t/{n}" for n in range(10_001)]
+    changed = define(name, underlying_topic="elsewhere", subscriptions=more)
+    before = described(steps)
+    out = steps.run([c.Define(definition=changed.definition, reply=REPLY)])
+    assert replies(out)[0].error is not None
+    assert described(steps) == before
+    out = steps.run(publishes=[("elsewhere", b"{}", {"producer": "p", "seq": 1})])
+    assert [len(o.nacks) for o in out if isinstance(o, Receipt)] == [1]
+    assert [q["name"] for q in replies(steps.run([c.Queues(reply=REPLY)]))[0].result] == ["orders"]
+    steps.run(publishes=[("orders", body(p=7))])
+    assert delivered(steps.run([subscribe("a")])) == [2, 4, 3, 1]
+
+
+def test_Q9_O3_a_barrier_holds_in_a_queue_that_gets_priority(empty: Bench) -> None:
+    """It waits for all that entered before it; nothing that entered after it goes before it."""
+    empty.define(barrier_expression="/sync = 1", **WIDE)
+    sent = [empty.send(v) for v in ({"n": 1}, {"n": 2}, {"sync": 1}, {"n": 3})]
+    empty.define(priority="/p", **WIDE)
+    sent.append(empty.send({"p": 9}))
+    consumer = empty.consumer()
+    before = drain(consumer)
+    assert ids(before) == sent[:2]
+    for message in before:
+        message.ack()
+    after = drain(consumer)
+    assert after[0].is_barrier
+    assert ids(after) == [sent[2], sent[4], sent[3]]
+
+
+def test_Q9_O3_priority_before_the_barrier_is_kept(empty: Bench) -> None:
+    """Priority, then barriers, then none: each message goes as it entered."""
+    empty.define(priority="/p", **WIDE)
+    low, high = empty.send({"p": 1}), empty.send({"p": 8})
+    empty.define(barrier_expression="/sync = 1", **WIDE)
+    plain, barrier, behind = (empty.send(v) for v in ({"p": 99}, {"sync": 1}, {"p": 99}))
+    empty.define(**WIDE)
+    consumer = empty.consumer()
+    first = drain(consumer)
+    assert ids(first) == [high, low, plain]
+    for message in first:
+        message.ack()
+    assert ids(drain(consumer)) == [barrier, behind]
+
+
+def test_Q9_F5_a_filter_finds_all_when_priority_ends(empty: Bench) -> None:
+    """What a filter remembered of the priority order was kept when that order ended."""
+    empty.define(priority="/p", **WIDE)
+    consumer = empty.consumer(filter="/k = 1")
+    for p in (9, 5, 1):
+        empty.send({"k": 1, "p": p})
+    for message in drain(consumer):
+        message.ack()
+    empty.define(**WIDE)
+    sent = [empty.send({"k": 1, "p": 3}) for _ in range(3)]
+    assert ids(drain(consumer)) == sent
+
+
+def test_Q9_F5_a_filter_finds_all_when_priority_begins(empty: Bench) -> None:
+    empty.define(**WIDE)
+    consumer = empty.consumer(filter="/k = 1")
+    for _ in range(3):
+        empty.send({"k": 1})
+    for message in drain(consumer):
+        message.ack()
+    empty.define(priority="/p", **WIDE)
+    sent = [empty.send({"k": 1, "p": p}) for p in (0, 4)]
+    assert ids(drain(consumer)) == sent
+
+
+def test_Q9_Q6_what_entered_with_a_priority_keeps_it(empty: Bench) -> None:
+    """Defined again without priority: what enters from then on has none; defined with it again,
+    those still count as what they entered with."""
+    empty.define(priority="/p", **WIDE)
+    sent = {p: empty.send({"p": p}) for p in (1, 9, 5)}
+    empty.define(**WIDE)
+    none = empty.send({"p": 7})
+    consumer = empty.consumer(backlog=2)
+    assert ids(drain(consumer)) == [sent[9], sent[5]]
+    consumer.close()
+    empty.define(priority="/p", **WIDE)
+    last = empty.send({"p": 6})
+    assert ids(drain(empty.consumer())) == [sent[9], last, sent[5], sent[1], none]
+
+
+def test_Q9_Q4_a_new_filter_is_for_what_enters_from_then_on(empty: Bench) -> None:
+    empty.define(**WIDE)
+    old = empty.send({"k": 1})
+    empty.define(filter="/k = 2", **WIDE)
+    with contextlib.suppress(LakequeueError):
+        empty.send({"k": 1})
+    new = empty.send({"k": 2})
+    empty.define(**WIDE)
+    last = empty.send({"k": 1})
+    assert ids(drain(empty.consumer())) == [old, new, last]
+
+
+# ---------------------------------------------------------------- acks and returns
+
+
+def test_L9_early_acks_are_all_kept_or_counted() -> None:
+    """Beyond 10,000 ranges they vanished, and nobody was told."""
+    steps = Steps()
+    steps.run([define(), subscribe("a", 1)])
+    text = ",".join(str(n) for n in range(2, 2 * 12_000 + 1, 2))
+    steps.run([c.Ack(queue="orders", subscription="a", ids=text, reply=REPLY)])
+    for _ in range(5):
+        steps.run(publishes=[("orders", b"{}")] * 4_800)
+    seen = described(steps)
+    assert seen["acknowledged"] + seen["ack_ignored"] == 12_000
+    assert seen["depth"] + seen["acknowledged"] == 24_000
+
+
+def test_L9_an_early_ack_is_for_ids_that_the_queue_never_held(empty: Bench) -> None:
+    """A message that is gone comes back by redrive: an ack of its first stay does not remove it."""
+    empty.define("dead", **WIDE)
+    empty.define(dead_message_queue="dead", **WIDE)
+    consumer = empty.consumer()
+    sent = empty.send()
+    drain(consumer)[0].reject()
+    with contextlib.suppress(LeaseLost):
+        consumer.ack(ids=[sent])
+    empty.admin.redrive("dead")
+    assert ids(drain(consumer)) == [sent]
+
+
+def test_L5_what_is_returned_untouched_was_no_attempt() -> None:
+    steps = Steps()
+    steps.run([define(max_deliveries=2, **WIDE), subscribe("a", 1)], [("orders", b"{}")])
+    for _ in range(5):
+        returned = c.Returned(queue="orders", subscription="a", ids="1")
+        (again,) = [o for o in steps.run([returned]) if isinstance(o, Deliveries)]
+        assert (again.ids, again.counts) == ([1], [1])
+    (last,) = [
+        o for o in steps.run([c.Cancel(queue="orders", subscription="a", ids="1")])
+        if isinstance(o, Deliveries)
+    ]  # fmt: skip
+    assert last.counts == [2]
+    steps.run([c.Cancel(queue="orders", subscription="a", ids="1")])
+    seen = described(steps)
+    assert (seen["expired"], seen["redelivered"]) == (1, 1)
+
+
+def test_L5_each_delivery_has_a_number_of_its_own() -> None:
+    steps = Steps()
+    steps.run([define(**WIDE)])
+    out = steps.run([subscribe("a", 2)], [("orders", b"{}")] * 2)
+    out += steps.run([c.Returned(queue="orders", subscription="a", ids="1-2")])
+    numbers = [n for o in out if isinstance(o, Deliveries) for n in o.numbers]
+    assert len(numbers) == 4
+    assert len(set(numbers)) == 4
+
+
+def test_L8_an_ack_after_close_says_that_the_lease_is_lost(bench: Bench) -> None:
+    consumer = bench.consumer()
+    bench.send()
+    (message,) = drain(consumer)
+    consumer.close()
+    with pytest.raises(LeaseLost):
+        message.ack()
+
+
+@pytest.mark.parametrize("ttl", ["2s", "1h"])
+def test_X5_a_publishers_ttl_does_not_count_in_the_dead_message_queue(
+    empty: Bench, ttl: str
+) -> None:
+    """Spent or not; nor after a redrive: only the queue's own expiration does."""
+    empty.define("dead", **WIDE)
+    empty.define(dead_message_queue="dead", **WIDE)
+    consumer = empty.consumer(backlog=1)
+    sent = empty.send(ttl=ttl)
+    drain(consumer)[0].reject()
+    empty.advance("2h")
+    assert ids(empty.admin.browse("dead")) == [sent]
+    consumer.close()
+    empty.admin.redrive("dead")
+    empty.advance("2h")
+    assert ids(empty.admin.browse("orders")) == [sent]
+
+
+def test_S7_a_state_that_was_loaded_again_is_the_same() -> None:
+    """What the tests above rely on: the bytes are all that there is."""
+    steps = Steps()
+    steps.run([define(priority="/p", **WIDE)], [("orders", body(p=p)) for p in (1, 9)])
+    again = Steps(DictStore.load(steps.store.dump()))
+    assert delivered(again.run([subscribe("a")])) == [2, 1]
