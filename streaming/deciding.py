@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from ..protocol.journal import Journal
 from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
-from ..state import Batch, Home, Store, step
+from ..state import Batch, Home, Limits, Store, step
+
+LIMITS = Limits()
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class Decided:
 
 def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
     """Take one step: the only call of `state.step` in the job."""
-    outputs = step(store, batch, now, home)
+    outputs = step(store, batch, now, home, LIMITS)
     decided = Decided(notes=notes_of(home.name, outputs))
     for output in outputs:
         match output:

@@ -224,40 +224,42 @@ class Engine:
             ProgressListener(QUERY, self._on_note, self.metrics.batch, self._losses.batch)
         )
 
-    def _broker_home(self) -> Home:
-        return Home(self.configuration.brokers[0], 0, self.epoch)
+    def _numbers(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.configuration.brokers)}
 
     def _start_query(self) -> None:
         from ..sources.kafka import RECORDS_PER_BATCH
 
         spark = self._spark
         assert spark is not None
-        home = self._broker_home()
+        broker = self.configuration.brokers[0]
+        number = self._numbers()[broker]
         checkpoint = self.home / CHECKPOINT
         if self.trigger == REAL_TIME:
             self._run = uuid.uuid4().hex
             self._loop_stopped.clear()
-            options = self._loop_options(home)
-            self._query = start_loop(spark, options, QUERY, checkpoint / home.name, self._settings)
+            options = self._loop_options(broker, number)
+            self._query = start_loop(spark, options, QUERY, checkpoint / broker, self._settings)
         else:
             limit = self._setting("records_per_batch", RECORDS_PER_BATCH)
+            home = Home(broker, number, self.epoch)
             self._query = start_batches(
                 spark, self.bootstrap, home, self._vpns(), self._readable_topics(),
                 self._partitions, limit, QUERY, checkpoint, self._settings,
             )  # fmt: skip
 
-    def _loop_options(self, home: Home) -> Options:
+    def _loop_options(self, broker: str, number: int) -> Options:
         from ..sources.live import Limits
         from .loop import Options
         from .version import code_version
 
         assert self._spark is not None
-        default = Options({}, "", 0, [], [], "", "")
+        default = Options({}, "", 0, 0, [], [], "", "")
         retained = self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb = 1_000_000
         return Options(
-            kafka_client(self.bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
-            self._vpns(), sorted(self._captured), code_version(), self._run, home.epoch,
+            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self.epoch,
+            self._vpns(), sorted(self._captured), code_version(), self._run,
             keep=int(retained) + 3,
             batch_s=self._setting("batch_s", default.batch_s),
             batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,

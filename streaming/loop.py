@@ -42,16 +42,16 @@ STOPPED_S = 0.3
 @dataclass(frozen=True)
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
-    name on the control topic; epoch: the home's."""
+    name on the control topic."""
 
     kafka: dict[str, Any]
     broker: str
     number: int
+    epoch: int
     vpns: list[str]
     captured: list[str]
     code: str
     run: str
-    epoch: int = 0
     keep: int = 8
     batch_s: float = 30.0
     batch_bytes: int = 128_000_000

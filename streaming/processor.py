@@ -26,13 +26,11 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 
 
 class BrokerProcessor(StatefulProcessor):
-    """Takes the steps of one broker.
+    """Takes the steps of one broker. partitions: the topics that clients may name, with their
+    sizes."""
 
-    homes: of the brokers, by name; partitions: the topics that clients may name, with their sizes.
-    """
-
-    def __init__(self, homes: dict[str, Home], partitions: dict[str, int]) -> None:
-        self._homes = homes
+    def __init__(self, home: Home, partitions: dict[str, int]) -> None:
+        self._home = home
         self._partitions = partitions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -43,19 +41,17 @@ class BrokerProcessor(StatefulProcessor):
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
-        (name,) = key
-        home = self._homes[name]
         whole, now = to_batch(rows)
         deadline = 0
         try:
             for batch in in_parts(whole, BYTES_PER_STEP):
-                decided = decide(self._store, batch, now, home)
+                decided = decide(self._store, batch, now, self._home)
                 deadline = decided.deadline
                 said = decided.said
                 if decided.journal is not None:
                     said = [*said, decided.journal]
                 yield from _frames(wire.encode(said, self._partitions), decided.notes)
-            yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
+            yield from _frames(iter(()), [f"deadline:{self._home.name}:{deadline}"])
         finally:
             self._store.finish()
 

@@ -19,7 +19,7 @@ from lakequeue.sources.messages import Place, Taken, to_batch
 from lakequeue.state import Batch, DictStore, Home
 from lakequeue.streaming.driver import Driver, Snapshot
 
-HOME = Home("broker-0", 0)
+HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
 PLACES: list[Place] = [(COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0)]
 SIZES = {

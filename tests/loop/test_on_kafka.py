@@ -39,6 +39,7 @@ SEED = 20_261_122
 WORKER = Path(__file__).with_name("worker.py")
 QUEUE = {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50}
 STEPS = "broker-0.steps"
+EPOCH = 7  # as in worker.py
 
 
 @dataclass
@@ -84,6 +85,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
         place = Place(kafka, folder)
+        begin(kafka.bootstrap_servers)
         place.start()
         with lakequeue.connect(place.url) as connection:
             until(lambda: answers(connection), 30, "the worker answers")
@@ -92,6 +94,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         for worker in place.workers:
             worker.kill()
             worker.wait()
+
+
+def begin(bootstrap: str) -> None:
+    """The home begins here, in the VPN's commands."""
+    transport = open_kafka(bootstrap, "begin")
+    value = commands.encode_command(commands.Configure(epoch=EPOCH))
+    transport.command("default.commands", b"", value)
+    transport.flush(5)
+    transport.close()
 
 
 def answers(connection: lakequeue.Connection) -> bool:
