@@ -58,8 +58,8 @@ def test_the_epoch_is_drawn_once_for_each_home(tmp_path: Path) -> None:
 
 
 def test_the_epoch_begins_in_every_vpns_commands() -> None:
-    """Also in that of the default VPN, which only queues name; limits are the same in each, for each sets
-    them all."""
+    """Also in that of the default VPN, which only queues name. Limits are the same in each: each
+    sets them all."""
     queues = [{"name": "a", "message_type": "text"}]
     text = {"system": {"max_spool_files": 7}, "vpns": {"east": {}, "north": {}}, "queues": queues}
     told = configure_commands(parse_configuration(text), epoch=5)
