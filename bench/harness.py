@@ -68,7 +68,7 @@ def running(
             kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say
         )
         if on_batch is not None:
-            engine.metrics.batch = _both(engine.metrics.batch, on_batch)  # type: ignore[method-assign]
+            setattr(engine.metrics, "batch", _both(engine.metrics.batch, on_batch))  # noqa: B010
         try:
             engine.start()
             threading.Thread(target=_supervise, args=(engine, say), daemon=True).start()

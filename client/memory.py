@@ -208,7 +208,7 @@ class MemoryEngine:
 def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tuple[str, bytes]]:
     """The commands, each with its VPN, that make an engine what a configuration says.
 
-    epoch: the home's, which begins with them in each VPN's topic.
+    epoch: the home's, which begins with them in the commands of every VPN; 0 has no such beginning.
     """
     import msgspec
 
@@ -221,11 +221,10 @@ def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tup
 
     system = plain(configuration.system)
     vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
-    first = next(iter(configuration.vpns), "default")
-    out: list[tuple[str, commands.Command]] = [
-        (vpn, commands.Configure(system=system, vpns=vpns, epoch=epoch))
-        for vpn in (vpns if epoch else [first])
-    ]
+    names = dict.fromkeys([*configuration.vpns, *(q.vpn for q in configuration.queues)])
+    told = list(names) if epoch else [next(iter(configuration.vpns), "default")]
+    configure = commands.Configure(epoch=epoch, system=system, vpns=vpns)
+    out: list[tuple[str, commands.Command]] = [(vpn, configure) for vpn in told]
     out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
     return [(vpn, commands.encode_command(command)) for vpn, command in out]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import LakequeueError
-from ..state.broker import FORMAT
+from ..state import FORMAT
 
 log = logging.getLogger("lakequeue.engine")
 

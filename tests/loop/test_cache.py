@@ -59,7 +59,7 @@ class State(DictStore):
 def no_thread_is_left() -> Iterator[None]:
     before = threading.active_count()
     yield
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 keys = st.sampled_from("abcdefgh")
