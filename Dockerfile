@@ -14,13 +14,15 @@ ENV LAKEQUEUE_CACHE=/opt/lakequeue/cache \
     SPARK_NO_DAEMONIZE=1
 
 WORKDIR /opt/lakequeue/source
-COPY pyproject.toml README.md __init__.py ./
+COPY pyproject.toml README.md __init__.py aio.py ./
 COPY bench bench
 COPY cli cli
 COPY client client
 COPY conf conf
 COPY definitions definitions
+COPY examples examples
 COPY expressions expressions
+COPY memory memory
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources

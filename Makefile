@@ -7,10 +7,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
-ROOMS := bench cli client conf definitions expressions protocol sinks sources state streaming
+DIST := dist
+ROOMS := bench cli client conf definitions examples expressions memory protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -49,6 +50,13 @@ lint: setup ## ruff, mypy, and which room may import which
 	@mkdir -p .venv/src && ln -sfn "$(CURDIR)" .venv/src/lakequeue
 	@MYPYPATH=.venv/src $(BIN)/mypy $(ROOMS:%=-p lakequeue.%)
 	@$(BIN)/lint-imports
+
+# build/ is removed on both sides: setuptools would put modules that are long gone into the wheel.
+wheel: $(INSTALLED) ## the package as one file in dist/, to install without this checkout
+	@rm -rf build
+	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	@rm -rf build
+	@ls $(DIST)/lakequeue-*.whl
 
 bench: setup ## measure this machine, one benchmark after the other
 	@for name in core client floor depth latency throughput churn recovery burst; do $(BIN)/lakequeue bench $$name || exit 1; done

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..client.kafka import open_kafka
-from ..client.memory import configure_commands
 from ..client.transport import Record, Transport
 from ..definitions import Configuration
+from ..definitions.as_commands import configure_commands
 from ..protocol import NotConnected, topics, wire
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline

@@ -10,12 +10,17 @@ from .group import LazyGroup
 
 # Name → where it is, and the line that `lakequeue --help` shows.
 COMMANDS = {
-    "demo": ("lakequeue.cli.demo:demo", "Real flights through real queues, then the accounts."),
+    "demo": ("lakequeue.examples.command:demo", "Two stories on real queues, then the accounts."),
     "up": ("lakequeue.cli.up:up", "Start everything here: embedded Kafka and the engine."),
     "run": ("lakequeue.cli.run:run", "Start the engine on a Kafka and a Spark that are there."),
     "publish": ("lakequeue.cli.publish:publish", "Send files, lines or standard input."),
     "consume": ("lakequeue.cli.consume:consume", "Receive messages: print them, or run a command."),
     "queues": ("lakequeue.cli.queues:queues", "What is in the queues and who consumes them."),
+    "define": ("lakequeue.cli.define:define", "Define queues, or change them."),
+    "delete": ("lakequeue.cli.delete:delete", "Delete a queue with all that is in it."),
+    "shutdown": ("lakequeue.cli.shutdown:shutdown", "Close a queue's ingress or egress, or open."),
+    "events": ("lakequeue.cli.events:events", "Alerts and what else happened to queues."),
+    "usage": ("lakequeue.cli.usage:usage", "What is used of the limits of VPN and broker."),
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
     "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back where they came from."),
@@ -38,8 +43,8 @@ main = LazyGroup(
     Every option has an environment variable; `lakequeue COMMAND --help` names it.
 
     Exit status: 0 done; 1 it failed, or a message was refused; 2 the command line or the
-    configuration is wrong; 3 something around it is missing: Kafka, Java, a free port, a disk.
-    LAKEQUEUE_DEBUG=1 shows where an error came from.
+    configuration is wrong; 3 something around it is missing: Kafka, the engine, Java, a port, a
+    disk; 141 nobody reads its output any more. LAKEQUEUE_DEBUG=1 shows where an error came from.
     """,
 )
 

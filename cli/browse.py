@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .common import (
     connection_options,
     console,
     json_option,
+    key_fields,
     number,
     option,
     payload_fields,
@@ -20,9 +22,12 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from ..client.message import BrowsedMessage
 
 PREVIEW_MAX = 100
+DEAD = "lq-dead-"
 
 
 @click.command()
@@ -46,6 +51,8 @@ def browse(
 ) -> None:
     """Look at the messages of QUEUE, in their places, without taking them.
 
+    Of dead messages it shows what they died of, in which queue, and when.
+
     \b
     Examples:
       lakequeue browse orders
@@ -58,28 +65,52 @@ def browse(
         for message in found:
             say_json(browsed_fields(message))
         return
+    console().print(_table([browsed_fields(m) for m in found]) if found else "Nothing to see.")
+
+
+def _table(found: list[dict[str, Any]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    some_dead = any(fields["dead"] for fields in found)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column, side in (("id", "right"), ("state", "left"), ("sent", "right"),
-                         ("priority", "right"), ("payload", "left")):  # fmt: skip
-        table.add_column(column, justify=side, no_wrap=column != "payload")  # type: ignore[arg-type]
-    for message in found:
-        fields = browsed_fields(message)
+    columns = [("id", "right"), ("state", "left"), ("sent", "right"), ("priority", "right")]
+    if some_dead:
+        columns += [("died of", "left"), ("in queue", "left"), ("at", "left")]
+    for column, side in columns:
+        table.add_column(column, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("payload")
+    for fields in found:
+        counts = number(fields["delivery_count"]), number(fields["priority"])
         table.add_row(
             fields["id"],
             fields["state"],
-            number(fields["delivery_count"]),
-            number(fields["priority"]),
+            *counts,
+            *(map(Text, _death(fields["dead"] or {})) if some_dead else ()),
             Text(_preview(fields), overflow="ellipsis", no_wrap=True),
         )
-    console().print(table if found else "Nothing to see.")
+    return table
+
+
+def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
+    """What it died of, with the consumer's own words; in which queue; when, to the second."""
+    reason, detail = dead.get("reason", ""), dead.get("detail", "")
+    time = dead["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S") if "time" in dead else ""
+    return (f"{reason}: {detail}" if detail else reason), dead.get("queue", ""), time
 
 
 def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
-    """A browsed message as a mapping for JSON."""
-    return {**asdict(message), **payload_fields(message.payload)}
+    """A browsed message as a mapping for JSON; ``dead``: its lq-dead- headers, or null, the time as
+    ISO-8601."""
+    dead: dict[str, Any] = {
+        name.removeprefix(DEAD): text
+        for name, text in message.headers.items()
+        if name.startswith(DEAD)
+    }
+    if dead.get("time", "").isdigit():
+        dead["time"] = datetime.fromtimestamp(int(dead["time"]) / 1000, UTC)
+    fields = {**asdict(message), **payload_fields(message.payload), **key_fields(message.key)}
+    return {**fields, "dead": dead or None}
 
 
 def _preview(fields: dict[str, Any]) -> str:

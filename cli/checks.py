@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from .common import ADDRESS_FILE, console, json_option, option, say_json
+from .common import (
+    connection_options,
+    console,
+    find_url,
+    json_option,
+    nearest_home,
+    option,
+    say_json,
+)
 from .engine_options import MASTER, PACKAGE_CONFIGURATION
-from .group import EXIT_FAILED
+from .group import EXIT_FAILED, EnvironmentFault
+
+if TYPE_CHECKING:
+    from .doctor import Check
+
+KAFKA = "kafka://"
 
 
 @click.command()
-@option(
-    "--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
-    help="Also look at this home directory, and at its Kafka while it runs.",
-)  # fmt: skip
-@option(
-    "--url", envvar="LAKEQUEUE_URL",
-    help="Also look at the topics of this Kafka: kafka://host:port, or host:port alone.",
-)  # fmt: skip
+@option("--queue", help="Also whether this queue is there.")
 @option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
     envvar="LAKEQUEUE_CONFIG",
@@ -29,57 +36,77 @@ from .group import EXIT_FAILED
     "--master", default=MASTER, show_default=True, envvar="LAKEQUEUE_MASTER",
     help="The Spark that the engine is to run on.",
 )  # fmt: skip
+@connection_options
 @json_option
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    home: Path | None,
-    url: str | None,
+    queue: str | None,
     config: Path,
     master: str,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
     as_json: bool,
 ) -> None:
     """Check that everything is here that lakequeue needs; exit status 1 if something is not.
 
     Looks at this machine; at the home, whether its checkpoint is its own; at Spark, whether each
-    broker and the tables have a task slot; at Kafka, whether it keeps what comes in long enough.
+    broker and the tables have a task slot; whether Kafka answers, keeps what comes in long enough,
+    and the engine lives. With --url, or with --home of one that runs, those have to be there.
 
     \b
     Examples:
       lakequeue doctor
-      lakequeue doctor --home .lakequeue --json
-      lakequeue doctor --url kafka-1:9092 --config queues.yaml --master 'local[4]'
+      lakequeue doctor --home .lakequeue --queue orders
+      lakequeue doctor --url kafka-1:9092 --config queues.yaml --master 'local[4]' --json
     """
     from .doctor import diagnose
     from .engine_checks import load_configuration, look
 
+    presence, bootstrap = _presence(url, home, vpn, queue)
     checks = diagnose(home)
-    checks += look(home, load_configuration(config), master, _bootstrap(url, home))
+    checks += [*look(home, load_configuration(config), master, bootstrap), *presence]
     if as_json:
-        say_json(
-            [
-                {n: getattr(c, n) for n in ("name", "ok", "found", "wanted", "advice")}
-                for c in checks
-            ]
-        )
+        names = ("name", "ok", "found", "wanted", "advice")
+        say_json([{name: getattr(check, name) for name in names} for check in checks])
     else:
-        from rich.table import Table
-
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for column in ("", "check", "found", "wanted", "what to do"):
-            table.add_column(column, overflow="fold")
-        for check in checks:
-            sign = "[green]ok[/green]" if check.ok else "[red]no[/red]"
-            advice = "" if check.ok else check.advice or ""
-            table.add_row(sign, check.name, str(check.found), str(check.wanted), advice)
-        console().print(table)
+        _show(checks)
     if not all(check.ok for check in checks):
         ctx.exit(EXIT_FAILED)
 
 
-def _bootstrap(url: str | None, home: Path | None) -> str | None:
-    """Kafka's address, as far as it was named or runs in the home."""
-    file = home / ADDRESS_FILE if home is not None else None
-    if url is None and file is not None and file.is_file():
-        url = file.read_text().strip()
-    return url.removeprefix("kafka://") if url is not None else None
+def _show(checks: list[Check]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("", "check", "found", "wanted", "what to do"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        good = "–" if check.advice and not check.required else "[green]ok[/green]"
+        sign = good if check.ok else "[red]no[/red]"
+        table.add_row(sign, *map(Text, (check.name, check.found, check.wanted, check.advice)))
+    console().print(table)
+
+
+def _presence(
+    url: str | None, home: Path | None, vpn: str, queue: str | None
+) -> tuple[list[Check], str | None]:
+    """What runs where it was said, or where it would be (a home need not have been started yet);
+    and Kafka's address where one answers that was meant."""
+    from .presence import presence_checks
+
+    named = bool(url or queue)
+    try:
+        address = find_url(url, home)
+    except EnvironmentFault as fault:
+        from .doctor import Check
+
+        found, advice = str(fault).split(": ", 1)
+        return [Check("Kafka", not named, found, "a broker that answers", advice, named)], None
+    required = named or home is not None
+    nearest = None if url else nearest_home(home)
+    checks = presence_checks(address, nearest, vpn, queue, required)
+    meant = required and bool(checks) and checks[0].ok
+    return checks, address.removeprefix(KAFKA) if meant else None

@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,7 @@ DEFAULT_URL = "kafka://127.0.0.1:9092"
 DEFAULT_HOME = ".lakequeue"
 ADDRESS_FILE = "address"
 PLAIN_WIDTH = 200
+SAME_SIGNAL_S = 0.5
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -78,11 +80,23 @@ def find_url(url: str | None, home: Path | None) -> str:
     return here.read_text().strip() if here.is_file() else DEFAULT_URL
 
 
-def connect(url: str | None, home: Path | None, vpn: str, client_name: str) -> Any:
-    """A connection to the engine, a context manager."""
+def nearest_home(home: Path | None) -> Path | None:
+    """The home that is meant: the one that is named, else one that stands in this directory."""
+    here = Path(DEFAULT_HOME)
+    return home if home is not None else (here if here.is_dir() else None)
+
+
+@contextlib.contextmanager
+def connect(url: str | None, home: Path | None, vpn: str, client_name: str) -> Iterator[Any]:
+    """A connection to the engine. Where no answer comes, the error says what is not there."""
     import lakequeue
 
-    return lakequeue.connect(find_url(url, home), vpn=vpn, client_name=client_name)
+    from .presence import explained
+
+    address = find_url(url, home)
+    with explained(address, None if url else nearest_home(home), vpn):
+        with lakequeue.connect(address, vpn=vpn, client_name=client_name) as connection:
+            yield connection
 
 
 def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
@@ -109,10 +123,11 @@ def console(stderr: bool = False) -> Console:
 
 def say_json(value: object) -> None:
     """One JSON value on one line of standard output, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=_plain))
+    click.echo(json.dumps(value, ensure_ascii=False, default=plain_value))
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """What JSON has no word for: bytes as text or base64, times as ISO-8601."""
     if isinstance(value, bytes | bytearray | memoryview):
         shown = payload_fields(bytes(value))
         return shown["payload"] if "encoding" not in shown else shown
@@ -129,11 +144,30 @@ def payload_fields(payload: bytes) -> dict[str, str]:
         return {"payload": base64.b64encode(payload).decode(), "encoding": "base64"}
 
 
+def key_fields(key: bytes | None) -> dict[str, str | None]:
+    """A record's key for JSON: text, or base64 with ``key_encoding`` where it is not UTF-8."""
+    if key is None:
+        return {"key": None}
+    shown = payload_fields(key)
+    out: dict[str, str | None] = {"key": shown["payload"]}
+    return {**out, "key_encoding": shown["encoding"]} if "encoding" in shown else out
+
+
 def number(value: int | float | None) -> str:
     """A number for people: thousands apart; nothing for None."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def counted(count: int, what: str) -> str:
+    """How many of something: ``1 message``, ``2 messages``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def percent(level: float, limit: float | None) -> str:
+    """How much of a limit is used, for people; nothing where there is none."""
+    return f"{level * 100 / limit:.1f}" if limit else "–"
 
 
 def size(value: float | None) -> str:
@@ -149,16 +183,21 @@ def size(value: float | None) -> str:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """SIGINT and SIGTERM set the event; a second one interrupts at once.
+    """SIGINT and SIGTERM set the event; a second one interrupts at once. `timeout 10 lakequeue …`
+    sends its signal twice, to the process and to its group: that is one.
 
     Works in the main thread only; elsewhere the event is just an event.
     """
     event = threading.Event()
+    first = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if event.is_set():
+        nonlocal first
+        if not event.is_set():
+            first = time.monotonic()
+            event.set()
+        elif time.monotonic() - first > SAME_SIGNAL_S:
             raise KeyboardInterrupt
-        event.set()
 
     if threading.current_thread() is not threading.main_thread():
         yield event

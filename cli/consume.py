@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +10,27 @@ from typing import Any
 
 import click
 
+from ..protocol import commands
 from ..protocol.errors import LeaseLost
 from .common import (
     connect,
     connection_options,
+    counted,
     json_option,
+    key_fields,
     note,
     option,
     payload_fields,
+    plain_value,
     say_json,
     stop_on_signals,
 )
+from .executor import Executor
+from .group import EXIT_FAILED
+from .reader import Reader
 
 POLL_S = 0.5
+ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0
 BACKLOG = 100
 ACK_MODES = ("individual", "client", "auto", "dups_ok", "pre_ack", "no_ack")
 AFTER_WORK = ("individual", "client")  # the modes in which this command itself acks
@@ -35,12 +41,13 @@ AFTER_WORK = ("individual", "client")  # the modes in which this command itself 
 @option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @option(
     "--timeout", type=click.FloatRange(min=0), metavar="SECONDS",
-    help="End when no message came for so long.  [default: wait for ever]",
+    help="End when no message came for so long; an engine has 5 s at least to answer.  [default: "
+    "wait for ever, 30 s for an engine]",
 )  # fmt: skip
 @option("--filter", "where", metavar="EXPRESSION", help="Only such messages: '/price > 10'.")
 @option(
     "--ack-mode", type=click.Choice(ACK_MODES), default="individual", show_default=True,
-    help="individual and client: acked once printed, or when the command has ended.",
+    help="individual and client: acked once the reader has taken it, or the command has ended.",
 )  # fmt: skip
 @option(
     "--max-backlog", type=click.IntRange(min=1),
@@ -50,10 +57,16 @@ AFTER_WORK = ("individual", "client")  # the modes in which this command itself 
     "--exec", "command", metavar="COMMAND",
     help="Run this with each payload on its standard input; status 0 acks, another cancels.",
 )  # fmt: skip
-@option("--retry-delay", metavar="DURATION", help="With --exec: how long a canceled one waits.")
+@option(
+    "--retry-delay", metavar="DURATION",
+    help="With --exec: how long a canceled one waits.  [default: the queue's redelivery_delay, "
+    "else 1s, doubled with each attempt, 1m at most]",
+)  # fmt: skip
 @connection_options
 @json_option
+@click.pass_context
 def consume(
+    ctx: click.Context,
     queue: str,
     count: int | None,
     timeout: float | None,
@@ -71,11 +84,15 @@ def consume(
 
     A command of --exec finds LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE, LAKEQUEUE_DELIVERY_COUNT,
     LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and LAKEQUEUE_HEADER_<NAME> in its environment.
-    What is held when the command ends goes back to the queue.
+    Exit status 1 if it failed with a message.
+
+    What is held when this ends goes back to the queue: also what the reader of a pipe has not
+    taken. The first Ctrl-C or SIGTERM lets a running command end, the second ends it.
 
     \b
     Examples:
       lakequeue consume orders --count 10
+      lakequeue consume orders | head -1
       lakequeue consume orders --json --timeout 5 --filter '/price > 10'
       lakequeue consume orders --exec 'curl -fsS -d @- http://shop/orders' --retry-delay 30s
     """
@@ -88,25 +105,47 @@ def consume(
         raise click.UsageError("--retry-delay needs --exec")
     backlog = max_backlog or (1 if command else BACKLOG)  # a slow command outlives its leases
     backlog = min(backlog, count) if count else backlog
-    work = _executor(command, retry_delay) if command else _printer(as_json, ack_mode)
     with connect(url, home, vpn, "consume") as connection, stop_on_signals() as stop:
+        definition = _definition(connection, queue, timeout)
+        backs_off = bool(definition["redelivery_delay_ms"])
+        executor = Executor(command, retry_delay, backs_off) if command else None
+        printer = Printer(as_json, ack_mode, stop.is_set)
         options = {"filter": where} if where else {}
         with connection.consumer(
             queue, ack_mode=ack_mode, max_backlog=backlog, **options
         ) as consumer:
-            done = _receive(consumer, work, count, timeout, stop.is_set)
-    if command:
-        note(f"{done:,} messages given to the command")
+            _receive(consumer, executor or printer, count, timeout, stop.is_set)
+    if executor is not None:
+        _close(executor, as_json)
+        if executor.failed:
+            ctx.exit(EXIT_FAILED)
+
+
+def _definition(connection: Any, queue: str, timeout: float | None) -> dict[str, Any]:
+    """The queue's definition. An engine that is not there is waited for no longer than a message,
+    but long enough for one that is."""
+    wait_s = ANSWER_S_MAX if timeout is None else max(timeout, ANSWER_S_MIN)
+    look = connection.request(commands.Describe(queue=queue), timeout=wait_s)
+    return look["definition"]
+
+
+def _close(executor: Executor, as_json: bool) -> None:
+    """How many were given to the command, and with how many it failed."""
+    given, failed = executor.given, executor.failed
+    if as_json:
+        say_json({"given": given, "failed": failed})
+        return
+    note(f"{counted(given, 'message')} given to the command, {failed:,} failed")
 
 
 def _receive(
     consumer: Any,
-    work: Callable[[Any], None],
+    work: Printer | Executor,
     count: int | None,
     timeout: float | None,
     stopped: Callable[[], bool],
-) -> int:
-    """Receive and work until the count, the silence or a signal; returns how many."""
+) -> None:
+    """Receive and work until the count, the silence, a signal, or nobody reads any more."""
     done = 0
     quiet_since = time.monotonic()
     while not stopped() and (count is None or done < count):
@@ -120,71 +159,49 @@ def _receive(
         if message is None:
             if timeout == 0:
                 break
+            if isinstance(work, Printer):
+                work.reader.check()
             continue
-        try:
-            work(message)
-        except LeaseLost:
-            note(f"Message {message.id} took longer than its lease; it will be delivered again.")
+        work(message)
         done += 1
         quiet_since = time.monotonic()
-    return done
 
 
-def _printer(as_json: bool, ack_mode: str) -> Callable[[Any], None]:
+class Printer:
     """Prints a message; then acks it where that is this command's business."""
 
-    def work(message: Any) -> None:
-        if as_json:
-            say_json(message_fields(message))
-        else:
-            sys.stdout.buffer.write(message.payload + b"\n")
-            sys.stdout.buffer.flush()
-        if ack_mode in AFTER_WORK:
-            message.ack()
+    def __init__(self, as_json: bool, ack_mode: str, stopped: Callable[[], bool]) -> None:
+        self._as_json = as_json
+        self._acks = ack_mode in AFTER_WORK
+        self.reader = Reader(stopped)
 
-    return work
+    def __call__(self, message: Any) -> None:
+        """Print one message. Raises BrokenPipeError when nobody reads any more."""
+        line = message.payload
+        if self._as_json:
+            fields = message_fields(message)
+            line = json.dumps(fields, ensure_ascii=False, default=plain_value).encode()
+        if not self.reader.give(line + b"\n") or not self._acks:
+            return
+        try:
+            message.ack()
+        except LeaseLost:
+            note(f"Message {message.id} took longer than its lease; it will be delivered again.")
 
 
 def message_fields(message: Any) -> dict[str, Any]:
-    """A message for JSON; a payload that is not UTF-8 in base64."""
+    """A message for JSON; a payload or a key that is not UTF-8 in base64."""
     return {
         "id": message.id,
         "queue": message.queue,
         **payload_fields(message.payload),
+        **key_fields(message.key),
         "headers": message.headers,
         "delivery_count": message.delivery_count,
         "redelivered": message.redelivered,
         "priority": message.priority,
+        "is_barrier": message.is_barrier,
+        "published_at": message.published_at,
+        "expires_at": message.expires_at,
+        "lease_expires_at": message.lease_expires_at,
     }
-
-
-def _executor(command: str, retry_delay: str | None) -> Callable[[Any], None]:
-    """Runs the command with a message; its exit status acks or cancels."""
-
-    def work(message: Any) -> None:
-        environment = {**os.environ, **message_environment(message)}
-        done = subprocess.run(command, shell=True, input=message.payload, env=environment)
-        if done.returncode == 0:
-            message.ack()
-        elif retry_delay is None:
-            message.cancel()
-        else:
-            message.cancel(delay=retry_delay)
-
-    return work
-
-
-def message_environment(message: Any) -> dict[str, str]:
-    """What a command learns of its message, besides the payload."""
-    out = {
-        "LAKEQUEUE_MESSAGE_ID": message.id,
-        "LAKEQUEUE_QUEUE": message.queue,
-        "LAKEQUEUE_DELIVERY_COUNT": str(message.delivery_count),
-        "LAKEQUEUE_REDELIVERED": "1" if message.redelivered else "0",
-        "LAKEQUEUE_PRIORITY": str(message.priority),
-    }
-    for name, value in (message.headers or {}).items():
-        plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name).upper()
-        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-        out[f"LAKEQUEUE_HEADER_{plain}"] = text.replace("\0", "")
-    return out

@@ -91,7 +91,8 @@ def package_check(name: str, lowest: str, before: str) -> Check:
     """Whether a Python package is there in a version from ``lowest`` to below ``before``."""
     exact = before == f"{lowest.rpartition('.')[0]}.{_numbers(lowest)[-1] + 1}"
     wanted = lowest if exact else f"{lowest} or newer" + (f", below {before}" if before else "")
-    advice = "Run `pip install lakequeue` again in this environment."
+    span = f"=={lowest}" if exact else f">={lowest}" + (f",<{before}" if before else "")
+    advice = f"Run `pip install '{name}{span}'` in this environment."
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -169,7 +170,7 @@ def confluent_check() -> Check:
         advice = ""
     except metadata.PackageNotFoundError:
         found = "not installed"
-        advice = "`pip install 'lakequeue[fast]'` sends about 25 times faster."
+        advice = "`pip install confluent-kafka` sends about 25 times faster."
     return Check("confluent-kafka", True, found, "useful, not needed", advice, required=False)
 
 

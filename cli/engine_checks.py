@@ -139,7 +139,7 @@ def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
     from kafka.admin import ConfigResource, ConfigResourceType
     from kafka.errors import KafkaError
 
-    from ..client.transport import require_broker
+    from ..client.kafka_base import require_broker
 
     require_broker(bootstrap)
     try:

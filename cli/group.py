@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -15,6 +16,9 @@ from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_ENVIRONMENT = 3
+
+
+EXIT_BROKEN_PIPE = 128 + 13  # what a shell sees of a tool that SIGPIPE has ended
 
 
 class EnvironmentFault(LakequeueError):
@@ -55,14 +59,20 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             ctx.exit(130)
         except BrokenPipeError:  # `lakequeue consume orders | head`
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 – held until the process ends
-            ctx.exit(0)
+            forget_standard_output()
+            ctx.exit(EXIT_BROKEN_PIPE)
         except Exception as error:
             if os.environ.get("LAKEQUEUE_DEBUG", "0") not in ("", "0"):
                 raise
             for line in sentences(error):
                 click.echo(line, err=True)
             ctx.exit(exit_status(error))
+
+
+def forget_standard_output() -> None:
+    """Nobody reads any more: what is still buffered must not fail when the process ends."""
+    with contextlib.suppress(OSError, ValueError):  # in tests it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_status(error: BaseException) -> int:
@@ -78,7 +88,7 @@ def sentences(error: BaseException) -> list[str]:
     """What an error says to a person: one line, or one for each problem of a configuration."""
     if isinstance(error, ConfigError) and error.problems:
         count = len(error.problems)
-        head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing started:"
+        head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing was done:"
         return [head, *(f"  {problem}" for problem in error.problems)]
     if isinstance(error, LakequeueError):
         return [str(error) or type(error).__doc__ or type(error).__name__]

@@ -12,12 +12,14 @@ from typing import IO, Any
 
 import click
 
-from ..protocol.errors import NotConnected, Rejected, Timeout
+from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
 from .common import connect, connection_options, json_option, note, option, pairs, say_json
 from .group import EXIT_FAILED
 
 WINDOW = 1000
 ACK_SECONDS_MAX = 60.0
+NAMES_MAX = 20
+NO_MATCH = Reason.NO_MATCHING_DESTINATION.value
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 
 
@@ -54,8 +56,8 @@ def publish(
 ) -> None:
     """Send messages to QUEUE: each of FILES, each of their lines, or standard input's lines.
 
-    Says how many were stored and how many refused, with the reasons. Exit status 1 if one was
-    refused. Empty lines are passed over.
+    Says how many were stored, refused and discarded (taken and thrown away: by a queue's policy),
+    with the reasons. Exit status 1 if one was not stored. Empty lines are passed over.
 
     \b
     Examples:
@@ -85,9 +87,24 @@ def publish(
             with contextlib.suppress(Timeout):
                 producer.close(timeout=0)
         tally.finish()
-    tally.report(queue, as_json)
-    if tally.refused:
+        tally.report(queue, as_json)
+        if NO_MATCH in tally.refused and not as_json:
+            note(why_none_takes_it(connection.admin(), queue))
+    if tally.refused or tally.discarded:
         ctx.exit(EXIT_FAILED)
+
+
+def why_none_takes_it(admin: Any, destination: str) -> str:
+    """What to look at when no queue takes what is sent to a destination (S6)."""
+    names = {queue["name"]: queue for queue in admin.queues()}
+    if destination in names:
+        captured = names[destination]["definition"]
+        if captured["filter"]:
+            return f"{destination} takes only what its filter lets in: {captured['filter']}"
+    if not names:
+        return f"No queue is here: lakequeue define name={destination} message_type=json"
+    shown = ", ".join(sorted(names)[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
+    return f"No queue takes what is sent to {destination!r}. Queues here: {shown}"
 
 
 class Tally:
@@ -96,6 +113,7 @@ class Tally:
     def __init__(self) -> None:
         self.stored = 0
         self.unknown = 0
+        self.discarded: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self._open: deque[Any] = deque()
 
@@ -116,30 +134,43 @@ class Tally:
 
     def _take(self) -> None:
         try:
-            self._open.popleft().result()
-            self.stored += 1
+            receipt = self._open.popleft().result()
+            self.stored += receipt.message_id is not None
+            if receipt.discarded or receipt.message_id is None:  # one queue may, another may not
+                self.discarded[_why_discarded(receipt)] += 1
         except Rejected as error:
             by = f" by {error.queue}" if error.queue else ""
             self.refused[f"{error.reason}{by}"] += 1
 
     def report(self, queue: str, as_json: bool) -> None:
         """How many were stored and refused, and why."""
-        refused = sum(self.refused.values())
+        refused, discarded = sum(self.refused.values()), sum(self.discarded.values())
         if as_json:
             say_json(
                 {
                     "queue": queue,
                     "stored": self.stored,
                     "refused": refused,
+                    "discarded": discarded,
                     "unknown": self.unknown,
                     "reasons": dict(self.refused),
+                    "discard_reasons": dict(self.discarded),
                 }
             )
             return
+        thrown = f", {discarded:,} discarded" if discarded else ""
         unknown = f", {self.unknown:,} without an answer" if self.unknown else ""
-        click.echo(f"{self.stored:,} stored, {refused:,} refused{unknown}")
-        for reason, count in self.refused.most_common():
+        click.echo(f"{self.stored:,} stored, {refused:,} refused{thrown}{unknown}")
+        for reason, count in [*self.refused.most_common(), *self.discarded.most_common()]:
             click.echo(f"  {count:,} × {reason}")
+
+
+def _why_discarded(receipt: Any) -> str:
+    """Why a message was acknowledged and thrown away. Without a reason it was sent again so late
+    that its number is no longer remembered."""
+    if not receipt.discarded:
+        return "no longer remembered"
+    return f"{receipt.reason}{f' by {receipt.queue}' if receipt.queue else ''}"
 
 
 def messages(files: tuple[Path, ...], lines: bool | None) -> Iterator[bytes]:

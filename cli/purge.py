@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, json_option, option, say_json
+from .common import connect, connection_options, counted, json_option, option, say_json
 
 
 @click.command()
@@ -40,7 +40,7 @@ def purge(
         if not yes:
             depth = admin.describe(queue)["depth"]
             what = "all of them" if everything else f"those where {where}"
-            question = f"{queue} holds {depth:,} messages. Remove {what} for good?"
+            question = f"{queue} holds {counted(depth, 'message')}. Remove {what} for good?"
             click.confirm(question, abort=True, err=as_json)
         removed = admin.purge(queue) if everything else admin.purge(queue, where=where)
     if as_json:

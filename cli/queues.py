@@ -15,10 +15,12 @@ from .common import (
     json_option,
     number,
     option,
+    percent,
     say_json,
     size,
     stop_on_signals,
 )
+from .usage import alerts_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,11 +55,11 @@ def queues(
     with connect(url, home, vpn, "queues") as connection:
         admin = connection.admin()
         if not watch:
-            described = look(admin, queue)
             if as_json:
+                described = look(admin, queue)
                 say_json(described[0] if queue else described)
             else:
-                console().print(_show(described, queue))
+                console().print(_look_and_show(admin, queue))
             return
         with stop_on_signals() as stop:
             _watch(admin, queue, every, stop.wait, as_json)
@@ -74,7 +76,7 @@ def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            live.update(_show(look(admin, queue), queue), refresh=True)
+            live.update(_look_and_show(admin, queue), refresh=True)
             if wait(every):
                 return
 
@@ -83,12 +85,16 @@ def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
     """Describe one queue, or all."""
     if queue:
         return [admin.describe(queue)]
-    names = [q if isinstance(q, str) else q["name"] for q in admin.queues()]
-    return [admin.describe(name) for name in names]
+    return admin.queues()
 
 
-def _show(described: list[dict[str, Any]], queue: str | None) -> RenderableType:
-    return _one(described[0]) if queue else _table(described)
+def _look_and_show(admin: Any, queue: str | None) -> RenderableType:
+    """What people see: the queues, and the alerts of VPN and broker that are set."""
+    from rich.console import Group
+
+    described = look(admin, queue)
+    shown = _one(described[0]) if queue else _table(described)
+    return Group(shown, *alerts_of(admin.usage()))
 
 
 def _table(described: list[dict[str, Any]]) -> RenderableType:
@@ -101,6 +107,7 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
     for column in ("depth", "ready", "leased", "delayed", "spool", "consumers", "oldest"):
         table.add_column(column, justify="right")
     table.add_column("waits: why")
+    table.add_column("alerts")
     for queue in described:
         age = queue.get("oldest_age_s")
         table.add_row(
@@ -110,8 +117,33 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
             number(len(queue.get("consumers") or ())),
             "–" if age is None else f"{age:,.1f} s",
             queue.get("blocked") or "",
+            ", ".join(alerts(queue)),
         )
     return table
+
+
+def alerts(queue: Mapping[str, Any]) -> list[str]:
+    """What an operator should hear of a queue: alerts that are set (S9, B4), a quota that the next
+    message exceeds (S3), and what is shut down (H5)."""
+    definition = queue["definition"]
+    level, limit = usage_of(queue)
+    out = []
+    for name in queue["alerts"]:
+        out.append(f"{name} {percent(level, limit)} %" if name == "spool_usage" else name)
+    usual = level / queue["depth"] if queue["depth"] else 0
+    if definition["max_spool_usage"] and level + usual > limit:
+        out.append("full")
+    out += [f"{side} shut down" for side in ("ingress", "egress") if not queue[side]]
+    return out
+
+
+def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
+    """How much a queue stores and of how much: bytes, or messages where that limit is nearer."""
+    definition = queue["definition"]
+    limit, most = definition["max_spool_usage"], definition["max_spool_messages"]
+    if limit and most is not None and queue["depth"] * limit > queue["spool_bytes"] * most:
+        return queue["depth"], most
+    return queue["spool_bytes"], limit
 
 
 def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import click
 
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
-from .group import EnvironmentFault
+from .group import EnvironmentFault, forget_standard_output
 
 if TYPE_CHECKING:
     from ..streaming import Engine
@@ -190,8 +190,11 @@ def write_address(home: Path, bootstrap_servers: str) -> Path:
 
 
 def goodbye(home: Path, as_json: bool) -> None:
-    """The last words."""
-    if as_json:
-        say_json({"event": "goodbye", "home": str(home)})
-    else:
-        click.echo(f"Goodbye. Everything is kept in {home}; the next start continues there.")
+    """The last words; an orderly end also where nobody reads them (`up --json | head -1`)."""
+    try:
+        if as_json:
+            say_json({"event": "goodbye", "home": str(home)})
+        else:
+            click.echo(f"Goodbye. Everything is kept in {home}; the next start continues there.")
+    except BrokenPipeError:
+        forget_standard_output()

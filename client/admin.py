@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +31,33 @@ class Redriven:
 class Admin:
     """Made by `Connection.admin`; every call waits for the engine's answer."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def define(self, definition: dict[str, Any]) -> None:
         """Define a queue, or define it again (Q9). Raises ConfigError with every problem."""
-        self._connection.request(commands.Define(definition=definition))
+        self._session.request(commands.Define(definition=definition))
 
     def delete(self, queue: str) -> None:
         """Delete a queue; its messages are gone, not delivered (S7)."""
-        self._connection.request(commands.Delete(queue=queue))
+        self._session.request(commands.Delete(queue=queue))
 
     def queues(self) -> list[dict[str, Any]]:
         """All queues of the VPN, as `describe` gives them, by name."""
-        return self._connection.request(commands.Queues())
+        return self._session.request(commands.Queues())
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition."""
-        return self._connection.request(commands.Describe(queue=queue))
+        return self._session.request(commands.Describe(queue=queue))
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts
         are set, and under `refused` how many messages were refused without a queue, by reason."""
-        return self._connection.request(commands.Usage())
+        return self._session.request(commands.Usage())
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
-        events = self._connection.request(commands.Events(limit=limit))
+        events = self._session.request(commands.Events(limit=limit))
         return [{**e, "time": moment(e["time"])} for e in events]
 
     def browse(
@@ -73,7 +71,7 @@ class Admin:
 
         where: an expression; state: `ready`, `leased` or `delayed`.
         """
-        rows = self._connection.request(
+        rows = self._session.request(
             commands.Browse(queue=queue, where=where, state=state, limit=limit)
         )
         return [BrowsedMessage.of(queue, row) for row in rows]
@@ -83,7 +81,7 @@ class Admin:
     ) -> int:
         """Remove messages, all or by predicate or ids; returns how many."""
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
-        return self._connection.request(commands.Purge(queue=queue, where=where, ids=text))
+        return self._session.request(commands.Purge(queue=queue, where=where, ids=text))
 
     def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
         """Shut down ingress and egress of a queue (H5); sets both, False opens again.
@@ -91,7 +89,7 @@ class Admin:
         While ingress is shut down messages are discarded, or refused by the queue's policy (S4);
         while egress is, consumers keep and may settle what they hold, and get nothing new.
         """
-        self._connection.request(commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
+        self._session.request(commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
 
     def subscribe_topic(self, queue: str, topic: str) -> bool:
         """The queue also takes what is published to a topic from now on (Q2).
@@ -101,12 +99,12 @@ class Admin:
         queue's `underlying_topic`. Answers whether the subscription is new. Raises ConfigError.
         """
         _check_topic(topic)
-        return self._connection.request(commands.SubscribeTopic(queue=queue, topic=topic))
+        return self._session.request(commands.SubscribeTopic(queue=queue, topic=topic))
 
     def unsubscribe_topic(self, queue: str, topic: str) -> None:
         """End a topic subscription, named as it was made; what was stored for it is still
         delivered (S7). Raises ConfigError if the queue has none such."""
-        self._connection.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
+        self._session.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
 
     def replay(self, queue: str, **_: Any) -> Any:
         """Not in this version: raises LakequeueError."""
@@ -121,7 +119,7 @@ class Admin:
         What cannot go back stays, and the answer says why.
         """
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
-        answer = self._connection.request(commands.Redrive(queue=queue, where=where, ids=text))
+        answer = self._session.request(commands.Redrive(queue=queue, where=where, ids=text))
         return Redriven(**answer)
 
     def bridge(self, definition: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ from .producer import Receipt
 __all__ = ["Admin", "Connection", "Consumer", "Producer", "connect"]
 
 LOOK_S = 0.5  # how soon a close from elsewhere is noticed
+LOOK_MEMORY_S = 0.001
 
 
 async def connect(url: str, **options: Any) -> Connection:
@@ -48,6 +49,7 @@ class Connection:
 
     def __init__(self, sync: _Connection) -> None:
         self.sync = sync
+        self.waits = sync.runner.waits
         # One thread for sends: what is sent one after the other stays in order.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="lakequeue-aio")
         self._consumers: list[Consumer] = []
@@ -75,13 +77,13 @@ class Connection:
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run what may wait; on ``memory://`` at once, where nothing does."""
-        if self.sync.is_memory:
+        if not self.waits:
             return function(*arguments)
         return await asyncio.to_thread(function, *arguments)
 
     async def send(self, function: Callable[..., Any]) -> Any:
         """Run a send, after those that were called before it."""
-        if self.sync.is_memory:
+        if not self.waits:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._sends, function)
 
@@ -169,8 +171,7 @@ class Consumer:
         self._arrived = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[Any] | None = None
-        if not connection.sync.is_memory:
-            connection.sync.on_delivery(sync, self._wake)
+        connection.sync.on_delivery(sync, self._wake)
 
     def _wake(self) -> None:
         if not self._loop.is_closed():
@@ -179,30 +180,30 @@ class Consumer:
     async def _wait(self, timeout: float | None) -> bool:
         """Wait until something is in the buffer; False when the time is up."""
         deadline = None if timeout is None else self._loop.time() + timeout
-        while not self.sync._buffer and not self.sync._closed:
+        while not self.sync.has_messages and not self.sync.is_closed:
             left = LOOK_S if deadline is None else min(LOOK_S, deadline - self._loop.time())
             if left <= 0:
                 return False
             self._arrived.clear()
-            if self.sync._buffer:
+            if self.sync.has_messages:
                 break
             try:
                 await asyncio.wait_for(self._arrived.wait(), left)
             except TimeoutError:
                 continue
-        return bool(self.sync._buffer)
+        return self.sync.has_messages
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when there is none within ``timeout`` s (None: for ever).
 
         A task that is cancelled while it waits has taken nothing.
         """
-        self.sync._check_open()
-        if self._connection.sync.is_memory:
+        self.sync.check_open()
+        if not self._connection.waits:
             await asyncio.sleep(0)
         elif not await self._wait(timeout):
             if timeout is None:
-                self.sync._check_open()
+                self.sync.check_open()
             return None
         return self.sync.receive(0)
 
@@ -213,33 +214,33 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as they come, until the consumer is closed; on ``memory://`` while there are."""
-        while not self.sync._closed:
+        while not self.sync.is_closed:
             message = await self.receive(LOOK_S)
             if message is not None:
                 yield message
-            elif self._connection.sync.is_memory:
+            elif not self._connection.waits:
                 return
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
         """Call a function or coroutine function for each message, one after the other, in a task of
         its own. Acknowledged and canceled as in `lakequeue.Consumer.on_message` (C4); a callback
         that is cancelled leaves its message as it is. On ``memory://`` the task looks again
-        whenever the loop has nothing else to do for a moment."""
-        self.sync._check_open()
+        whenever the loop has nothing else to do for a moment; a message on which the callback
+        failed comes again when the clock moves."""
+        self.sync.check_open()
         self._task = asyncio.create_task(self._serve(callback))
 
     async def _serve(self, callback: Callable[[Message], Any]) -> None:
-        while not self.sync._closed:
-            if self._connection.sync.is_memory:
-                self._connection.sync.attend()
-                if not self.sync._buffer:
-                    await asyncio.sleep(0.001)
-            else:
-                await self._wait(LOOK_S)
-            message = self.sync._begin()
+        while not self.sync.is_closed:
+            message = self.sync.serving.begin()
             if message is not None:
                 self._working = asyncio.create_task(self._one(callback, message))
                 await asyncio.wait([self._working])
+            elif self._connection.waits:
+                await self._wait(LOOK_S)
+            else:
+                self._connection.sync.wait(lambda: True, 0)
+                await asyncio.sleep(LOOK_MEMORY_S)
 
     async def _one(self, callback: Callable[[Message], Any], message: Message) -> None:
         try:
@@ -247,9 +248,9 @@ class Consumer:
             if inspect.isawaitable(result):
                 await result
         except Exception as error:
-            self.sync._failed(message, error)
+            self.sync.serving.failed(message, error)
         else:
-            self.sync._returned(message)
+            self.sync.serving.returned(message)
 
     async def set_max_backlog(self, max_backlog: int) -> None:
         """Change this subscription's backlog (B3)."""

@@ -15,7 +15,6 @@ from .values import duration_ms
 
 WINDOW_PERCENT = 60
 TIME_MS_MIN, TIME_MS_MAX = 20, 1_500  # the engine sends again after 2 s
-GATHER_MS = 50  # over Kafka: time for an ack of the application to carry it
 
 
 class Arrivals:

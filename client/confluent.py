@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -19,7 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..protocol.errors import NotConnected, Reason, Rejected
 from ..protocol.kafka_settings import kafka_settings
-from .transport import (
+from .kafka_base import (
     ASK_SECONDS_MAX,
     BUFFER_BYTES_MAX,
     BUFFER_RECORDS_MAX,
@@ -37,11 +38,11 @@ from .transport import (
     RECONNECT_MS_MAX,
     KafkaTransport,
     LibraryLog,
-    Record,
     no_answer,
     normal,
     require_broker,
 )
+from .transport import Record
 
 _T = TypeVar("_T")
 _CHUNK_RECORDS = 500
@@ -98,11 +99,10 @@ class ConfluentTransport(KafkaTransport):
                 "message.timeout.ms": 0,
                 "topic.metadata.propagation.max.ms": int(FULL_SECONDS_MAX * 1000),
                 "partitioner": "murmur2_random",  # as Java and kafka-python
-                "delivery.report.only.error": True,
-                "on_delivery": _weakly(self._delivered),
             },
             logger=_log,
         )
+        self._report = _weakly(self._delivered)
         self._consumer: Consumer | None = None
         self._wanted: list[TopicPartition] = []
         self._admin: AdminClient | None = None
@@ -136,15 +136,17 @@ class ConfluentTransport(KafkaTransport):
         key: bytes | None,
         headers: list[tuple[str, bytes]],
         partition: int | None = None,
+        acked: Callable[[], None] | None = None,
     ) -> None:
         """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
         fields: Any = headers or None  # its type wants `str | bytes | None` exactly
         deadline = 0.0
+        report = self._report if acked is None else partial(_reported, self._report, acked)
         while True:
             try:
-                self._producer.produce(topic, value, key, place, headers=fields)
+                self._producer.produce(topic, value, key, place, report, headers=fields)
                 return
             except BufferError:
                 now = time.monotonic()
@@ -373,6 +375,15 @@ def _serve(producer: Producer, stop: threading.Event) -> None:
     while not stop.is_set():
         with contextlib.suppress(Exception):  # an error in a callback must not end the service
             producer.poll(0.2)
+
+
+def _reported(
+    report: Callable[..., None], acked: Callable[[], None], error: KafkaError | None, message: Any
+) -> None:
+    """The report of one record's delivery."""
+    if error is not None:
+        report(error, message)
+    acked()
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

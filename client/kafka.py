@@ -6,10 +6,17 @@ import importlib.util
 import os
 
 from ..protocol.errors import ConfigError, Problem
+from .connection import Connection
 from .transport import Transport
 
 LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"
 LIBRARIES = ("confluent-kafka", "kafka-python")
+
+
+def connect_kafka(addresses: str, vpn: str, client_name: str | None) -> Connection:
+    """A connection over Kafka at these addresses."""
+    name = client_name or f"client-{os.getpid()}"
+    return Connection(open_kafka(addresses, name), vpn, name)
 
 
 def open_kafka(url_host: str, client_name: str, library: str | None = None) -> Transport:
@@ -26,7 +33,7 @@ def open_kafka(url_host: str, client_name: str, library: str | None = None) -> T
         raise ConfigError([Problem(where, "library", chosen, f"one of {', '.join(LIBRARIES)}")])
     installed = importlib.util.find_spec("confluent_kafka") is not None
     if chosen == "confluent-kafka" and not installed:
-        allowed = "not installed: pip install 'lakequeue[fast]'"
+        allowed = "not installed: pip install confluent-kafka"
         raise ConfigError([Problem(where, "library", chosen, allowed)])
     if chosen == "confluent-kafka" or (chosen is None and installed):
         from .confluent import ConfluentTransport

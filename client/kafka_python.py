@@ -21,7 +21,7 @@ from kafka.record import util as record_util
 
 from ..protocol.errors import NotConnected, Reason, Rejected
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from .transport import (
+from .kafka_base import (
     ASK_SECONDS_MAX,
     BUFFER_BYTES_MAX,
     BUFFER_RECORDS_MAX,
@@ -39,11 +39,11 @@ from .transport import (
     RECONNECT_MS_MAX,
     KafkaTransport,
     LibraryLog,
-    Record,
     no_answer,
     normal,
     require_broker,
 )
+from .transport import Record
 
 _T = TypeVar("_T")
 _BATCH_BYTES = 256 * 1024
@@ -106,6 +106,7 @@ class KafkaPythonTransport(KafkaTransport):
         key: bytes | None,
         headers: list[tuple[str, bytes]],
         partition: int | None = None,
+        acked: Callable[[], None] | None = None,
     ) -> None:
         """See `Transport.publish`."""
         self._check()
@@ -115,7 +116,7 @@ class KafkaPythonTransport(KafkaTransport):
         for name, content in headers:
             size += len(name) + len(content)
         self._take_room(size)
-        settled = functools.partial(self._settled, topic, size)
+        settled = functools.partial(self._settled, topic, size, acked)
         try:
             future = self._producer.send(topic, value, key, headers, partition)
         except Exception as error:
@@ -215,12 +216,16 @@ class KafkaPythonTransport(KafkaTransport):
             if full or not self._waiting_records:
                 self._room.notify_all()
 
-    def _settled(self, topic: str, size: int, outcome: object) -> None:
+    def _settled(
+        self, topic: str, size: int, acked: Callable[[], None] | None, outcome: object
+    ) -> None:
         """In the producer's thread: this record was acknowledged or given up."""
         if isinstance(outcome, BaseException) and not self._closed:
             self._failure = f"a record for topic {topic!r} is lost: {_said(outcome)}"
             LOGGER.warning(self._failure)
         self._give_room(size)
+        if acked is not None:
+            acked()
 
     def _refused(self, topic: str, value_bytes: int, error: Exception) -> Exception:
         if isinstance(error, kafka_errors.MessageSizeTooLargeError):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..protocol import wire
-
-if TYPE_CHECKING:
-    from .consumer import Consumer
 
 
 def moment(ms: int) -> datetime | None:
@@ -68,32 +65,56 @@ def _text(pairs: list[tuple[str, bytes]]) -> dict[str, str]:
     return {k: v.decode("utf-8", "backslashreplace") for k, v in pairs}
 
 
+class Holder(Protocol):
+    """Who holds messages for an application: a consumer."""
+
+    def ack_message(self, message: Message) -> None:
+        """Acknowledge."""
+        ...
+
+    def cancel_message(self, message: Message, delay: str | float | None) -> None:
+        """Return it to the queue."""
+        ...
+
+    def reject_message(self, message: Message, reason: str) -> None:
+        """Send it to the dead message queue."""
+        ...
+
+    def renew_message(self, message: Message, period: str | float | None) -> None:
+        """Extend its lease."""
+        ...
+
+
 class Message:
-    """A message that this consumer holds.
+    """A message that a consumer holds.
 
     id: text; payload: bytes, unchanged; headers: the application's and, on a dead message, the
-    ``lq-dead-`` ones; key: the Kafka record key; delivery_count: 1 at the first delivery.
+    ``lq-dead-`` ones; key: the Kafka record key; delivery_count: 1 at the first delivery; delivery:
+    the number that names this delivery of it (C2).
     """
 
     __slots__ = (
-        "_consumer", "_dead", "_expires", "_headers", "_lease", "_time", "delivery_count",
-        "is_barrier", "key", "number", "payload", "priority", "queue", "settled",
+        "_dead", "_expires", "_headers", "_holder", "_lease_at", "_time", "delivery",
+        "delivery_count", "is_barrier", "key", "lease_ends", "number", "payload", "priority",
+        "queue", "settled",
     )  # fmt: skip
 
     def __init__(
-        self, consumer: Consumer, queue: str, number: int, payload: bytes, key: bytes | None,
-        headers: bytes | None, count: int, priority: int, lease: int, expires: int, time: int,
-        barrier: bool, dead: dict[str, Any] | None,
+        self, holder: Holder, queue: str, number: int, delivery: int, payload: bytes,
+        key: bytes | None, headers: bytes | None, count: int, priority: int, expires: int,
+        time: int, barrier: bool, dead: dict[str, Any] | None,
     ) -> None:  # fmt: skip
-        self._consumer = consumer
+        self._holder = holder
         self.queue = queue
         self.number = number
+        self.delivery = delivery
         self.payload = payload
         self.key = key
         self._headers = headers
         self.delivery_count = count
         self.priority = priority
-        self._lease = lease
+        self.lease_ends = 0.0  # by the session's clock, which only grows; 0: it has no end
+        self._lease_at = 0  # the same by the clock on the wall, for people
         self._expires = expires
         self._time = time
         self.is_barrier = barrier
@@ -127,8 +148,14 @@ class Message:
 
     @property
     def lease_expires_at(self) -> datetime | None:
-        """When the lease ends; None: not while the consumer is connected (L4)."""
-        return moment(self._lease)
+        """When the lease ends, by this machine's clock (on ``memory://`` the engine's); None: not
+        while the consumer is connected (L4)."""
+        return moment(self._lease_at)
+
+    def lease(self, left_ms: float, clock_ms: float, now_ms: int) -> None:
+        """The lease ends in so long from now on; 0: it has no end. For the consumer."""
+        self.lease_ends = clock_ms + left_ms if left_ms else 0.0
+        self._lease_at = round(now_ms + left_ms) if left_ms else 0
 
     @property
     def expires_at(self) -> datetime | None:
@@ -136,20 +163,26 @@ class Message:
         return moment(self._expires)
 
     def ack(self) -> None:
-        """Acknowledge; in mode `client` all received up to and including this one (C4).
+        """Acknowledge this message **and, in mode `client`, every message received before it**.
 
-        Raises LeaseLost where it is known here that the lease has ended.
+        Mode `client`, the default, is cumulative as in JMS: who acks the fifth message removes the
+        first to the fifth from the queue. In mode `individual` it is this message alone (C4).
+        Raises LeaseLost where it is known here that the message is no longer this consumer's: its
+        lease has ended, or the consumer was closed.
         """
-        self._consumer._ack_message(self)
+        self._holder.ack_message(self)
 
     def cancel(self, delay: str | float | None = None) -> None:
         """Return the message to the queue, after a delay if one is given (L6, L11)."""
-        self._consumer._cancel_message(self, delay)
+        self._holder.cancel_message(self, delay)
 
     def reject(self, reason: str = "") -> None:
         """Send the message to the dead message queue (C7)."""
-        self._consumer._reject_message(self, reason)
+        self._holder.reject_message(self, reason)
 
     def renew(self, period: str | float | None = None) -> None:
-        """Extend the lease, counted from now (L10). Raises LeaseLost if it has ended."""
-        self._consumer._renew_message(self, period)
+        """Extend the lease, counted from now: by ``period``, or by the queue's lease period (L10).
+
+        Does not wait for the engine. Raises LeaseLost where the lease is known to have ended.
+        """
+        self._holder.renew_message(self, period)

@@ -17,16 +17,35 @@ from ..protocol import LakequeueError
 
 
 class Receipt:
-    """What is known of a sent message. message_id: text, None where the engine stored nothing
-    (mode `non_persistent`, or discarded by a queue's policy)."""
+    """What is known of a sent message.
 
-    __slots__ = ("message_id", "sequence")
+    message_id: text, None where the engine stored nothing (mode `non_persistent`, or discarded) or
+    has not answered yet; discarded: acknowledged, but thrown away by a queue's policy (S4), and
+    then `reason` and `queue` say why and where. Another queue may have taken it.
+    """
 
-    def __init__(self, sequence: int, message_id: str | None) -> None:
+    __slots__ = ("message_id", "queue", "reason", "sequence")
+
+    def __init__(
+        self,
+        sequence: int,
+        message_id: str | None,
+        reason: str | None = None,
+        queue: str | None = None,
+    ) -> None:
         self.sequence = sequence
         self.message_id = message_id
+        self.reason = reason
+        self.queue = queue
+
+    @property
+    def discarded(self) -> bool:
+        """Whether a queue has thrown the message away, and no error says so."""
+        return self.reason is not None
 
     def __repr__(self) -> str:
+        if self.discarded:
+            return f"<Receipt {self.sequence}: discarded by {self.queue!r}, {self.reason}>"
         return f"<Receipt {self.sequence}: message {self.message_id}>"
 
 
@@ -40,6 +59,7 @@ class Pending(Future[Receipt]):
     _state = RUNNING  # sent: it cannot be called back
     _exception: BaseException | None = None
     number = 0
+    discarded: tuple[str | None, str | None] = (None, None)  # reason, queue
 
     def __init__(self, condition: threading.Condition, seq: int, record: Any, at: float) -> None:
         self._condition = condition
@@ -65,7 +85,7 @@ class Pending(Future[Receipt]):
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return Receipt(self.seq, str(self.number) if self.number else None)
+        return Receipt(self.seq, str(self.number) if self.number else None, *self.discarded)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Rejected, or None for a message that was stored; waits as `result` does."""

@@ -25,35 +25,36 @@ class Renewal:
         self._limit_ms = duration_ms(limit, "auto_renew_limit")
         if not self._limit_ms:
             raise ConfigError(f"auto_renew_limit: {limit!r} – allowed is a positive duration")
-        self._leases: dict[tuple[int, int], tuple[int, int]] = {}  # (came at, period)
-        self._look_at = 0
+        self._leases: dict[int, tuple[float, int]] = {}  # of a delivery: when it came, the period
+        self._look_at = 0.0
 
-    def look(self, messages: Iterable[Message], now_ms: int) -> dict[int, list[Message]]:
+    def look(self, messages: Iterable[Message], now_ms: float) -> dict[int, list[Message]]:
         """The messages whose lease has to be renewed now, by the period in ms."""
         due: dict[int, list[Message]] = {}
-        leases: dict[tuple[int, int], tuple[int, int]] = {}
+        leases: dict[int, tuple[float, int]] = {}
         self._look_at = now_ms + 60_000
         for message in messages:
-            ends = message._lease
+            ends = message.lease_ends
             if not ends or message.settled:
                 continue
-            key = (message.number, message.delivery_count)
-            came, period = leases[key] = self._leases.get(key) or (now_ms, ends - now_ms)
+            came, period = leases[message.delivery] = self._leases.get(message.delivery) or (
+                now_ms, round(ends - now_ms),
+            )  # fmt: skip
             if period <= 0 or now_ms >= min(ends, came + self._limit_ms):
                 continue
             if ends - now_ms <= period // 2:
                 due.setdefault(period, []).append(message)
-                message._lease = ends = now_ms + period
+                ends = now_ms + period
             half = ends - period // 2
             self._look_at = min(self._look_at, max(half, now_ms + LOOK_MS_MIN))
         self._leases = leases
         return due
 
-    def arrived(self, now_ms: int) -> None:
+    def arrived(self, now_ms: float) -> None:
         """Something came in: look at it soon."""
         self._look_at = min(self._look_at, now_ms)
 
     @property
-    def look_at(self) -> int:
-        """When to look again, epoch ms by the engine's time."""
+    def look_at(self) -> float:
+        """When to look again, by the session's clock."""
         return self._look_at

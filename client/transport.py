@@ -1,54 +1,19 @@
-"""What a connection needs from Kafka, and what both Kafka libraries have in common.
+"""How a session sends and receives records: the one interface that Kafka and memory have.
 
-The client knows only `Transport`. `kafka_python` and `confluent` are made to behave alike: the same
-guarantees, the same errors, the same bounds; only their speed differs.
+`kafka_base` with `confluent` and `kafka_python` carries them over Kafka, `lakequeue.memory` to an
+engine in the process. Nothing else of a connection differs but who runs it: see `runner`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import logging
-import os
-import re
-import socket
-import struct
-import threading
-import time
-import weakref
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
-
-from ..protocol.errors import NotConnected
-from ..protocol.kafka_settings import encrypted, kafka_settings
-
-LOGGER = logging.getLogger("lakequeue.client")
-# A library does not print by itself; without this, Python's last resort would write to stderr.
-logging.getLogger("lakequeue").addHandler(logging.NullHandler())
-
-OPEN_SECONDS_MAX = 5.0  # until a connection is refused
-ASK_SECONDS_MAX = 5.0  # for a question to Kafka (partitions, end of a partition)
-MISSING_SECONDS_MAX = 1.0  # a topic that was just made is not known to every broker at once
-FULL_SECONDS_MAX = 10.0  # how long publish waits for room
-CLOSE_SECONDS_MAX = 5.0  # how long close waits for what is not sent yet
-MESSAGE_BYTES_MAX = 12 * 1024 * 1024  # as in streaming/kafka_broker.py
-BUFFER_RECORDS_MAX = 100_000
-BUFFER_BYTES_MAX = 1024 * 1024 * 1024
-POLL_RECORDS_MAX = 4_000
-POLL_BYTES_MAX = 8 * 1024 * 1024
-FETCH_PARTITION_BYTES_MAX = 16 * 1024 * 1024
-FETCH_WAIT_MS = 100
-LINGER_MS = 2
-RECONNECT_MS_MAX = 1_000
-PORT_DEFAULT = 9092
-SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
-_REPEAT_SECONDS = 30.0  # the same warning of a library is passed on this often
 
 
 @dataclass(slots=True, frozen=True)
 class Record:
-    """One record as it came from Kafka; ``timestamp`` in milliseconds since 1970 (UTC)."""
+    """One record as it came in; ``timestamp`` in milliseconds since 1970 (UTC)."""
 
     topic: str
     partition: int
@@ -60,8 +25,8 @@ class Record:
 
 
 class Transport(Protocol):
-    """Sends records and receives records. Every call raises `NotConnected` after `close`, after a
-    fork, and once when a record that was accepted earlier could not be delivered.
+    """Sends records and receives records. Over Kafka every call raises `NotConnected` after
+    `close`, after a fork, and once when a record that was accepted earlier could not be delivered.
 
     All calls may come from several threads. While Kafka is away the records wait, the connection
     comes back by itself, and nothing is lost or put out of order within a partition.
@@ -74,11 +39,13 @@ class Transport(Protocol):
         key: bytes | None,
         headers: list[tuple[str, bytes]],
         partition: int | None = None,
+        acked: Callable[[], None] | None = None,
     ) -> None:
         """Accept a record for sending; does not wait for Kafka.
 
-        It waits only for room (100,000 records or 1 GB are on their way), up to 10 s.
-        Raises Rejected (message_too_large) above 12 MB.
+        acked: called once, from any thread, when the record is on its way no more: Kafka has it,
+        or it is given up. It must not wait. Waits only for room (100,000 records or 1 GB are on
+        their way), up to 10 s. Raises Rejected (message_too_large) above 12 MB.
         """
         ...
 
@@ -105,209 +72,3 @@ class Transport(Protocol):
     def close(self) -> None:
         """Send what is waiting (up to 5 s) and end. Closing twice does nothing."""
         ...
-
-
-class KafkaTransport:
-    """What both Kafka transports share: who may call, and the error of an earlier record."""
-
-    def __init__(self, bootstrap: str, client_name: str) -> None:
-        self.bootstrap = bootstrap
-        self.client_name = client_name
-        self._process = os.getpid()
-        self._closed = False
-        self._closing = threading.Lock()
-        self._failure: str | None = None
-        self._consuming = threading.Lock()  # the library's consumer has one user at a time
-        self._listening = threading.Condition()
-        self._listened: set[tuple[str, int]] = set()
-        _open.add(self)
-
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
-        """See `Transport.command`."""
-        self.publish(topic, value, key, [])
-
-    def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-    ) -> None:
-        """See `Transport.publish`."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """See `Transport.close`."""
-        raise NotImplementedError
-
-    def poll(self, timeout: float) -> list[Record]:
-        """See `Transport.poll`."""
-        self._check()
-        deadline = time.monotonic() + timeout
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            with self._listening:
-                if not self._listened:
-                    self._listening.wait(min(left, SLICE_SECONDS))
-                some = bool(self._listened)
-            if some:
-                with self._consuming:
-                    self._check()
-                    records = self._take(min(left, SLICE_SECONDS))
-                if records:
-                    return records
-            if time.monotonic() >= deadline:
-                return []
-            self._check()
-
-    def _take(self, timeout: float) -> list[Record]:
-        """One round of the library's consumer, which only the caller uses meanwhile."""
-        raise NotImplementedError
-
-    def __enter__(self) -> KafkaTransport:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check(self) -> None:
-        if os.getpid() != self._process:
-            raise NotConnected(
-                f"this connection was opened in process {self._process}; open a new one after fork"
-            )
-        if self._closed:
-            raise NotConnected("this connection is closed")
-        if self._failure is not None:
-            self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise NotConnected(failure)
-
-    def _begin_close(self) -> bool:
-        """Whether this call is the one that closes."""
-        if os.getpid() != self._process:
-            self._check()
-        with self._closing:
-            first, self._closed = not self._closed, True
-        return first
-
-    def _handles(self) -> Iterable[object]:
-        """The library's objects, which must never be torn down in a forked child."""
-        return ()
-
-    def _forget(self) -> None:
-        # In a forked child. The libraries' threads are not here: their destructors would wait for
-        # them for ever at the end of the child, or send what the parent is sending already.
-        for handle in self._handles():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
-
-
-_open: weakref.WeakSet[KafkaTransport] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for transport in list(_open):
-        with contextlib.suppress(Exception):
-            transport._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def servers(bootstrap: str) -> list[tuple[str, int]]:
-    """``host:port,host:port`` as pairs; the port may be left out (9092)."""
-    found: list[tuple[str, int]] = []
-    for part in filter(None, (piece.strip() for piece in bootstrap.split(","))):
-        match = re.fullmatch(r"(\[[^\]]+\]|[^:\s]+)(?::(\d{1,5}))?", part)
-        if match is None or not 0 < int(match[2] or PORT_DEFAULT) < 65_536:
-            raise NotConnected(f"{part!r} is not a Kafka address, such as 127.0.0.1:9092")
-        found.append((match[1].strip("[]"), int(match[2] or PORT_DEFAULT)))
-    if not found:
-        raise NotConnected("no Kafka address was given, such as 127.0.0.1:9092")
-    return found
-
-
-def normal(bootstrap: str) -> str:
-    """The same addresses, each with its port."""
-    return ",".join(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers(bootstrap)
-    )
-
-
-def no_answer(bootstrap: str, reason: str) -> NotConnected:
-    """The error when Kafka is not there."""
-    return NotConnected(f"no Kafka broker answers at {bootstrap} – {reason}")
-
-
-def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
-    """Raise NotConnected unless a Kafka broker answers at one of the addresses in time.
-
-    The libraries would try for their whole timeout, and then not say why; with what answers in
-    another protocol they try for longer than that.
-    """
-    reason = "no time left"
-    addresses = servers(bootstrap)
-    deadline = time.monotonic() + seconds
-    for left, (host, port) in zip(range(len(addresses), 0, -1), addresses, strict=True):
-        until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
-        try:
-            with socket.create_connection((host, port), until - time.monotonic()) as peer:
-                if encrypted(kafka_settings()) or _speaks_kafka(peer, until):
-                    return
-            reason = "something listens there but does not speak Kafka"
-        except TimeoutError:
-            reason = "it does not accept a connection in time"
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-    raise no_answer(bootstrap, reason)
-
-
-# Size, api_key 18 (ApiVersions, which every broker answers to everybody), version 0, correlation
-# id, no client id; the answer begins with its size and the same correlation id.
-_HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
-_ANSWER = struct.Struct(">ii")
-_ANSWER_BYTES_MAX = 100_000
-
-
-def _speaks_kafka(peer: socket.socket, until: float) -> bool:
-    """Whether a peer answers Kafka's simplest question until then."""
-    found = b""
-    try:
-        peer.sendall(_HELLO)
-        while len(found) < _ANSWER.size:
-            peer.settimeout(max(0.01, until - time.monotonic()))
-            part = peer.recv(_ANSWER.size - len(found))
-            if not part:
-                return False
-            found += part
-    except OSError:
-        return False
-    size, correlation = _ANSWER.unpack(found)
-    return 4 < size < _ANSWER_BYTES_MAX and correlation == 0x6C717565
-
-
-class LibraryLog(logging.Handler):
-    """Passes on what a Kafka library logs: to `lakequeue.client`, as a warning at most, and the
-    same text (numbers aside) once in 30 s, because a broker's restart repeats it endlessly."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._told: dict[str, float] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = record.getMessage()
-            kind = re.sub(r"\d+", "#", text)[:200]
-            now = time.monotonic()
-            if now - self._told.get(kind, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
-                return
-            if len(self._told) > 500:
-                self._told.clear()
-            self._told[kind] = now
-            LOGGER.log(min(record.levelno, logging.WARNING), "%s: %s", record.name, text)
-        except Exception:  # a log line must never end a library's thread
-            pass

@@ -41,3 +41,15 @@ def time_ms(value: datetime | str | float, what: str) -> int:
     if value.tzinfo is None:
         raise ConfigError(f"{what}: {value!r} – a time needs a time zone")
     return round(value.astimezone(UTC).timestamp() * 1000)
+
+
+def delivery_ms(
+    deliver_at: datetime | str | None, delay: str | float | None, now_ms: int
+) -> int | None:
+    """The delivery time that these options of a message name (L12), epoch ms; None: at once."""
+    if delay is None:
+        return None if deliver_at is None else time_ms(deliver_at, "deliver_at")
+    if deliver_at is not None:
+        raise ConfigError("deliver_at, delay: both are given – allowed is one of them")
+    ms = duration_ms(delay, "delay")
+    return now_ms + ms if ms else None

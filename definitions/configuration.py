@@ -41,20 +41,20 @@ class SystemLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_delivered_unacked: int = 1_000_000
     on_no_match: str = "nack"  # S6: or "discard"
     heartbeat_timeout_ms: int = 15_000  # C3
-    spool_usage_high_percent: float = 80
-    spool_usage_clear_percent: float = 60
-    spool_files_high_percent: float = 80
-    spool_files_clear_percent: float = 60
-    delivered_unacked_high_percent: float = 80
-    delivered_unacked_clear_percent: float = 60
+    spool_usage_high_percent: float = 80.0
+    spool_usage_clear_percent: float = 60.0
+    spool_files_high_percent: float = 80.0
+    spool_files_clear_percent: float = 60.0
+    delivered_unacked_high_percent: float = 80.0
+    delivered_unacked_clear_percent: float = 60.0
 
 
 class VpnLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a message VPN; None means no limit of its own (S3, S9)."""
 
     max_spool_usage: int | None = None
-    spool_usage_high_percent: float = 80
-    spool_usage_clear_percent: float = 60
+    spool_usage_high_percent: float = 80.0
+    spool_usage_clear_percent: float = 60.0
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):

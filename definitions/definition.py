@@ -13,7 +13,6 @@ correct but not supported by this version is refused plainly (`UNSUPPORTED`), ne
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ import msgspec
 
 from ..expressions import ExpressionError, compile_program
 from ..protocol import ConfigError, Problem
-from ..protocol.patterns import REGEX_CHARACTERS
+from ..protocol.patterns import REGEX_CHARACTERS, compiled
 from . import definition_values as read
 from .units import format_duration, format_size
 
@@ -81,10 +80,10 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     recovery_point: str = "epoch"  # R2
     target_queue_depth: int | None = None  # R5
     file_backed_metadata: bool = False  # pages are always in the store; enabled changes nothing
-    spool_usage_high_percent: float = 25  # S9
-    spool_usage_clear_percent: float = 18
-    delivered_unacked_high_percent: float = 80  # B4
-    delivered_unacked_clear_percent: float = 60
+    spool_usage_high_percent: float = 25.0  # S9
+    spool_usage_clear_percent: float = 18.0
+    delivered_unacked_high_percent: float = 80.0  # B4
+    delivered_unacked_clear_percent: float = 60.0
 
 
 # Key as written -> (attribute, how its value is read). The attribute differs where it has a unit.
@@ -262,8 +261,8 @@ def _check_topics(values: _Values, report: Report) -> None:
             report("default_publish_target", target, f"must be the captured topic, {topic!r}")
         return
     try:
-        pattern = re.compile(topic)
-    except (re.error, OverflowError, RecursionError) as error:
+        pattern = compiled(topic)
+    except ValueError as error:
         report(key, topic, f"must be a topic name or a regular expression: {error}")
         return
     if target is None and "default_publish_target" not in values.unread:
@@ -380,7 +379,7 @@ def topic_matcher(definition: QueueDefinition) -> Callable[[str], bool]:
     topic = definition.underlying_topic
     if not is_regex(topic):
         return topic.__eq__
-    fullmatch = re.compile(topic).fullmatch
+    fullmatch = compiled(topic).fullmatch
     return lambda name: fullmatch(name) is not None
 
 

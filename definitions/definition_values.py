@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..protocol.patterns import kind_of
+from .foreign_words import answer, foreign_word
 from .units import UnitError, format_size, parse_duration_ms, parse_size
 
 Reader = Callable[[object], Any]
@@ -103,7 +104,7 @@ def percent(value: object) -> float:
     """A number from 0 to 100."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
         raise ValueError("must be a number of percent from 0 to 100")
-    return value
+    return float(value)
 
 
 def multiplier(value: object) -> float:
@@ -210,9 +211,13 @@ def shown_key(key: object) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """The sentence part for a key that does not exist, with the nearest one that does."""
+    """The sentence part for a key that does not exist: our word for it, or the nearest there is."""
     if not isinstance(key, str):
         return "is not a known key; keys are texts"
+    keys = list(known)
+    foreign = foreign_word(key[:200])
+    if foreign is not None:
+        return answer(foreign, keys)
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace("-", "_")
-    near = difflib.get_close_matches(snake, list(known), 1, cutoff=0.6)
+    near = difflib.get_close_matches(snake, keys, 1, cutoff=0.6)
     return f"is not a known key; did you mean {near[0]}?" if near else "is not a known key"

@@ -12,7 +12,8 @@ import math
 import re
 from decimal import Decimal
 
-DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
+from ..protocol.bounds import DURATION_MS_MAX
+
 SIZE_BYTES_MAX = 2**60
 
 DURATIONS_ALLOWED = "a duration such as 500ms, 30s, 15m, 2h or 1d, or a number of seconds"

@@ -7,6 +7,7 @@ between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
 from __future__ import annotations
 
 import copy
+import functools
 import re
 import sys
 from pathlib import Path
@@ -15,29 +16,33 @@ from typing import Any, get_args
 import click
 import msgspec
 from lakequeue.cli import main as command_line
+from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import commands, messages
 from lakequeue.sinks.metrics import Metrics
-from lakequeue.state.lifecycle import TRANSITIONS
+from lakequeue.state.message import NAMES, TABLE, Event
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "tests"))  # the tests know what happens when something fails
 
 
 def lifecycle() -> str:
-    """The life of a message as a mermaid diagram and as a table."""
+    """The life of a message as a mermaid diagram and as a table: both are `TABLE`, which runs."""
     arrows: dict[tuple[str, str], list[str]] = {}
-    for before, what, after, _, rule in TRANSITIONS:
-        arrows.setdefault((before, after), []).append(f"{what} ({rule})")
+    rows = []
+    for (state, event), what in TABLE.items():
+        new = event in (Event.ENTER, Event.ENTER_LATER)
+        before, after = "new" if new else NAMES[state], NAMES[what.to]
+        arrows.setdefault((before, after), []).append(f"{event.value} ({what.rule})")
+        said = ", ".join(f"`{name}`" for name in what.journal or what.counts)
+        rows.append(f"| {before} | {event.value} | {after} | {said} | {what.match} | {what.rule} |")
     ends = {"new": "[*]", "gone": "[*]"}
     lines = ["```mermaid", "stateDiagram-v2"]
     for (before, after), labels in arrows.items():
         label = "<br/>".join(labels)
         lines.append(f"    {ends.get(before, before)} --> {ends.get(after, after)}: {label}")
-    lines += ["```", "", "| before | what happens | after | event in the journal | rule |"]
-    lines.append("|---|---|---|---|---|")
-    for before, what, after, event, rule in TRANSITIONS:
-        lines.append(f"| {before} | {what} | {after} | `{event}` | {rule} |")
-    return "\n".join(lines)
+    lines += ["```", ""]
+    lines.append("| before | what happens | after | in the journal | match in the spool | rule |")
+    return "\n".join([*lines, "|---|---|---|---|---|---|", *rows])
 
 
 def all_commands() -> str:
@@ -87,6 +92,8 @@ _TYPES = {int: "number", str: "text", bool: "true or false", type(None): "null"}
 
 
 def _type_name(kind: Any) -> str:
+    if hasattr(kind, "__metadata__"):
+        kind = kind.__origin__
     if kind in _TYPES:
         return _TYPES[kind]
     if kind is commands.Inbox:
@@ -140,6 +147,26 @@ def metrics() -> str:
     return "\n".join(rows)
 
 
+SYSTEMS = {
+    "rabbitmq": ("RabbitMQ",),
+    "sqs": ("SQS",),
+    "jms": ("JMS", "ActiveMQ", "Artemis"),
+    "celery": ("Celery",),
+    "kafka": ("Kafka",),
+}
+
+
+def words_of(systems: tuple[str, ...]) -> str:
+    """The keys of other systems with ours, as a refused configuration names them."""
+    rows = ["| key | here | |", "|---|---|---|"]
+    for word in WORDS:
+        if word.of in systems:
+            of = f" ({word.of})" if len(systems) > 1 and word.of != systems[0] else ""
+            ours = f"`{word.ours}`" if word.ours else "–"
+            rows.append(f"| `{word.theirs}`{of} | {ours} | {word.note} |")
+    return "\n".join(rows)
+
+
 PARTS = {
     "failures": ("concepts/acknowledgements.md", failures),
     "lifecycle": ("concepts/message-life.md", lifecycle),
@@ -148,6 +175,10 @@ PARTS = {
     "inbox": ("reference/protocol.md", inbox),
     "command-line": ("reference/command-line.md", command_line_help),
     "metrics": ("reference/metrics.md", metrics),
+    **{
+        f"words-{name}": ("coming-from.md", functools.partial(words_of, systems))
+        for name, systems in SYSTEMS.items()
+    },
 }
 
 

@@ -11,20 +11,22 @@ from typing import Any
 
 import msgspec
 
+from .bounds import Count, DurationMs, Ids, Name, Number, Partition, Text, Topic, explain
+
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a client reads: a Kafka topic and one partition of it."""
 
-    topic: str
-    partition: int = 0
+    topic: Topic
+    partition: Partition = 0
 
 
 class ReplyTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the answer goes; ``request`` is repeated in it."""
 
-    topic: str
-    partition: int = 0
-    request: str = ""
+    topic: Topic
+    partition: Partition = 0
+    request: Name = ""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
@@ -37,13 +39,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
 # ---------------------------------------------------------------- definitions
 
 
+class Begin(Command, frozen=True, tag="begin"):
+    """A home begins in this topic: what stands before it was for an earlier one. The engine says
+    so in each VPN, whenever it starts."""
+
+    epoch: Count
+
+
 class Configure(Command, frozen=True, tag="configure"):
-    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``).
+    """Set the limits of the system and of VPNs (sections ``system`` and ``vpns``)."""
 
-    epoch: of the home that begins here; commands before it in the log were for an earlier home.
-    """
-
-    epoch: int = 0
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
 
@@ -57,7 +62,7 @@ class Define(Command, frozen=True, tag="define"):
 class Delete(Command, frozen=True, tag="delete"):
     """Delete a queue; what it holds is gone, not delivered (S7)."""
 
-    queue: str
+    queue: Name
 
 
 # ---------------------------------------------------------------- sessions
@@ -72,44 +77,44 @@ class Subscribe(Command, frozen=True, tag="subscribe"):
     fairness model ``fast`` the higher is asked first (F1).
     """
 
-    queue: str
-    subscription: str
+    queue: Name
+    subscription: Name
     inbox: Inbox
-    session: str = ""
-    name: str = ""
-    max_backlog: int | None = None
-    filter: str | None = None
-    acks: str = "explicit"
-    framing: str = "single"
+    session: Name = ""
+    name: Name = ""
+    max_backlog: Number | None = None
+    filter: Text | None = None
+    acks: Name = "explicit"
+    framing: Name = "single"
     transport_acks: bool = False
-    priority: int = 0
+    priority: Number = 0
 
 
 class SetBacklog(Command, frozen=True, tag="set_backlog"):
     """Change a subscription's own backlog (B3)."""
 
-    queue: str
-    subscription: str
-    max_backlog: int
+    queue: Name
+    subscription: Name
+    max_backlog: Number
 
 
 class Unsubscribe(Command, frozen=True, tag="unsubscribe"):
     """End a subscription; what it holds returns to the queue (L1)."""
 
-    queue: str
-    subscription: str
+    queue: Name
+    subscription: Name
 
 
 class Heartbeat(Command, frozen=True, tag="heartbeat"):
     """The session is alive."""
 
-    session: str
+    session: Name
 
 
 class Bye(Command, frozen=True, tag="bye"):
     """The session ends: all its subscriptions do."""
 
-    session: str
+    session: Name
 
 
 # ---------------------------------------------------------------- settling
@@ -122,7 +127,7 @@ class Named(Command, frozen=True, kw_only=True):
     epoch than the home's a command is refused.
     """
 
-    epoch: int = 0
+    epoch: Count = 0
 
 
 class Ack(Named, frozen=True, kw_only=True, tag="ack"):
@@ -131,39 +136,39 @@ class Ack(Named, frozen=True, kw_only=True, tag="ack"):
     received: as in `transport_ack`, which then need not be sent; 0 says nothing.
     """
 
-    queue: str
-    subscription: str = ""
-    ids: str | None = None
-    up_to: str | None = None
-    where: str | None = None
-    received: int = 0
+    queue: Name
+    subscription: Name = ""
+    ids: Ids | None = None
+    up_to: Ids | None = None
+    where: Text | None = None
+    received: Count = 0
 
 
 class TransportAck(Named, frozen=True, kw_only=True, tag="transport_ack"):
     """Everything up to the number ``received`` of the subscription's flow has arrived at the client
     (C1); nothing leaves the queue."""
 
-    queue: str
-    subscription: str
-    received: int
+    queue: Name
+    subscription: Name
+    received: Count
 
 
 class Cancel(Named, frozen=True, kw_only=True, tag="cancel"):
     """Messages come back to the queue (L6), after ``delay_ms`` or the queue's back-off (L11)."""
 
-    queue: str
-    subscription: str
-    ids: str
-    delay_ms: int | None = None
+    queue: Name
+    subscription: Name
+    ids: Ids
+    delay_ms: DurationMs | None = None
 
 
 class Reject(Named, frozen=True, kw_only=True, tag="reject"):
     """Messages go straight to the dead message queue (C7)."""
 
-    queue: str
-    subscription: str
-    ids: str
-    reason: str = ""
+    queue: Name
+    subscription: Name
+    ids: Ids
+    reason: Text = ""
 
 
 class Renew(Named, frozen=True, kw_only=True, tag="renew"):
@@ -172,18 +177,18 @@ class Renew(Named, frozen=True, kw_only=True, tag="renew"):
     Answered with ``{"lease_ms": …, "renewed": ids}``; a lease without end stays without end.
     """
 
-    queue: str
-    subscription: str
-    ids: str
-    period_ms: int | None = None
+    queue: Name
+    subscription: Name
+    ids: Ids
+    period_ms: DurationMs | None = None
 
 
 class Returned(Named, frozen=True, kw_only=True, tag="return"):
     """Messages come back untouched, as at a close: neither a cancel nor an attempt (L5)."""
 
-    queue: str
-    subscription: str
-    ids: str
+    queue: Name
+    subscription: Name
+    ids: Ids
 
 
 # ---------------------------------------------------------------- administration and time
@@ -193,7 +198,7 @@ class Queues(Command, frozen=True, tag="queues"):
     """The queues of the VPN by name, each as `Describe` gives it; after: only those behind this
     name. Where not all are given, the answer's ``more`` is the ``after`` to ask with next."""
 
-    after: str = ""
+    after: Name = ""
 
 
 class Usage(Command, frozen=True, tag="usage"):
@@ -203,40 +208,40 @@ class Usage(Command, frozen=True, tag="usage"):
 class Describe(Command, frozen=True, tag="describe"):
     """Everything about one queue."""
 
-    queue: str
+    queue: Name
 
 
 class Browse(Command, frozen=True, tag="browse"):
     """Look at messages without taking them (R6). Where not all that is asked for is given, the
     answer's ``more`` is the ``start`` to ask with next."""
 
-    queue: str
-    where: str | None = None
-    state: str | None = None
-    limit: int = 100
-    start: int = 0
+    queue: Name
+    where: Text | None = None
+    state: Text | None = None
+    limit: Count = 100
+    start: Count = 0
 
 
 class Purge(Named, frozen=True, kw_only=True, tag="purge"):
     """Remove messages, by predicate or by ids (R6)."""
 
-    queue: str
-    where: str | None = None
-    ids: str | None = None
+    queue: Name
+    where: Text | None = None
+    ids: Ids | None = None
 
 
 class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):
     """Dead messages go back to the queue they died in, all or by predicate or ids (X6)."""
 
-    queue: str
-    where: str | None = None
-    ids: str | None = None
+    queue: Name
+    where: Text | None = None
+    ids: Ids | None = None
 
 
 class Shutdown(Command, frozen=True, tag="shutdown"):
     """Shut down or open ingress and egress of a queue (H5); sets both."""
 
-    queue: str
+    queue: Name
     ingress: bool = False
     egress: bool = False
 
@@ -244,21 +249,21 @@ class Shutdown(Command, frozen=True, tag="shutdown"):
 class SubscribeTopic(Command, frozen=True, tag="subscribe_topic"):
     """The queue takes what is published to a topic, or to all that a pattern matches, as well."""
 
-    queue: str
-    topic: str
+    queue: Name
+    topic: Topic
 
 
 class UnsubscribeTopic(Command, frozen=True, tag="unsubscribe_topic"):
     """End a topic subscription; what was spooled for it is still delivered (S7)."""
 
-    queue: str
-    topic: str
+    queue: Name
+    topic: Topic
 
 
 class Events(Command, frozen=True, tag="events"):
     """The newest notable events, oldest first."""
 
-    limit: int = 1000
+    limit: Count = 1000
 
 
 class Tick(Command, frozen=True, tag="tick"):
@@ -266,9 +271,9 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye | Ack
-    | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse | Purge
-    | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
+    | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
+    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)
@@ -279,7 +284,9 @@ def decode_command(value: bytes | None) -> AnyCommand:
     """Read one command record; raises ValueError with a sentence for anything else."""
     try:
         return _decoder.decode(value or b"")
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
+    except msgspec.ValidationError as e:
+        raise ValueError(f"not a command: {explain(e, value or b'')}") from e
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ValueError(f"not a command: {e}") from e
 
 

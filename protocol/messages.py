@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from .bounds import DURATION_MS_MAX, TIME_MS_MAX, Name, Topic
+
 HEADER = "lq"
 PRIORITY_DEFAULT = 4
 PRIORITY_MAX = 255
@@ -35,8 +37,8 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     record, 0 for one that is no run.
     """
 
-    to: str = ""
-    producer: str = ""
+    to: Topic = ""
+    producer: Name = ""
     seq: int = 0
     ttl_ms: int | None = None
     priority: int = PRIORITY_DEFAULT
@@ -59,9 +61,9 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"header {HEADER!r} is not understood: {e}") from e
     if not 0 <= header.priority <= PRIORITY_MAX:
         raise ValueError(f"priority: {header.priority} – allowed are 0 to {PRIORITY_MAX}")
-    if header.ttl_ms is not None and not 0 < header.ttl_ms < 1 << 50:
+    if header.ttl_ms is not None and not 0 < header.ttl_ms <= DURATION_MS_MAX:
         raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed is a positive number of milliseconds")
-    if header.deliver_at is not None and not 0 <= header.deliver_at < 1 << 60:
+    if header.deliver_at is not None and not 0 <= header.deliver_at < TIME_MS_MAX:
         raise ValueError(f"deliver_at: {header.deliver_at} – allowed is a time in epoch ms")
     if not 0 <= header.reply < 1 << 31:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")

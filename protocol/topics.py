@@ -13,9 +13,13 @@ JOURNAL = "journal"
 REJECTED = "rejected"
 STEPS = "steps"
 CONTROL = "control"
+ENGINE = "engine"  # heartbeats: the engine says that it lives
+
 DIRECTORY = "directory"
 
-OWN = (PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, DIRECTORY)
+OWN = (
+    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, ENGINE, DIRECTORY,
+)  # fmt: skip
 
 
 def topic(vpn: str, kind: str) -> str:

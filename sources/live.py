@@ -31,7 +31,7 @@ _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_
 
 
 @dataclass(frozen=True)
-class Limits:
+class InputLimits:
     """Of a step: records and bytes, of commands and of messages each."""
 
     records: int = 2_000
@@ -186,7 +186,7 @@ class LiveInputs:
     control: the broker's topic on which the engine says that it stops; run: its name there.
     """
 
-    def __init__(self, kafka: dict[str, Any], limits: Limits, control: str, run: str) -> None:
+    def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
         self._limits = limits
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()

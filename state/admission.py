@@ -13,6 +13,7 @@ import msgspec
 
 from ..expressions import Program
 from ..protocol import topics
+from ..protocol.bounds import TIME_MS_MAX
 from ..protocol.errors import Reason
 from ..protocol.journal import Segment
 from ..protocol.messages import (
@@ -256,6 +257,7 @@ class Admission:
             producer.refused(seq, reason.value, "", f"no queue takes {header.to[:200]!r}")
         elif producer:
             producer.stored(seq, 0)
+            producer.discarded(seq, reason.value, "")
 
     # ------------------------------------------------------------ checks
 
@@ -340,6 +342,8 @@ class Admission:
             queue = one.queue
             if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
                 self._broker.early.append((queue, queue.next_place()))
+                queue.arrivals.leaving += 1
+                queue.arrivals.leaving_bytes += size
         return self._store_all(vpn, header, matches, [record[5]], [size], record)
 
     def _store_all(
@@ -350,6 +354,8 @@ class Admission:
         topic, partition, offset, timestamp, key, _, _, text, item = record
         broker = self._broker
         n = len(payloads)
+        if not 0 <= timestamp < TIME_MS_MAX:  # what the publisher's clock says may be anything
+            timestamp = broker.now
         ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
         due = NEVER
         if header.deliver_at is not None and header.deliver_at > broker.now:

@@ -100,6 +100,8 @@ def _move(
         return
     if target.header.deferred and came_early(target, number):
         broker.early.append((target, target.next_place()))
+        target.arrivals.leaving += 1
+        target.arrivals.leaving_bytes += size
     broker.spool.move(number, queue.number, (target.number, target.next_place()))
     arrivals = target.arrivals
     arrivals.dead[len(arrivals.ids)] = about

@@ -24,12 +24,12 @@ def over_quota(queue: Queue, size: int) -> bool:
     """
     d = queue.definition
     arrivals = queue.arrivals
-    if d.max_spool_usage and queue.header.bytes + arrivals.bytes + size > d.max_spool_usage:
+    if d.max_spool_usage and queue.header.bytes + arrivals.staying_bytes + size > d.max_spool_usage:
         return True
     most = d.max_spool_messages
     if most is None or not d.max_spool_usage:
         return False
-    return queue.header.depth + len(arrivals.ids) >= most
+    return queue.header.depth + arrivals.staying >= most
 
 
 def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
@@ -44,7 +44,7 @@ def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
     limit = d.reject_low_priority_msg_limit
     if limit is None or priority >= LOW_PRIORITY_BELOW:
         return None
-    depth = queue.header.depth + len(queue.arrivals.ids)
+    depth = queue.header.depth + queue.arrivals.staying
     return Reason.LOW_PRIORITY_LIMIT if depth >= limit else None
 
 

@@ -20,7 +20,7 @@ from ..protocol.journal import Journal
 from ..protocol.messages import Records
 from ..protocol.outputs import Output
 from .queue import Queue
-from .storage import Overlay, Store
+from .storage import Overlay, Store, StoreFailed
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -29,30 +29,6 @@ if TYPE_CHECKING:
 TRIES = 4
 
 Place = tuple[str, int, int]  # topic, partition, offset
-
-
-class StoreFailed(Exception):
-    """The store itself failed: ``error`` is what it raised."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Guarded:
-    """A store whose failures are told from those of a step."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.put = store.put  # only `Overlay.commit` writes, when the step has succeeded
-        self.delete = store.delete
-
-    def get(self, key: str) -> bytes | None:
-        """The page, or None. Raises StoreFailed."""
-        try:
-            return self._store.get(key)
-        except Exception as error:
-            raise StoreFailed(error) from error
 
 
 class Refused:
@@ -93,7 +69,7 @@ def isolated(store: Store, batch: Batch, run: Run) -> tuple[list[Output], Journa
     """Run a step; gives its outputs, its journal, and when something is due next (or NEVER)."""
     refused = Refused()
     for _ in range(TRIES):
-        overlay = Overlay(_Guarded(store))
+        overlay = Overlay(store)
         try:
             broker = run(overlay, batch, refused, True)
         except StoreFailed as failed:
@@ -111,7 +87,7 @@ def _one_by_one(
     store: Store, batch: Batch, run: Run, refused: Refused
 ) -> tuple[list[Output], Journal, int]:
     """The batch in parts of one record each: what fails is refused, the rest is carried out."""
-    whole = Overlay(_Guarded(store))
+    whole = Overlay(store)
     outputs: list[Output] = []
     journal: Journal | None = None
     for part in _parts(batch):

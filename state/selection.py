@@ -40,12 +40,10 @@ def choose_messages(
     """The next messages and their receivers; what they take of the budget is counted."""
     definition, header = queue.definition, queue.header
     candidates = candidates_of(definition, header.subscriptions)
-    room = UNLIMITED
+    room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
-    if free_unacked > 0:
-        room = min(room, free_unacked)
-    else:
+    if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
     if not candidates or room <= 0 or not queue.ready:
         return Chosen()
@@ -55,11 +53,11 @@ def choose_messages(
     if len(classes) == 1 and free in (0, len(candidates)):
         most = min(budget.rows, sum(c.room for c in candidates))
         if not free:  # what leaves on send takes no lease
-            most = min(most, room)
+            most = min(most, room, free_unacked)
         keys = _within(queue, search.first_of(next(iter(classes)), most), budget)
         receivers = share(definition.fairness_model, candidates, len(keys), header.served)
     else:
-        keys, receivers = _one_by_one(queue, search, candidates, budget, room)
+        keys, receivers = _one_by_one(queue, search, candidates, budget, room, free_unacked)
     if receivers:
         header.served = receivers[-1].subscription.number
     seqs = np.array([seq_of(k) for k in keys], np.int64)
@@ -136,8 +134,9 @@ WINDOW = 64  # messages of a class that are looked up together
 
 
 def _one_by_one(
-    queue: Queue, search: _Search, candidates: list[Candidate], budget: Budget, room: int
-) -> tuple[list[int], list[Candidate]]:
+    queue: Queue, search: _Search, candidates: list[Candidate], budget: Budget, room: int,
+    free_unacked: int,
+) -> tuple[list[int], list[Candidate]]:  # fmt: skip
     """Message by message: the earliest that somebody can take, to the one whose turn it is."""
     model, served = queue.definition.fairness_model, queue.header.served
     classes: dict[str | None, list[Candidate]] = {}
@@ -149,7 +148,7 @@ def _one_by_one(
     size = 0
 
     def may_take(one: Candidate) -> bool:
-        return one.room > 0 and (one.free or room > 0)
+        return one.room > 0 and room > 0 and (one.free or free_unacked > 0)
 
     def head_of(text: str | None) -> int | None:
         window = windows.setdefault(text, [])
@@ -179,6 +178,7 @@ def _one_by_one(
         one = choose(model, able, served)
         take(one)
         room -= not one.free
+        free_unacked -= not one.free
         served = one.subscription.number
         taken[key] = None
         given.append(one)

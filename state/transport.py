@@ -25,7 +25,6 @@ from .storage import Array
 WAIT_MS = 2_000
 WAIT_MS_MAX = 60_000
 ENTRIES_MAX = 16
-DELAY_MS_MAX = 100 * 365 * 86_400_000  # of a redelivery, 100 years
 
 
 def number(subscription: Subscription, seqs: Array, now: int) -> tuple[int, int]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine import Engine
     from .kafka_broker import EmbeddedKafka
+    from .tables import open_tables
 
-__all__ = ["EmbeddedKafka", "Engine"]
+__all__ = ["EmbeddedKafka", "Engine", "open_tables"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from .kafka_broker import EmbeddedKafka
 
         return EmbeddedKafka
+    if name == "open_tables":
+        from .tables import open_tables
+
+        return open_tables
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.journal import Journal
 from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
-from ..state import Batch, Home, Limits, Store, step
-
-LIMITS = Limits()
+from ..state import Batch, Home, Store, step
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class Decided:
 
 def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
     """Take one step: the only call of `state.step` in the job."""
-    outputs = step(store, batch, now, home, LIMITS)
+    outputs = step(store, batch, now, home)
     decided = Decided(notes=notes_of(home.name, outputs))
     for output in outputs:
         match output:

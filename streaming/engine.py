@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..client.kafka import open_kafka
-from ..client.memory import configure_commands
-from ..client.transport import require_broker
+from ..client.kafka_base import require_broker
 from ..definitions import Configuration, is_regex
+from ..definitions.as_commands import configure_commands
 from ..protocol import (
     ConfigError,
     LakequeueError,
@@ -35,6 +35,7 @@ from ..sinks.metrics import Metrics
 from ..sources.discovery import captured_topics
 from ..sources.live import kafka_client
 from ..state import Home
+from .heartbeat import Heartbeat
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
@@ -104,6 +105,7 @@ class Engine:
         self._query: StreamingQuery | None = None
         self._tables_query: StreamingQuery | None = None
         self._ticker = Ticker(self._tick)
+        self._heartbeat = Heartbeat(self._beat, self.home)
         self._captured: set[str] = set()
         self._more: set[str] = set()
         self._more_topics = False
@@ -149,6 +151,7 @@ class Engine:
         for vpn, command in configure_commands(self.configuration, self.epoch):
             self._transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
         self._transport.flush(10.0)
+        self._heartbeat.start()
         with self._java_lives():
             self._start_spark()
         if self.trigger == MICRO_BATCH:
@@ -224,32 +227,31 @@ class Engine:
             ProgressListener(QUERY, self._on_note, self.metrics.batch, self._losses.batch)
         )
 
-    def _numbers(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.configuration.brokers)}
+    def _homes(self) -> list[Home]:
+        names = self.configuration.brokers
+        return [Home(name, number, self.epoch) for number, name in enumerate(names)]
 
     def _start_query(self) -> None:
         from ..sources.kafka import RECORDS_PER_BATCH
 
         spark = self._spark
         assert spark is not None
-        broker = self.configuration.brokers[0]
-        number = self._numbers()[broker]
+        home = self._homes()[0]
         checkpoint = self.home / CHECKPOINT
         if self.trigger == REAL_TIME:
             self._run = uuid.uuid4().hex
             self._loop_stopped.clear()
-            options = self._loop_options(broker, number)
-            self._query = start_loop(spark, options, QUERY, checkpoint / broker, self._settings)
+            options = self._loop_options(home)
+            self._query = start_loop(spark, options, QUERY, checkpoint / home.name, self._settings)
         else:
             limit = self._setting("records_per_batch", RECORDS_PER_BATCH)
-            home = Home(broker, number, self.epoch)
             self._query = start_batches(
                 spark, self.bootstrap, home, self._vpns(), self._readable_topics(),
                 self._partitions, limit, QUERY, checkpoint, self._settings,
             )  # fmt: skip
 
-    def _loop_options(self, broker: str, number: int) -> Options:
-        from ..sources.live import Limits
+    def _loop_options(self, home: Home) -> Options:
+        from ..sources.live import InputLimits
         from .loop import Options
         from .version import code_version
 
@@ -258,14 +260,14 @@ class Engine:
         retained = self._spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb = 1_000_000
         return Options(
-            kafka_client(self.bootstrap, f"lakequeue-{broker}"), broker, number, self.epoch,
-            self._vpns(), sorted(self._captured), code_version(), self._run,
+            kafka_client(self.bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
+            home.epoch, self._vpns(), sorted(self._captured), code_version(), self._run,
             keep=int(retained) + 3,
             batch_s=self._setting("batch_s", default.batch_s),
             batch_bytes=self._setting("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=self._setting("replay_s", default.replay_s),
             cache_bytes=self._setting("page_cache_mb", default.cache_bytes // mb) * mb,
-            limits=Limits(
+            limits=InputLimits(
                 self._setting("records_per_step", default.limits.records),
                 self._setting("mb_per_step", default.limits.bytes // mb) * mb,
             ),
@@ -373,6 +375,10 @@ class Engine:
             self._transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", value)
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
+
+    def _beat(self, value: bytes) -> None:
+        for vpn in self._vpns():
+            self._transport.command(topics.topic(vpn, topics.ENGINE), b"engine", value)
 
     def _on_note(self, note: str) -> None:
         kind, _, rest = note.partition(":")
@@ -554,6 +560,7 @@ class Engine:
         held = self._lock.acquire(timeout=1.0)  # the supervisor may be in the middle of a restart
         try:
             self._ticker.stop()
+            self._heartbeat.stop()
             if self._spark is not None and not within(STOP_SPARK_S, self._stop_spark, "stop-spark"):
                 log.warning("Spark did not end in time and is cut off; a batch may run again")
                 self._kill_spark()

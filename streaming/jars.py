@@ -146,7 +146,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _ivy_command(java: Path, folder: Path) -> list[str]:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise LakequeueError("pyspark is not installed: run `pip install lakequeue` again.")
+        raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
     pyspark_jars = Path(spec.submodule_search_locations[0]) / "jars"
     command = [str(java), "-cp", f"{pyspark_jars}/*", "org.apache.ivy.Main", "-warn"]
     if settings := os.environ.get("LAKEQUEUE_IVY_SETTINGS"):  # a company's own repository

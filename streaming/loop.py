@@ -23,7 +23,7 @@ from ..sinks.outbox import Outbox
 from ..sinks.step_log import StepLog
 from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery, captured_topics
-from ..sources.live import Limits, LiveInputs, own_inputs, places_of
+from ..sources.live import InputLimits, LiveInputs, own_inputs, places_of
 from ..sources.step_log import read_steps
 from ..state import Home
 from .cache import PageCache
@@ -57,7 +57,7 @@ class Options:
     batch_bytes: int = 128_000_000
     replay_s: float = 2.0
     cache_bytes: int = 256_000_000
-    limits: Limits = field(default_factory=Limits)
+    limits: InputLimits = field(default_factory=InputLimits)
 
 
 def clock() -> int:

@@ -26,11 +26,13 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 
 
 class BrokerProcessor(StatefulProcessor):
-    """Takes the steps of one broker. partitions: the topics that clients may name, with their
-    sizes."""
+    """Takes the steps of one broker.
 
-    def __init__(self, home: Home, partitions: dict[str, int]) -> None:
-        self._home = home
+    homes: by broker name; partitions: the topics that clients may name, with their sizes.
+    """
+
+    def __init__(self, homes: dict[str, Home], partitions: dict[str, int]) -> None:
+        self._homes = homes
         self._partitions = partitions
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -41,17 +43,19 @@ class BrokerProcessor(StatefulProcessor):
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
+        (name,) = key
+        home = self._homes[name]
         whole, now = to_batch(rows)
         deadline = 0
         try:
             for batch in in_parts(whole, BYTES_PER_STEP):
-                decided = decide(self._store, batch, now, self._home)
+                decided = decide(self._store, batch, now, home)
                 deadline = decided.deadline
                 said = decided.said
                 if decided.journal is not None:
                     said = [*said, decided.journal]
                 yield from _frames(wire.encode(said, self._partitions), decided.notes)
-            yield from _frames(iter(()), [f"deadline:{self._home.name}:{deadline}"])
+            yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
         finally:
             self._store.finish()
 

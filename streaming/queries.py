@@ -65,7 +65,7 @@ def start_batches(
     )
     rows = source.input_rows(commands_in, publishes, home.name)
     outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
-        BrokerProcessor(home, partitions), OUTPUT_SCHEMA, "append", "None"
+        BrokerProcessor({home.name: home}, partitions), OUTPUT_SCHEMA, "append", "None"
     )
     return _start(spark, write_kafka(outputs, bootstrap), name, checkpoint, given)
 

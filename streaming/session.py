@@ -35,7 +35,9 @@ ROOMS = (
     "client",
     "conf",
     "definitions",
+    "examples",
     "expressions",
+    "memory",
     "protocol",
     "sinks",
     "sources",
@@ -274,7 +276,7 @@ def _spark_home(master: str | None) -> Path:
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
-        raise LakequeueError("pyspark is not installed: run `pip install lakequeue` again.")
+        raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
     pyspark = Path(spec.submodule_search_locations[0])
     if master is None or not master.startswith("local-cluster"):
         return pyspark

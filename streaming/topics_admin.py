@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka import KafkaAdminClient
@@ -20,15 +20,17 @@ PARTITIONS = {
     topics.RECEIPTS: 8,
     topics.JOURNAL: 1,
     topics.REJECTED: 1,
+    topics.ENGINE: 1,
 }
 MESSAGE_BYTES_MAX = 12_000_000
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 CONTROL_CONFIG = {"retention.ms": "3600000"}
+HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
 
 
 def ensure_topics(
-    bootstrap: str, vpns: Iterable[str], captured: Iterable[str], brokers: Iterable[str] = ()
+    bootstrap: str, vpns: Collection[str], captured: Iterable[str], brokers: Iterable[str] = ()
 ) -> dict[str, int]:
     """Make the VPNs' and the brokers' topics and those that queues capture by name, where they are
     missing.
@@ -41,6 +43,7 @@ def ensure_topics(
     own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
     own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
     wanted |= dict.fromkeys(own, 1)
+    own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
     try:
         admin = KafkaAdminClient(

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What decides, and what writes down what was decided.
 _ROOMS = ("definitions", "expressions", "protocol", "state")
 _FILES = ("streaming/deciding.py", "streaming/driver.py", "streaming/gathering.py")
-_LIBRARIES = ("msgspec", "numpy", "pyarrow", "lark")
+_LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
 
 
 @cache

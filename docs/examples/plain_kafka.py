@@ -100,15 +100,16 @@ class Client:
 def receive(client: Client, queue: str, wanted: set[bytes]) -> None:
     """Acknowledge deliveries until each of our messages has come."""
     missing = set(wanted)
-    seen: set[tuple[bytes, bytes]] = set()
+    seen: set[bytes] = set()
     while missing:
         client.poll(f"{len(missing)} deliveries")
-        numbers = []
+        numbers, epoch = [], 0
         for headers, value in client.deliveries:
-            delivery = headers["lq-id"], headers["lq-delivery-count"]
+            delivery = headers["lq-delivery"]
             if delivery in seen:  # a step that was run again says the same again
                 continue
             seen.add(delivery)
+            epoch = int(headers["lq-epoch"])
             number = headers["lq-id"].decode()
             print(
                 f"delivered   id {number}, delivery {headers['lq-delivery-count'].decode()}, "
@@ -119,7 +120,9 @@ def receive(client: Client, queue: str, wanted: set[bytes]) -> None:
         client.deliveries.clear()
         if numbers:
             ids = ",".join(numbers)
-            client.command(command="ack", queue=queue, subscription=client.session, ids=ids)
+            client.command(
+                command="ack", queue=queue, subscription=client.session, ids=ids, epoch=epoch
+            )  # ids mean something in one epoch of the engine only
             print(f"acked       {ids}")
 
 

@@ -57,10 +57,8 @@ def _is_ours(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
     header = broker.header
     if not header.epoch:
         return True
-    if isinstance(command, c.Configure) and command.epoch == header.epoch:
-        if vpn not in header.begun:
-            header.begun.append(vpn)
-        return True
+    if isinstance(command, c.Begin) and command.epoch == header.epoch and vpn not in header.begun:
+        header.begun.append(vpn)
     if vpn not in header.begun:
         return False
     named = isinstance(command, c.Named) and command.epoch

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
 from ...protocol.errors import Reason
 from ...protocol.ids import Ranges, format_ranges, parse_ranges
@@ -158,7 +159,7 @@ def _delays(queue: Queue, seqs: Array, asked: int | None) -> Array:
     delays = np.zeros(len(seqs), np.int64)
     if not base:
         return delays
-    most = definition.redelivery_delay_max_ms or transport.DELAY_MS_MAX
+    most = definition.redelivery_delay_max_ms or DURATION_MS_MAX
     for i, deliveries in enumerate(queue.gather(seqs, "deliveries").tolist()):
         exponent = min(deliveries - 1, 64)
         factor = min(definition.redelivery_delay_multiplier**exponent, 1e15)

@@ -11,6 +11,7 @@ from .redrive import redrive
 from .turns import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
+    c.Begin: lambda broker, vpn, command: None,  # see `inbox`
     c.Configure: administration.configure,
     c.Define: administration.define,
     c.Heartbeat: sessions.heartbeat,

@@ -202,4 +202,4 @@ def _write_down(
 
 def _column(counts: Array) -> list[int] | int:
     first = int(counts[0])
-    return first if (counts == first).all() else counts.tolist()  # type: ignore[no-any-return]
+    return first if (counts == first).all() else counts.tolist()

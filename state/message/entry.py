@@ -34,6 +34,8 @@ class Arrivals:
     lanes: list[int] = field(default_factory=list)
     dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position (X5)
     bytes: int = 0
+    leaving: int = 0  # of these, those that were acknowledged before they came (L9)
+    leaving_bytes: int = 0
 
     def add(
         self, first: int, sizes: list[int], priority: int, expires: int, until: int,
@@ -49,6 +51,17 @@ class Arrivals:
         self.barriers += [int(barrier)] * n
         self.lanes += [lane] * n
         self.bytes += sum(sizes)
+
+
+    @property
+    def staying(self) -> int:
+        """How many take room in the queue."""
+        return len(self.ids) - self.leaving
+
+    @property
+    def staying_bytes(self) -> int:
+        """Their bytes."""
+        return self.bytes - self.leaving_bytes
 
 
 def enter(broker: Broker, queue: Queue) -> None:

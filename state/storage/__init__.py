@@ -11,7 +11,7 @@ from .directory import NO_ID, Directory
 from .files import SpoolHeader
 from .index_pages import join_key, split_key
 from .messages import PAST, MessagePage
-from .overlay import Overlay
+from .overlay import Overlay, StoreFailed
 from .ready_index import ReadyIndex
 from .spool import Spool
 from .store import CountingStore, DictStore, Notes, Store
@@ -34,6 +34,7 @@ __all__ = [
     "Spool",
     "SpoolHeader",
     "Store",
+    "StoreFailed",
     "by_page",
     "join_key",
     "split_key",

@@ -9,6 +9,14 @@ from __future__ import annotations
 from .store import Store
 
 
+class StoreFailed(Exception):
+    """The store itself failed: ``error`` is what it raised. No rule is at fault."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Overlay:
     """Pages that were written since, over a store that does not know of them."""
 
@@ -20,7 +28,12 @@ class Overlay:
         """The page as written here, else as the store below has it."""
         if key in self._changed:
             return self._changed[key]
-        return self._store.get(key)
+        try:
+            return self._store.get(key)
+        except StoreFailed:
+            raise
+        except Exception as error:
+            raise StoreFailed(error) from error
 
     def put(self, key: str, value: bytes) -> None:
         """Write a page, here only."""

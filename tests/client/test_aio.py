@@ -64,6 +64,8 @@ def test_C4_on_memory_a_coroutine_as_callback() -> None:
                 await connection.producer().send("orders", payload)
             for _ in range(500):
                 await asyncio.sleep(0.005)
+                if len(seen) == 3:  # what failed comes again when the clock moves
+                    connection.sync.advance("1s")
                 if len(seen) == 4:
                     break
             assert seen == [(b"good", 1), (b"bad", 1), (b"bad", 2), (b"better", 1)] or (

@@ -1,16 +1,17 @@
 """Several messages in a record, from the producer's side: when they go out, and together with what.
 
-`wire.published` has the records' values; the engine behind it takes them as the job does.
+`wire.sizes` has how many messages each record held; the engine behind takes them as the job does.
 """
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from client.threaded import Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.producer import RUN_BYTES
+from lakequeue.client.gathering import RUN_BYTES
 from lakequeue.protocol.messages import RUN_MAX
 from rules.harness import Bench
 
@@ -18,20 +19,29 @@ ORDERS = {"name": "orders", "message_type": "binary", "max_per_subscription_back
 
 
 class Slow(Wire):
-    """Nobody sends what is gathered but the producer itself."""
+    """Kafka takes its time: it has a record only once `acked` was called."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.sizes: list[int] = []
+        self.on_way: list[Callable[[], None]] = []
 
-    def publish(self, topic: str, value: bytes, key: Any, headers: Any, *rest: Any) -> None:
+    def publish(
+        self, topic: str, value: bytes, key: Any, headers: Any, partition: Any, acked: Any
+    ) -> None:
         self.sizes.append(json.loads(dict(headers)["lq"]).get("count", 1))
-        super().publish(topic, value, key, headers, *rest)
+        self.on_way.append(acked)
+        super().publish(topic, value, key, headers, partition, None)
+
+    def acked(self) -> None:
+        """Kafka has all that was sent."""
+        on_way, self.on_way = self.on_way, []
+        for acked in on_way:
+            acked()
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[Connection, Slow]:
-    monkeypatch.setattr("lakequeue.client.connection.GATHER_S", 3600.0)
+def slow() -> tuple[Connection, Slow]:
     wire = Slow(engine(ORDERS))
     return Connection(wire, "default", "app"), wire
 
@@ -40,13 +50,40 @@ def browse(connection: Connection) -> list[bytes]:
     return [m.payload for m in connection.admin().browse("orders", limit=1000)]
 
 
+def test_what_is_alone_goes_at_once(slow: tuple[Connection, Slow]) -> None:
+    """And the next as well, once Kafka has it: nobody waits for company."""
+    connection, wire = slow
+    producer = connection.producer()
+    for n in range(3):
+        producer.send_async("orders", b"%d" % n)
+        assert wire.sizes == [1] * (n + 1)
+        wire.acked()
+    connection.close()
+
+
+def test_what_follows_gathers_until_nothing_is_on_its_way(slow: tuple[Connection, Slow]) -> None:
+    connection, wire = slow
+    producer = connection.producer()
+    for n in range(4):
+        producer.send_async("orders", b"%d" % n)
+    assert wire.sizes == [1]
+    wire.acked()
+    wait_for(lambda: wire.sizes == [1, 3])
+    producer.send_async("orders", b"4")
+    assert wire.sizes == [1, 3]
+    wire.acked()
+    wait_for(lambda: wire.sizes == [1, 3, 1])
+    assert browse(connection) == [b"%d" % n for n in range(5)]
+    connection.close()
+
+
 def test_a_full_run_goes_out_and_the_rest_with_flush(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     producer = connection.producer()
-    sent = [producer.send_async("orders", b"%d" % n) for n in range(2 * RUN_MAX + 3)]
-    assert wire.sizes == [RUN_MAX, RUN_MAX]
+    sent = [producer.send_async("orders", b"%d" % n) for n in range(1 + 2 * RUN_MAX + 3)]
+    assert wire.sizes == [1, RUN_MAX, RUN_MAX]
     producer.flush(10)
-    assert wire.sizes == [RUN_MAX, RUN_MAX, 3]
+    assert wire.sizes == [1, RUN_MAX, RUN_MAX, 3]
     assert [f.result().message_id for f in sent] == [str(n + 1) for n in range(len(sent))]
     assert browse(connection) == [b"%d" % n for n in range(len(sent))]
     connection.close()
@@ -55,24 +92,26 @@ def test_a_full_run_goes_out_and_the_rest_with_flush(slow: tuple[Connection, Slo
 def test_send_does_not_wait_for_more(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     producer = connection.producer()
+    producer.send_async("orders", b"first")
     waiting = producer.send_async("orders", b"a")
-    assert wire.sizes == []
-    assert producer.send("orders", b"b").sequence == 2
-    assert wire.sizes == [2]
-    assert waiting.result(5).sequence == 1
+    assert wire.sizes == [1]
+    assert producer.send("orders", b"b").sequence == 3
+    assert wire.sizes == [1, 2]
+    assert waiting.result(5).sequence == 2
     connection.close()
 
 
 def test_ack_immediately_and_a_full_window_do_not_wait(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
-    producer = connection.producer(window=3)
-    producer.send_async("orders", b"a")
+    producer = connection.producer(window=4)
+    for name in (b"first", b"a"):
+        producer.send_async("orders", name)
     producer.send_async("orders", b"b", ack_immediately=True)
-    assert wire.sizes == [2]
+    assert wire.sizes == [1, 2]
     producer.flush(10)
-    for n in range(4):
+    for n in range(5):
         producer.send_async("orders", b"%d" % n)
-    assert wire.sizes == [2, 3]
+    assert wire.sizes == [1, 2, 4]
     producer.flush(10)
     connection.close()
 
@@ -80,10 +119,10 @@ def test_ack_immediately_and_a_full_window_do_not_wait(slow: tuple[Connection, S
 def test_close_sends_what_is_gathered(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     with connection.producer() as producer:
-        producer.send_async("orders", b"a")
-        producer.send_async("orders", b"b")
-    assert wire.sizes == [2]
-    assert browse(connection) == [b"a", b"b"]
+        for name in (b"a", b"b", b"c"):
+            producer.send_async("orders", name)
+    assert wire.sizes == [1, 2]
+    assert browse(connection) == [b"a", b"b", b"c"]
     connection.close()
 
 
@@ -93,45 +132,37 @@ def test_only_what_differs_in_nothing_but_payload_travels_together(
     """And the order stays: what cannot join a run is sent behind it."""
     connection, wire = slow
     producer = connection.producer()
+    producer.send_async("orders", b"first")
     for options in ({}, {}, {"priority": 7}, {"priority": 7}, {"ttl": "1h"}, {"key": "k"}, {},
                     {"headers": {"a": "b"}}, {}, {}):  # fmt: skip
         producer.send_async("orders", b"%d" % len(wire.sizes), **options)
     producer.send_async("orders", b"x" * RUN_BYTES)
     producer.flush(10)
-    assert wire.sizes == [2, 2, 1, 1, 1, 1, 2, 1]
+    assert wire.sizes == [1, 2, 2, 1, 1, 1, 1, 2, 1]
     seen = connection.admin().browse("orders", limit=100)
-    assert [int(m.id) for m in seen] == list(range(1, 12))
+    assert [int(m.id) for m in seen] == list(range(1, 13))
     connection.close()
 
 
 def test_a_run_has_a_limit_in_bytes(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     producer = connection.producer()
+    producer.send_async("orders", b"first")
     for _ in range(5):
         producer.send_async("orders", b"x" * (RUN_BYTES // 2))
     producer.flush(10)
-    assert wire.sizes == [2, 2, 1]
+    assert wire.sizes == [1, 2, 2, 1]
     assert max(map(len, wire.published)) <= RUN_BYTES + 4 * 2
-    connection.close()
-
-
-def test_what_is_gathered_goes_out_soon_by_itself() -> None:
-    connection, wire = connect(engine(ORDERS))
-    producer = connection.producer()
-    first, second = producer.send_async("orders", b"a"), producer.send_async("orders", b"b")
-    assert first.result(5).message_id == "1"
-    assert second.result(5).message_id == "2"
-    assert len(wire.published) == 1
     connection.close()
 
 
 def test_not_acknowledged_messages_are_gathered_too(slow: tuple[Connection, Slow]) -> None:
     connection, wire = slow
     producer = connection.producer(delivery_mode="non_persistent")
-    for n in range(RUN_MAX):
+    for n in range(1 + RUN_MAX):
         producer.send_async("orders", b"%d" % n)
-    assert wire.sizes == [RUN_MAX]
-    assert browse(connection) == [b"%d" % n for n in range(RUN_MAX)]
+    assert wire.sizes == [1, RUN_MAX]
+    assert browse(connection) == [b"%d" % n for n in range(1 + RUN_MAX)]
     connection.close()
 
 
@@ -139,14 +170,14 @@ def test_P2_a_lost_run_is_sent_again_message_by_message(slow: tuple[Connection, 
     """Some of it may have been answered, so each goes under its own number."""
     connection, wire = slow
     producer = connection.producer(pub_ack_time="100ms")
-    lost = iter([True])
+    lost = iter([False, True])
     wire.lose_published = lambda _: next(lost, False)
-    sent = [producer.send_async("orders", b"%d" % n) for n in range(RUN_MAX)]
+    sent = [producer.send_async("orders", b"%d" % n) for n in range(1 + RUN_MAX)]
     producer.flush(30)
-    assert wire.sizes[0] == RUN_MAX
-    assert set(wire.sizes[1:]) == {1}
-    assert len({f.result().message_id for f in sent}) == RUN_MAX
-    assert sorted(browse(connection)) == [b"%d" % n for n in range(RUN_MAX)]
+    assert wire.sizes[:2] == [1, RUN_MAX]
+    assert set(wire.sizes[2:]) == {1}
+    assert len({f.result().message_id for f in sent}) == 1 + RUN_MAX
+    assert sorted(browse(connection)) == [b"%d" % n for n in range(1 + RUN_MAX)]
     connection.close()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from lakequeue.client.kafka import LIBRARIES, open_kafka
-from lakequeue.client.transport import OPEN_SECONDS_MAX, require_broker
+from lakequeue.client.kafka_base import OPEN_SECONDS_MAX, require_broker
 from lakequeue.protocol.errors import NotConnected
 
 Listen = Callable[[bytes | None], str]

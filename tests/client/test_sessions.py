@@ -39,7 +39,7 @@ def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
     connection, wire = connect(made)
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
     for _ in range(2):
-        connection._session_lost = True
+        connection._lost = True
         subscribed = len(wire.said("subscribe"))
         wait_for(lambda n=subscribed: len(wire.said("subscribe")) > n)
     wait_for(lambda: not connection._subscribing)
@@ -58,3 +58,13 @@ def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
     connection.request(commands.Queues())
     connection.close()
     assert wire.said("heartbeat") == []
+
+
+def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
+    made = engine(ORDERS)
+    connection, _ = connect(made)
+    consumer = connection.consumer("orders")
+    consumer.close()
+    consumer.subscribe()
+    assert consumers(made) == []
+    connection.close()

@@ -322,7 +322,7 @@ def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:
     consumer = bench.consumer(backlog=10)
     bench.send()
     (message,) = drain(consumer)
-    consumer._seen.clear()
+    consumer._prefetch._seen.clear()
     again = Deliveries("orders", consumer.subscription, "", 0, "batch", 0, again=True)
     again.ids, again.numbers, again.counts = [1], [1], [1]
     for column in ("priorities", "expires", "times"):

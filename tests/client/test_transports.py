@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from lakequeue.client import confluent, kafka_python
 from lakequeue.client.kafka import LIBRARIES, LIBRARY_VARIABLE, open_kafka
-from lakequeue.client.transport import Record, Transport, servers
+from lakequeue.client.kafka_base import servers
+from lakequeue.client.transport import Record, Transport
 from lakequeue.protocol.errors import ConfigError, NotConnected, Rejected
 
 pytestmark = pytest.mark.job

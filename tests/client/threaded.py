@@ -5,15 +5,16 @@ What goes between client and engine can be seen, held back and lost. No Kafka is
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from lakequeue.client.connection import Connection
-from lakequeue.client.memory import MemoryEngine, MemoryTransport
 from lakequeue.client.transport import Record
 from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryEngine, MemoryTransport
 
 WAIT_S = 10.0
 
@@ -35,6 +36,8 @@ class Wire(MemoryTransport):
         self.published.append(value)
         if not self.lose_published(value):
             super().publish(topic, value, *rest)
+        elif rest[-1] is not None:  # Kafka has it, the engine never sees it
+            rest[-1]()
 
     def command(self, topic: str, key: bytes, value: bytes) -> None:
         self.commands.append(msgspec.json.decode(value))
@@ -49,6 +52,23 @@ class Wire(MemoryTransport):
     def said(self, *kinds: str) -> list[dict[str, Any]]:
         """The commands of these kinds, in the order in which they were sent."""
         return [c for c in list(self.commands) if c["command"] in kinds]
+
+
+class Held(Wire):
+    """A way on which what the engine says can be held back: while ``let_go`` is not set."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.let_go = threading.Event()
+        self.let_go.set()
+        self._kept: list[Record] = []
+
+    def poll(self, timeout: float) -> list[Record]:
+        self._kept += super().poll(timeout)
+        if not self.let_go.is_set():
+            return []
+        kept, self._kept = self._kept, []
+        return kept
 
 
 def engine(*queues: dict[str, Any], **system: Any) -> MemoryEngine:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_files_that_are_mounted_exist(compose: dict[str, Any]) -> None:
             else:
                 assert source in compose["volumes"], source
     assert mounted >= 4
+
+
+def test_the_image_has_every_room_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]
+    rooms = {name.partition(".")[2] for name in packages} - {""}
+    copied = set(re.findall(r"^COPY (\w+) \1$", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    assert copied == rooms
+    listed = re.search(r"^ROOMS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed
+    assert set(listed[1].split()) == rooms
 
 
 def test_the_engine_and_the_workers_share_the_home(compose: dict[str, Any]) -> None:

@@ -10,16 +10,19 @@ import lakequeue
 import msgspec
 import pytest
 from lakequeue.definitions import configuration, definition, units
+from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import Reason, commands, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.outputs import Deliveries
-from lakequeue.protocol.topics import OWN
 from lakequeue.sinks import delta
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]
-PARTS = ("failures", "publish-header", "commands", "inbox", "command-line", "metrics")
+PARTS = (
+    "failures", "publish-header", "commands", "inbox", "command-line", "metrics",
+    "words-rabbitmq", "words-sqs", "words-jms", "words-celery", "words-kafka",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -33,6 +36,14 @@ def test_every_generated_part_is_tested(generate: ModuleType) -> None:
     assert set(generate.PARTS) == {*PARTS, "lifecycle"}
 
 
+def test_every_word_of_another_system_is_shown_once(root: Path, generate: ModuleType) -> None:
+    named = [name for systems in generate.SYSTEMS.values() for name in systems]
+    assert sorted(named) == sorted({word.of for word in WORDS})
+    text = (root / "docs/coming-from.md").read_text()
+    for word in WORDS:
+        assert len(re.findall(rf"^\| `{re.escape(word.theirs)}`", text, re.MULTILINE)) == 1
+
+
 def test_every_command_is_described(root: Path) -> None:
     text = (root / "docs/reference/protocol.md").read_text()
     for kind in get_args(commands.AnyCommand):
@@ -41,7 +52,7 @@ def test_every_command_is_described(root: Path) -> None:
 
 def test_every_topic_is_described(root: Path) -> None:
     text = (root / "docs/reference/protocol.md").read_text()
-    for kind in OWN:
+    for kind in PARTITIONS:  # the brokers' own have their section
         assert re.search(rf"\| `default\.{kind}` \| {PARTITIONS[kind]} \|", text), kind
 
 

@@ -1,9 +1,9 @@
-"""The diagram of a message's life is the one that `state/lifecycle.py` describes."""
+"""The diagram of a message's life is the table that runs."""
 
 from pathlib import Path
 from types import ModuleType
 
-from lakequeue.state.lifecycle import NAMES, TRANSITIONS
+from lakequeue.state.message import NAMES, TABLE
 
 
 def test_the_diagram_is_up_to_date(generate: ModuleType, root: Path) -> None:
@@ -15,11 +15,10 @@ def test_the_diagram_is_up_to_date(generate: ModuleType, root: Path) -> None:
 def test_every_transition_is_an_arrow_and_a_row(generate: ModuleType) -> None:
     text = generate.lifecycle()
     diagram, _, rows = text.partition("| before |")
-    for before, what, after, event, rule in TRANSITIONS:
-        assert f"{what} ({rule})" in diagram
-        assert f"| {before} | {what} | {after} | `{event}` | {rule} |" in rows
+    for (_, event), what in TABLE.items():
+        assert f"{event.value} ({what.rule})" in diagram
+        assert f"| {event.value} | {NAMES[what.to]} |" in rows
 
 
 def test_states_have_names() -> None:
-    known = {*NAMES.values(), "new"}
-    assert {before for before, *_ in TRANSITIONS} | {row[2] for row in TRANSITIONS} <= known
+    assert {state for state, _ in TABLE} | {what.to for what in TABLE.values()} == set(NAMES)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import lakequeue
 import pytest
-from lakequeue.client.memory import MemoryEngine
+from lakequeue.memory import MemoryEngine
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plain_kafka.py"
 

@@ -26,7 +26,7 @@ from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.step_log import StepLog
-from lakequeue.sources.live import Limits, LiveInputs, kafka_client
+from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client
 from lakequeue.sources.step_log import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -254,7 +254,7 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Place) ->
         transport.command("early.commands", b"", b"%d" % n)
     transport.flush(10)
     transport.close()
-    limits = Limits(records=100, bytes=100_000)
+    limits = InputLimits(records=100, bytes=100_000)
     inputs = LiveInputs(kafka_client(bootstrap, "early"), limits, "early.control", "run")
     places = [("early.commands", 0), ("early.publish", 0), ("early.publish", 1)]
     inputs.start(dict.fromkeys(places, 0))

@@ -12,7 +12,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from lakequeue.sources.live import Limits, kafka_client
+from lakequeue.sources.live import InputLimits, kafka_client
 from lakequeue.streaming.loop import Loop, Options
 
 BROKER = "broker-0"
@@ -55,7 +55,7 @@ class FileState:
 def options(bootstrap: str, run: str) -> Options:
     return Options(
         kafka_client(bootstrap, "worker"), BROKER, 0, 7, ["default"], [], "test", run,
-        keep=3, batch_s=1.5, cache_bytes=100_000, limits=Limits(200, 100_000),
+        keep=3, batch_s=1.5, cache_bytes=100_000, limits=InputLimits(200, 100_000),
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lakequeue.client.memory import configure_commands
 from lakequeue.definitions import Configuration, parse_configuration
+from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol.commands import Configure, decode_command
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT

@@ -380,12 +380,30 @@ class Consumer(Context):
 
     def set_max_backlog(self, backlog: int) -> None:
         self.connection.model.set_backlog(self.flow, backlog)
+        self.hand_back(backlog)
         self.connection.pump()
+
+    def hand_back(self, backlog: int) -> None:
+        """L5: what nobody has seen, and a smaller backlog has no room for, returns untouched."""
+        self.pump()
+        model = self.connection.model
+        held = [e for e in model.queues[self.queue].entries if e.holder is self.flow]
+        unseen = {m.id for m in self.inbox if not m.is_barrier}
+        waiting = [e for e in held if str(e.id) in unseen]
+        waiting.sort(key=lambda e: [m.id for m in self.inbox].index(str(e.id)))
+        for entry in waiting[max(backlog - (len(held) - len(waiting)), 0) :]:
+            self.inbox = [m for m in self.inbox if m.id != str(entry.id)]
+            entry.deliveries -= 1
+            model.give_back(model.queues[self.queue], entry, "returned")
+        model.dispatch()
 
     def kill(self) -> None:
         self.connection.model.kill(self.flow)
 
     def close(self) -> None:
+        if self.flow in self.connection.model.subscriptions:
+            self.connection.model.set_backlog(self.flow, 0)
+            self.hand_back(0)
         self.connection.model.unsubscribe(self.flow)
         self.connection.pump()
 

@@ -9,7 +9,7 @@ from typing import Any
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
 from lakequeue.protocol.outputs import Deadline, Deliveries, RejectedRecord, Reply
-from lakequeue.state import Batch, DictStore, check, step
+from lakequeue.state import Batch, DictStore, Limits, check, step
 
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
@@ -59,7 +59,7 @@ class Steps:
             out += step(self.store, Batch(), self.now, **self.options)
         else:
             raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
-        check(self.store, self.now)
+        check(self.store, self.now, self.options.get("limits", Limits()))
         self.outputs += out
         return out
 

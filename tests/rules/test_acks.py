@@ -24,11 +24,12 @@ def test_C3_no_lease_period_no_limit(bench: Bench) -> None:
     assert bench.seen()["acknowledged"] == 1
 
 
-@pytest.mark.parametrize("mode", ["client", "individual", "auto"])
+@pytest.mark.parametrize("mode", ["client", "individual"])
 def test_C3_a_close_returns_what_is_not_acknowledged(bench: Bench, mode: str) -> None:
-    with bench.consumer(ack_mode=mode, backlog=3):
+    with bench.consumer(ack_mode=mode, backlog=3) as consumer:
         for n in range(5):
             bench.send({"n": n})
+        assert len(drain(consumer)) == 3
     assert bench.seen()["leased"] == 0
     messages = drain(bench.consumer())
     assert ids(messages) == ["1", "2", "3", "4", "5"]
@@ -86,6 +87,8 @@ def test_C4_auto_cancels_when_the_callback_raised(empty: Bench) -> None:
 
     consumer.on_message(fail)
     empty.send()
+    for _ in range(3):  # it comes again as the clock moves
+        empty.advance("1s")
     wait_for(lambda: empty.seen()["expired"] == 1)
     assert counts == [1, 2, 3]
     assert empty.seen()["canceled"] == 3

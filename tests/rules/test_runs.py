@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lakequeue.client.memory import configure_commands
 from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.as_commands import configure_commands
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.messages import (

@@ -364,7 +364,7 @@ def test_a_queue_that_held_a_message_is_remembered_while_others_hold_it() -> Non
 
 def test_blocks_count_as_looks() -> None:
     """Messages that came one by one have a block each."""
-    limits = Limits(file_bytes=100, store_slack_bytes=0, compact_looks_per_step=4)
+    limits = Limits(file_bytes=400, store_slack_bytes=0, compact_looks_per_step=4)
     walk = Walk(limits)
     for n in range(40):
         walk.stage([b"x" * 10], None, None, [1] if n % 4 == 0 else [2])

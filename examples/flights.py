@@ -1,5 +1,4 @@
-"""`lakequeue demo`: real flights through real queues, with failures, and the accounts at the end.
-The other story, `lakequeue demo spool`, is told in `demo_spool`.
+"""The story `flights`: real flights through real queues, with failures, then the accounts.
 
 The engine and each worker are processes of their own; this one publishes, looks on, kills a worker
 in the middle, and compares what Delta holds with what was sent.
@@ -7,8 +6,6 @@ in the middle, and compares what Delta holds with what was sent.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -16,24 +13,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-from click.core import ParameterSource
-
+from ..cli.common import console, say_json
+from ..cli.publish import Tally
 from ..protocol.errors import LakequeueError
-from .common import console, interrupt_on_sigterm, json_option, option, say_json
-from .demo_processes import until
-from .group import EXIT_FAILED
-from .publish import Tally
+from .processes import until
 
 if TYPE_CHECKING:
-    from .demo_data import Flights
-    from .demo_processes import EngineProcess, WorkerProcess
-    from .demo_spool import SpoolDemo
-    from .demo_view import View
+    from .flight_data import Flights
+    from .processes import EngineProcess, WorkerProcess
+    from .view import View
 
 CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo.yaml"
-STORIES = ("flights", "spool")
-OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto")
 FLIGHTS = 20_000
 WINDOW = 4000
@@ -44,84 +34,6 @@ KILL_AT = 0.3  # of the flights acknowledged
 HELD_MIN = 50  # leases that the killed worker has to hold
 STALL_SECONDS_MAX = 90.0
 DELTA_SECONDS_MAX = 60.0
-
-
-@click.command()
-@click.argument("story", type=click.Choice(STORIES), default=STORIES[0])
-@option("--flights", "count", type=click.IntRange(1, 336_776), default=FLIGHTS, show_default=True,
-        help="How many, the first in the order of scheduled departure.")  # fmt: skip
-@option("--all", "everything", is_flag=True, help="All 336,776 flights.")
-@option("--workers", type=click.IntRange(1, 64), default=4, show_default=True,
-        help="Worker processes.")  # fmt: skip
-@option("--home", type=click.Path(file_okay=False, path_type=Path),
-        help="Keep everything in this empty directory.  [default: a temporary one]")  # fmt: skip
-@option("--seed", type=int, default=0, show_default=True, help="Of the workers' failures.")
-@json_option
-@click.pass_context
-def demo(
-    ctx: click.Context,
-    story: str,
-    count: int,
-    everything: bool,
-    workers: int,
-    home: Path | None,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Run real queues on real Kafka and Spark, break things, and check the accounts.
-
-    flights: publishes the flights that left New York City in 2013, once each, into three queues:
-    all of them with a barrier at the end of each day, the delayed ones by priority, and one
-    carrier's. Workers cancel one message in a hundred, and one is killed with leases held.
-
-    spool: fills a queue that nobody consumes. It warns, then refuses; a consumer comes, the engine
-    is killed and goes on, dead messages are redriven.
-
-    At the end each message has to be accounted for in the Delta tables; exit status 1 if one is
-    not.
-
-    \b
-    Examples:
-      lakequeue demo
-      lakequeue demo spool
-      lakequeue demo --flights 2000 --workers 2
-      lakequeue demo --all --home flights-demo
-    """
-    if home is not None and home.is_dir() and any(home.iterdir()):
-        raise click.BadParameter(f"{home} is not empty", param_hint="--home")
-    place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
-    play: Demo | SpoolDemo
-    if story == "spool":
-        _refuse_options_of_flights(ctx)
-        from .demo_spool import SpoolDemo
-
-        play = SpoolDemo(place.absolute(), as_json)
-    else:
-        play = Demo(place.absolute(), None if everything else count, workers, seed, as_json)
-    try:
-        with interrupt_on_sigterm():
-            good = play.run()
-    except KeyboardInterrupt:
-        if home is None:
-            shutil.rmtree(place, ignore_errors=True)
-        raise
-    except LakequeueError:
-        click.echo(f"What there is of it is kept in {place}.", err=True)
-        raise
-    if home is None and good:
-        shutil.rmtree(place, ignore_errors=True)
-    elif not as_json:
-        click.echo(f"Everything is kept in {place}.")
-    if not good:
-        ctx.exit(EXIT_FAILED)
-
-
-def _refuse_options_of_flights(ctx: click.Context) -> None:
-    for parameter in ctx.command.params:
-        if parameter.name in OF_FLIGHTS:
-            source = ctx.get_parameter_source(parameter.name)
-            if source is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"{parameter.opts[0]} belongs to the story 'flights'.")
 
 
 def share_jobs(workers: int) -> list[list[str]]:
@@ -166,7 +78,7 @@ class Publishing(threading.Thread):
             raise self.error
 
 
-class Demo:
+class FlightsDemo:
     """One run of the demo."""
 
     def __init__(
@@ -184,9 +96,9 @@ class Demo:
         """Everything, from start to the accounts; whether they add up."""
         import lakequeue
 
-        from .demo_data import flights_path, load_flights
-        from .demo_processes import EngineProcess
-        from .demo_view import View
+        from .flight_data import flights_path, load_flights
+        from .processes import EngineProcess
+        from .view import View
 
         started = time.monotonic()
         flights_path()  # nothing starts without the data
@@ -224,7 +136,7 @@ class Demo:
         until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
 
     def _start_worker(self, name: str, jobs: list[str]) -> None:
-        from .demo_processes import WorkerProcess
+        from .processes import WorkerProcess
 
         seed = self._seed * 1000 + len(self._workers) * 10
         with (self._home / f"{name}.log").open("w") as errors:
@@ -287,6 +199,11 @@ class Demo:
         victim.kill()
         self._killed = victim
         view.say(f"killed {victim.name} (SIGKILL) with {held:,} leases held; worker-new takes over")
+        lease_s = look["definition"]["lease_period_ms"] / 1000
+        view.say(
+            f"waiting for those leases to end ({lease_s:.0f} s at most): their messages come again "
+            "to other workers; a barrier behind them waits as long"
+        )
         self._start_worker("worker-new", victim.jobs)
 
     def _check_stall(self, done: int, total: int) -> None:
@@ -304,7 +221,7 @@ class Demo:
     def _wait_for_delta(
         self, engine: EngineProcess, tables: Path, looks: dict[str, Any]
     ) -> None:
-        from .demo_accounts import complete
+        from .accounts import complete
 
         deadline = time.monotonic() + DELTA_SECONDS_MAX
         while not complete(tables, looks) and time.monotonic() < deadline:
@@ -321,8 +238,8 @@ class Demo:
         seconds: float,
     ) -> bool:
         """The accounts; whether everything is right."""
-        from .demo_accounts import balance, check_barriers, count_messages, read_journal
-        from .demo_view import show_accounts
+        from .accounts import balance, check_barriers, count_messages, read_journal
+        from .view import show_accounts
 
         journal = read_journal(tables)
         accounts = balance(journal, flights.expected, looks)

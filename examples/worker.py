@@ -1,6 +1,6 @@
 """A worker process of the demo: consumes queues, fails at times, and reports what it did.
 
-Started as ``python -m lakequeue.cli.demo_worker``. Each job (queue and ack mode) has a thread and a
+Started as ``python -m lakequeue.examples.worker``. Each job (queue and ack mode) has a thread and a
 connection of its own. Twice a second a line of JSON on standard output says the counts so far.
 SIGTERM ends it in order; the demo also kills one with SIGKILL, which cannot be answered.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
+from ..cli.common import stop_on_signals
 from ..protocol.errors import LakequeueError, LeaseLost
-from .common import stop_on_signals
 
 REPORT_S = 0.5
 CANCEL_SHARE = 0.01

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from lakequeue.cli.demo import CONFIGURATION, JOBS, share_jobs
-from lakequeue.cli.demo_accounts import balance, check_barriers
-from lakequeue.cli.demo_data import load_flights
-from lakequeue.cli.demo_worker import fits
 from lakequeue.conf import load
+from lakequeue.examples.accounts import balance, check_barriers
+from lakequeue.examples.flight_data import load_flights
+from lakequeue.examples.flights import CONFIGURATION, JOBS, share_jobs
+from lakequeue.examples.worker import fits
 
 NO_COUNTS = {"spooled": 0, "delivered": 0, "redelivered": 0, "acknowledged": 0}
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .common import number
+from ..cli.common import number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from .demo_accounts import Account, Barriers
-    from .demo_processes import WorkerProcess
+    from .accounts import Account, Barriers
+    from .processes import WorkerProcess
 
 PLAIN_EVERY_S = 5.0
 
@@ -127,3 +127,7 @@ def show_accounts(console: Console, accounts: list[Account], barriers: Barriers)
         f"[red]{barriers.wrong:,} of them out of order[/red]"
     )  # fmt: skip
     console.print(f"{barriers.delivered:,} barriers (ends of days) delivered, {kept}.")
+    console.print(
+        "A barrier is delivered to each consumer: 'delivered' counts it once for each, "
+        "'acknowledged' once."
+    )

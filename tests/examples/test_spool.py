@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.cli.demo_spool import (
+from lakequeue.conf import load
+from lakequeue.examples.spool import (
     CONFIGURATION,
     DEAD,
     FILL,
@@ -22,7 +23,6 @@ from lakequeue.cli.demo_spool import (
     accounts,
     order,
 )
-from lakequeue.conf import load
 
 SENT = FILL + LATER
 SICK = list(range(0, SENT, SICK_EVERY))

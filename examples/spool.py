@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..cli.common import console, number, say_json
 from ..protocol.errors import LakequeueError, LeaseLost, Rejected
-from .common import console, number, say_json
-from .demo_processes import EngineProcess, until
+from .processes import EngineProcess, until
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -198,8 +198,11 @@ class SpoolDemo:
         self._kills += 1
         self._say(f"{LATER:,} more orders are on their way; the engine and its Kafka are killed "
                   "(SIGKILL)")  # fmt: skip
+        self._say("waiting for the engine: Kafka and Spark start anew on the same home, and the "
+                  "step that was under way runs again")  # fmt: skip
         self._start_engine()
-        self._say("the engine is up again, on the same home")
+        self._say("the engine is up again; waiting until every order is stored and consumed: "
+                  "the producer sends again what had no answer")  # fmt: skip
         self._wait(lambda: not self._book.waiting and not self._depth(ORDERS), "the orders")
         self._say(f"{len(self._book.stored):,} of {FILL + LATER:,} orders stored, none waits")
 
@@ -264,7 +267,7 @@ class SpoolDemo:
     # ------------------------------------------------------------ the accounts
 
     def _journal(self, tables: Path, looks: dict[str, Any]) -> pd.DataFrame:
-        from .demo_accounts import complete, read_journal
+        from .accounts import complete, read_journal
 
         until(lambda: complete(tables, looks), PHASE_SECONDS_MAX, self._check, "the tables", 0.5)
         return read_journal(tables)
@@ -285,7 +288,7 @@ class SpoolDemo:
         return not wrong
 
     def _show(self, rows: list[Row], wrong: list[str]) -> None:
-        from .demo_view import table
+        from .view import table
 
         shown = table("account", "wanted", "found", "adds up", left=1)
         for what, wanted, found in rows:

@@ -1,0 +1,137 @@
+"""`lakequeue define`: queues from a file, or one from its keys (Q7, Q9)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..protocol.errors import ConfigError, LakequeueError
+from .common import connect, connection_options, json_option, note, say_json
+
+if TYPE_CHECKING:
+    from ..definitions import Configuration
+
+_PAIR = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
+@connection_options
+@json_option
+def define(
+    what: tuple[str, ...],
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Define queues while the engine runs, or define them again.
+
+    FILE: a configuration as for `lakequeue up --config`, or - for standard input; its queues are
+    defined as they stand there. KEY=VALUE: one queue; of a queue that is there, keys that are not
+    named stay as they are, and KEY= sets one back to its default.
+
+    Everything is checked before; every problem is listed, and then nothing is defined. A file that
+    `up` or `run` reads at its start defines its queues again at the next one.
+
+    \b
+    Examples:
+      lakequeue define name=orders message_type=json lease_period=30s max_deliveries=5
+      lakequeue define name=orders max_deliveries=10
+      lakequeue define name=dear message_type=json 'filter=/price > 100'
+      lakequeue define queues.yaml
+    """
+    pairs = {found[1]: found[2] for text in what if (found := _PAIR.fullmatch(text))}
+    if pairs and len(pairs) != len(what):
+        raise click.UsageError("name files, or each KEY=VALUE of one queue once, but not both")
+    with connect(url, home, vpn, "define") as connection:
+        admin = connection.admin()
+        there = {queue["name"]: queue for queue in admin.queues()}
+        if pairs:
+            wanted = [_one(pairs, there)]
+        else:
+            wanted = [queue for file in what for queue in _of_file(file, vpn)]
+        for definition in wanted:
+            admin.define(definition)
+    _report([definition["name"] for definition in wanted], set(there), as_json)
+
+
+def _one(given: dict[str, str], there: dict[str, Any]) -> dict[str, Any]:
+    """The definition that KEY=VALUE means: over the one that is there, if there is one."""
+    name = given.get("name") or given.get("topic")
+    if not name:
+        raise click.UsageError("say which queue: name=NAME")
+    return {**_defined(there.get(name)), **_values(given), "name": name}
+
+
+def _defined(queue: dict[str, Any] | None) -> dict[str, Any]:
+    """A described queue's definition, as it would be written."""
+    if queue is None:
+        return {}
+    import msgspec
+
+    from ..definitions import QueueDefinition, to_wire
+
+    return to_wire(msgspec.convert(queue["definition"], QueueDefinition))
+
+
+def _values(given: dict[str, str]) -> dict[str, Any]:
+    """Values as YAML reads them, but a text stays what it is; an empty one is the default."""
+    import yaml
+
+    out: dict[str, Any] = {}
+    for key, text in given.items():
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        plain = isinstance(value, bool | int | float | list)
+        out[key] = value if plain else (text or None)
+    out.pop("topic", None)
+    return out
+
+
+def _of_file(file: str, vpn: str) -> list[dict[str, Any]]:
+    """The queues of a file. Those without a VPN are of the connection's."""
+    from ..conf import load, load_configuration_text
+    from ..definitions import DEFAULT_VPN, to_wire
+
+    configuration = load_configuration_text(sys.stdin.read()) if file == "-" else load(file)
+    if not configuration.queues:
+        raise ConfigError(f"{file}: there is no queue in it")
+    _pass_over(file, configuration)
+    out = []
+    for queue in configuration.queues:
+        definition = to_wire(queue)
+        if queue.vpn == DEFAULT_VPN:
+            definition.pop("vpn", None)
+        elif queue.vpn != vpn:
+            raise LakequeueError(
+                f"{file}: queue {queue.name!r} is of the VPN {queue.vpn!r}: say --vpn {queue.vpn}"
+            )
+        out.append(definition)
+    return out
+
+
+def _pass_over(file: str, configuration: Configuration) -> None:
+    """Say which sections are not read here."""
+    from ..definitions import SystemLimits, VpnLimits
+
+    ours = [("system", configuration.system != SystemLimits())]
+    ours.append(("vpns", any(v != VpnLimits() for v in configuration.vpns.values())))
+    sections = " and ".join(name for name, said in ours if said)
+    if sections:
+        note(f"{file}: only its queues are defined; {sections}: read when the engine starts")
+
+
+def _report(names: list[str], there: set[str], as_json: bool) -> None:
+    if as_json:
+        again = [name for name in names if name in there]
+        say_json({"defined": names, "again": again})
+        return
+    for name in names:
+        click.echo(f"{name} defined{' again' if name in there else ''}")

@@ -1,0 +1,168 @@
+"""What of Kafka, the engine and a queue is there, from what a client can see.
+
+Kafka: a broker answers at the address. The engine: its heartbeat comes on `<vpn>.engine`; whether
+one comes now is waited for, so that no clocks are compared. A home on this machine: its lock is
+held while its `lakequeue up` lives. A queue: the engine itself says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..protocol import topics
+from ..protocol.errors import LakequeueError, NotConnected, Timeout
+from .doctor import Check
+from .group import EnvironmentFault
+
+HEARTBEAT_WAIT_S = 7.0  # it comes every 2 s; a machine with too much to do is late
+KAFKA = "kafka://"
+NO_KAFKA = "no Kafka broker answers"
+QUESTION = "; is it running?"  # the client's own advice, which what was seen replaces
+
+
+@contextlib.contextmanager
+def explained(address: str, home: Path | None, vpn: str) -> Iterator[None]:
+    """What fails because something is not there says what that is."""
+    try:
+        yield
+    except (NotConnected, Timeout) as error:
+        if not address.startswith(KAFKA):
+            raise
+        said = str(error).partition(QUESTION)[0].rstrip(".")
+        missing = what_is_missing(address, home, vpn)
+        if not missing.startswith(NO_KAFKA) or not said.startswith(NO_KAFKA):
+            missing = f"{said}. {missing}"
+        raise EnvironmentFault(missing) from error
+
+
+def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
+    """A sentence for a person: what is there, what is not, and what to do."""
+    place = address.removeprefix(KAFKA)
+    if problem := kafka_problem(place):
+        return f"{problem}. {_start(home)}"
+    try:
+        heard = heartbeat(place, vpn)
+    except LakequeueError:
+        return (
+            f"Kafka answers at {place}, but no engine has served the VPN {vpn!r} there: is --vpn "
+            "right? An engine serves those that its configuration names"
+        )
+    if heard is None:
+        return (
+            f"Kafka answers at {place}, but the engine is not there: nothing was heard of it for "
+            f"{HEARTBEAT_WAIT_S:.0f} s. {_start(home)}"
+        )
+    return (
+        f"Kafka answers at {place}, and the engine lives ({who(heard)}), but it does not answer: "
+        f"it is starting, has too much to do, or hangs; see {heard.get('home', '')}/spark.log there"
+    )
+
+
+def who(heard: dict[str, Any]) -> str:
+    """Who sent a heartbeat."""
+    return f"process {heard.get('process')} on {heard.get('host')}"
+
+
+def kafka_problem(place: str) -> str:
+    """Why no Kafka broker can be reached; empty when one answers."""
+    from ..client.kafka_base import require_broker
+
+    try:
+        require_broker(place)
+    except NotConnected as error:
+        return str(error)
+    return ""
+
+
+def heartbeat(
+    place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S
+) -> dict[str, Any] | None:
+    """The engine's next heartbeat; None when none comes. Raises LakequeueError where no engine
+    has ever served the VPN."""
+    from ..client.kafka import open_kafka
+
+    topic = topics.topic(vpn, topics.ENGINE)
+    with contextlib.closing(open_kafka(place, "presence")) as transport:
+        transport.partitions(topic)  # raises where it is not there
+        transport.listen(topic, 0)
+        deadline = time.monotonic() + wait_s
+        while (left := deadline - time.monotonic()) > 0:
+            for record in transport.poll(min(left, 0.5)):
+                with contextlib.suppress(ValueError):
+                    return dict(json.loads(record.value or b"{}"))
+    return None
+
+
+def home_is_held(home: Path) -> bool:
+    """Whether a process of this machine holds the lock of a home's embedded Kafka."""
+    try:
+        with (home / "kafka" / "home.lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _start(home: Path | None) -> str:
+    """What to do, from what this machine knows of a home."""
+    if home is None:
+        return "Start it with `lakequeue up`, or say with --url or --home where it is"
+    if home_is_held(home):
+        return f"The home {home} is in use by a process that is starting, ending or in trouble"
+    return f"Nothing runs at the home {home}: start it with `lakequeue up --home {home}`"
+
+
+# ---------------------------------------------------------------- the rows of `lakequeue doctor`
+
+
+def presence_checks(
+    address: str, home: Path | None, vpn: str, queue: str | None, required: bool
+) -> list[Check]:
+    """Kafka, the engine, and a queue if one is named. required: an address was given, so it is a
+    fault when nothing is there; else it only has not been started yet."""
+    if not address.startswith(KAFKA):
+        return []
+    place = address.removeprefix(KAFKA)
+    problem = kafka_problem(place)
+    kafka = Check("Kafka", not (problem and required), problem or f"answers at {place}",
+                  "a broker that answers", _start(home) if problem else "", required)  # fmt: skip
+    if problem:
+        return [kafka]
+    out = [kafka, _engine_check(place, home, vpn, required)]
+    if queue is not None and not out[-1].advice:
+        out.append(_queue_check(address, vpn, queue))
+    return out
+
+
+def _engine_check(place: str, home: Path | None, vpn: str, required: bool) -> Check:
+    wanted = f"a heartbeat on {topics.topic(vpn, topics.ENGINE)}"
+    try:
+        heard = heartbeat(place, vpn)
+    except LakequeueError as error:
+        advice = "Is --vpn right? An engine serves the VPNs that its configuration names."
+        return Check("engine", not required, f"never here: {error}", wanted, advice, required)
+    if heard is None:
+        found = f"none for {HEARTBEAT_WAIT_S:.0f} s"
+        return Check("engine", not required, found, wanted, _start(home), required)
+    return Check("engine", True, f"lives: {who(heard)}", wanted, required=required)
+
+
+def _queue_check(address: str, vpn: str, queue: str) -> Check:
+    import lakequeue
+
+    wanted = f"{queue} in VPN {vpn}"
+    try:
+        with lakequeue.connect(address, vpn=vpn, client_name="doctor") as connection:
+            look = connection.admin().describe(queue)
+    except LakequeueError as error:
+        advice = "See `lakequeue queues`; define it with `lakequeue define`."
+        return Check("queue", False, str(error), wanted, advice)
+    return Check("queue", True, f"{look['depth']:,} messages", wanted)

@@ -1,0 +1,77 @@
+"""`lakequeue usage`: how much of their limits the VPN and the broker use (S3, S8, S9, B4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .common import (
+    connect,
+    connection_options,
+    console,
+    json_option,
+    number,
+    percent,
+    say_json,
+    size,
+)
+
+# Scope, what is used, its limit, the name of its alert, and how it is shown.
+ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
+    ("vpn", "spool_bytes", "max_spool_usage", "spool_usage", size),
+    ("broker", "spool_bytes", "max_spool_usage", "spool_usage", size),
+    ("broker", "spool_files", "max_spool_files", "spool_files", number),
+    ("broker", "delivered_unacked", "max_delivered_unacked", "delivered_unacked", number),
+)
+
+
+@click.command()
+@connection_options
+@json_option
+def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
+    """Show what the VPN and the broker use of their limits, the alerts that are set, and what was
+    refused without a queue.
+
+    \b
+    Examples:
+      lakequeue usage
+      lakequeue usage --json | jq .broker
+    """
+    with connect(url, home, vpn, "usage") as connection:
+        found = connection.admin().usage()
+    if as_json:
+        say_json(found)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column, side in (("of", "left"), ("what", "left"), ("used", "right"), ("limit", "right"),
+                         ("%", "right"), ("alert", "left")):  # fmt: skip
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for scope, used, limit, alert, shown in ROWS:
+        mine = found[scope]
+        table.add_row(
+            f"{scope} {mine['name']}", used, shown(mine[used]),
+            "none" if mine[limit] is None else shown(mine[limit]),
+            percent(mine[used], mine[limit]), "set" if alert in mine["alerts"] else "",
+        )  # fmt: skip
+    console().print(table)
+    for reason, count in found["vpn"]["refused"].items():
+        click.echo(f"{count:,} refused: {reason}")
+
+
+def alerts_of(found: Mapping[str, Any]) -> list[str]:
+    """The alerts of a VPN and its broker that are set, a sentence each."""
+    out = []
+    for scope, used, limit, alert, shown in ROWS:
+        mine = found[scope]
+        if alert in mine["alerts"]:
+            share = percent(mine[used], mine[limit])
+            out.append(
+                f"Alert {alert} of {scope} {mine['name']}: {shown(mine[used])} of "
+                f"{shown(mine[limit])}, {share} %"
+            )
+    return out

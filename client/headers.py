@@ -1,0 +1,90 @@
+"""The header `lq` of a producer's messages, made once for all that have the same options (P7).
+
+A header's JSON differs from message to message in nothing but the sequence number: a *template* is
+what stands before that number, and what stands behind it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..protocol import ConfigError
+from ..protocol.messages import PRIORITY_MAX, PublishHeader, encode_publish_header
+from .values import duration_ms
+
+TEMPLATES_MAX = 1_000
+_SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
+
+Template = tuple[bytes, bytes]
+
+
+class Options(NamedTuple):
+    """What the header says besides the destination. ttl_ms: None for none; at: epoch ms of
+    delivery, None for at once; persistent: the engine answers."""
+
+    ttl_ms: int | None
+    priority: int
+    at: int | None
+    dmq_eligible: bool
+    persistent: bool
+
+
+class Templates:
+    """One producer's templates. reply: the partition of the receipts where it listens."""
+
+    def __init__(self, producer_id: str, reply: int) -> None:
+        self._producer_id = producer_id
+        self._reply = reply
+        self._made: dict[tuple[str, Options], Template] = {}
+
+    def of(self, destination: str, options: Options) -> Template:
+        """The template of messages to a destination with these options."""
+        found = self._made.get((destination, options))
+        if found is None:
+            found = self._make(destination, options)
+            if options.at is None:  # times differ from message to message
+                if len(self._made) >= TEMPLATES_MAX:
+                    self._made.clear()
+                self._made[destination, options] = found
+        return found
+
+    def _make(self, destination: str, options: Options) -> Template:
+        persistent = options.persistent
+        header = encode_publish_header(
+            PublishHeader(
+                to=destination,
+                producer=self._producer_id if persistent else "",
+                seq=_SEQ,
+                ttl_ms=options.ttl_ms,
+                priority=options.priority,
+                deliver_at=options.at,
+                dmq=options.dmq_eligible,
+                reply=self._reply if persistent else 0,
+            )
+        )
+        before, name, after = header.partition(b'"seq":%d' % _SEQ)
+        return before + name[:6], after
+
+
+def header_of(template: Template, seq: int, count: int = 0) -> bytes:
+    """The header of one message, or of a run of ``count`` from ``seq`` on."""
+    if count:
+        return b'%b%d,"count":%d%b' % (template[0], seq, count, template[1])
+    return b"%b%d%b" % (template[0], seq, template[1])
+
+
+def ttl_ms(value: str | float | None) -> int | None:
+    """A TTL in ms; None for none."""
+    if value is None:
+        return None
+    ms = duration_ms(value, "ttl")
+    if ms <= 0:
+        raise ConfigError(f"ttl: {value!r} – allowed is a positive duration, such as '8s'")
+    return ms
+
+
+def priority_of(value: int) -> int:
+    """A priority, once it is checked."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
+        raise ConfigError(f"priority: {value!r} – allowed are 0 to {PRIORITY_MAX}")
+    return value

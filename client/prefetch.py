@@ -1,0 +1,138 @@
+"""What has come for a consumer: the buffer of what nobody has seen, and what the application holds.
+
+A delivery has a number of its own, the same when it is sent again: by it what comes twice is
+recognised, and the application sees each delivery once (C2). What is handed over is *held*, in
+order of receipt, until it is settled. What was never handed over can be returned *untouched*, which
+is no attempt (L5).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
+
+from ..protocol.ids import Ranges
+from ..protocol.outputs import Deliveries
+from .message import Holder, Message
+
+SEEN_MAX = 200_000
+
+
+class Prefetch:
+    """One consumer's messages, under the consumer's lock."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self.buffer: deque[Message] = deque()
+        self.held: dict[int, Message] = {}
+        self.removes_on_send = False
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._seen_max = SEEN_MAX
+
+    def remember(self, backlog: int) -> None:
+        """How many deliveries are remembered: twice what can be on its way at least."""
+        self._seen_max = max(SEEN_MAX, 2 * backlog)
+
+    def reset(self) -> None:
+        """A new subscription begins: what was held is lost. What the engine has let go of already
+        (pre_ack, no_ack) stays in the buffer: it comes to nobody else."""
+        with self._lock:
+            mine = [m for m in self.buffer if not self.tracks(m)]
+            self.buffer.clear()
+            self.buffer.extend(mine)
+            self.held.clear()
+            self._seen.clear()
+
+    def clear(self) -> None:
+        """Nothing is here any more."""
+        with self._lock:
+            self.buffer.clear()
+            self.held.clear()
+
+    def tracks(self, message: Message) -> bool:
+        """Whether the engine waits for what becomes of it."""
+        return not (self.removes_on_send or message.is_barrier or message.settled)
+
+    def holds(self, message: Message) -> bool:
+        """Whether this very delivery is held; not one that came after its lease had ended."""
+        return self.held.get(message.number) is message
+
+    # ------------------------------------------------------------ coming in
+
+    def take(self, d: Deliveries, holder: Holder, clock_ms: float, now_ms: int) -> list[Message]:
+        """Put into the buffer what was not seen before; gives that. The lease counts from now."""
+        with self._lock:
+            if d.again:
+                self._remember_held(d)
+            seen, new = self._seen, []
+            for i, number in enumerate(d.ids):
+                delivery = d.numbers[i]
+                if delivery in seen:
+                    continue
+                seen[delivery] = None
+                message = Message(
+                    holder, d.queue, number, delivery, d.payloads[i], d.keys[i], d.headers[i],
+                    d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier,
+                    d.dead.get(i),
+                )  # fmt: skip
+                if d.lease_ms:
+                    message.lease(d.lease_ms, clock_ms, now_ms)
+                self.held.pop(number, None)
+                new.append(message)
+            self.buffer.extend(new)
+            while len(seen) > self._seen_max:
+                seen.popitem(last=False)
+            return new
+
+    def _remember_held(self, d: Deliveries) -> None:
+        """What is sent again may be held so long that it is forgotten: it is not new (C2)."""
+        for number, delivery in zip(d.ids, d.numbers, strict=True):
+            held = self.held.get(number)
+            if held is not None and held.delivery == delivery:
+                self._seen[delivery] = None
+
+    # ------------------------------------------------------------ going out
+
+    def hand_over(self, passed_over: Collection[int] = ()) -> Message | None:
+        """The next message for the application; ids of ``passed_over`` stay where they are."""
+        with self._lock:
+            buffer = self.buffer
+            for at in range(len(buffer)):
+                if buffer[at].number not in passed_over:
+                    message = buffer[at]
+                    del buffer[at]
+                    if self.tracks(message):
+                        self.held[message.number] = message
+                    return message
+            return None
+
+    def up_to(self, message: Message) -> list[Message]:
+        """What is held up to and including this one, in order of receipt."""
+        with self._lock:
+            out = []
+            for held in self.held.values():
+                out.append(held)
+                if held is message:
+                    break
+            return out
+
+    def forget(self, ranges: Ranges) -> None:
+        """These ids are not held any more."""
+        with self._lock:
+            for low, high in ranges:
+                for number in [n for n in self.held if low <= n <= high]:
+                    del self.held[number]
+
+    def take_untouched(self, room: int = 0) -> list[Message]:
+        """Take out what the engine waits for and nobody has seen, but for the first ``room``."""
+        with self._lock:
+            taken = [m for m in self.buffer if self.tracks(m)][room:]
+            self._remove(taken)
+            return taken
+
+    def _remove(self, messages: Iterable[Message]) -> None:
+        gone = {id(m) for m in messages}
+        left = [m for m in self.buffer if id(m) not in gone]
+        self.buffer.clear()
+        self.buffer.extend(left)

@@ -1,0 +1,124 @@
+"""Callbacks: one after the other, never one in another (C4).
+
+In mode `auto` a message is acknowledged when its callback returns, canceled when it raises. A
+message whose callback has failed is not given to it again before time has passed by the session's
+clock: over Kafka that clock always moves, on ``memory://`` when the test moves it. So a callback
+that always fails does not keep a test for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..protocol import LeaseLost
+from .acking import AckRule
+from .message import Message
+from .prefetch import Prefetch
+from .session import Session
+from .settling import Settling
+
+log = logging.getLogger("lakequeue.client")
+
+Callback = Callable[[Message], Any]
+
+
+class Serving:
+    """One consumer's callback. over: whether the consumer is closed."""
+
+    def __init__(
+        self,
+        session: Session,
+        prefetch: Prefetch,
+        settling: Settling,
+        rule: AckRule,
+        over: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._prefetch = prefetch
+        self._settling = settling
+        self._rule = rule
+        self._over = over
+        self._callback: Callback | None = None
+        self._calling = False
+        self._failed: set[int] = set()  # ids, at the moment `_failed_at`
+        self._failed_at = -1.0
+        self._join: Callable[[float], None] = lambda _: None
+
+    def use(self, callback: Callback) -> None:
+        """From now on call this one; what failed is tried once more."""
+        first, self._callback = self._callback is None, callback
+        self._failed.clear()
+        if first:
+            self._join = self._session.runner.serve(self.ready, self.work)
+        else:
+            self._session.wait(lambda: True, 0)
+            self.work()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the callback that runs has returned and no more will be called."""
+        self._join(timeout_s)
+
+    def ready(self) -> bool:
+        """Whether it is worth looking."""
+        return bool(self._prefetch.buffer) or self._over()
+
+    def work(self) -> bool:
+        """Call for each message that is here; False when the consumer is closed."""
+        if self._calling:  # in memory: the callback itself let the engine run
+            return True
+        self._calling = True
+        try:
+            while not self._over() and (message := self.begin()) is not None:
+                self._call(message)
+        finally:
+            self._calling = False
+        return not self._over() and self._session.is_open
+
+    def _call(self, message: Message) -> None:
+        assert self._callback is not None
+        try:
+            self._callback(message)
+        except Exception as error:
+            self.failed(message, error)
+        else:
+            self.returned(message)
+
+    def begin(self) -> Message | None:
+        """The next message for a callback; None when there is none."""
+        if self._failed and self._session.clock_ms() != self._failed_at:
+            self._failed.clear()
+        message = self._prefetch.hand_over(self._failed)
+        if message is None:
+            return None
+        if self._rule.mode == "pre_ack":
+            self._settling.settle([message])
+        elif self._rule.mode == "dups_ok":
+            self._settling.working = message
+        return message
+
+    def failed(self, message: Message, error: Exception) -> None:
+        """The callback raised: logged with its traceback, and in some modes the message returns."""
+        self._settling.working = None
+        log.error(
+            "callback failed on message %s of queue %r, delivery %d",
+            message.id, message.queue, message.delivery_count, exc_info=error,
+        )  # fmt: skip
+        now_ms = self._session.clock_ms()
+        if now_ms != self._failed_at:
+            self._failed.clear()
+            self._failed_at = now_ms
+        self._failed.add(message.number)
+        if self._rule.mode in ("auto", "dups_ok") and self._prefetch.holds(message):
+            with contextlib.suppress(LeaseLost):  # it has come back by itself
+                self._settling.cancel_message(message, None)
+
+    def returned(self, message: Message) -> None:
+        """The callback has returned."""
+        self._settling.working = None
+        if self._rule.mode == "auto" and self._prefetch.holds(message):
+            self._settling.settle([message])
+        elif self._rule.mode == "dups_ok":
+            self._settling.dups_ok()

@@ -1,0 +1,347 @@
+"""A session with the engine: what is said to it, and who hears what comes from it.
+
+One inbox, shared by replies and deliveries, one partition of the receipts, one name whose
+heartbeats keep the subscriptions alive (C3). Consumers and producers are known here only as those
+who listen: to a subscription's deliveries, to a producer's receipts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from zlib import crc32
+
+import msgspec
+
+from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
+from ..protocol.wire import FRAMING
+from .runner import Runner
+from .transport import Record, Transport
+
+log = logging.getLogger("lakequeue.client")
+
+HEARTBEAT_S = 4.0
+REQUEST_TIMEOUT_S = 30.0
+ASKED_MOST = 1_000
+
+Answer = dict[str, Any]
+
+
+class Consuming(Protocol):
+    """Who listens to a subscription."""
+
+    queue: str
+
+    def on_record(self, value: bytes) -> None:
+        """A record of deliveries."""
+        ...
+
+    def tick(self) -> None:
+        """Do what is due."""
+        ...
+
+    def due(self) -> int | None:
+        """When `tick` has something to do next, by the runner's clock; None: nothing."""
+        ...
+
+    def subscribe(self) -> None:
+        """Bind again, after the session was lost."""
+        ...
+
+    def close(self) -> None:
+        """Return what is held, end the subscription."""
+        ...
+
+    def forked(self) -> None:
+        """Closed: this is a forked child."""
+        ...
+
+
+class Producing(Protocol):
+    """Who listens to receipts."""
+
+    def on_receipt(self, value: Answer) -> None:
+        """The engine's answer to messages."""
+        ...
+
+    def retransmit(self, now_s: float) -> None:
+        """Send again what waits too long."""
+        ...
+
+    def send_gathered(self) -> None:
+        """Send what was gathered."""
+        ...
+
+    def close(self) -> None:
+        """Flush; raises Timeout if messages stay without an answer."""
+        ...
+
+    def forked(self) -> None:
+        """Closed: this is a forked child."""
+        ...
+
+
+class Session:
+    """One session. Its runner calls `receive`, `upkeep` and `beat`; all else may be called from
+    any thread."""
+
+    def __init__(
+        self, transport: Transport, runner: Runner, vpn: str, client_name: str
+    ) -> None:
+        self._transport = transport
+        self.runner = runner
+        self.vpn = vpn
+        self.client_name = client_name
+        self.is_open = True
+        self.session = f"{client_name}-{runner.tag}"
+        self.changed = threading.Condition()
+        self._names = 0
+        self._pid = os.getpid()
+        self._consumers: dict[str, Consuming] = {}
+        self._producers: dict[str, Producing] = {}
+        self._hooks: dict[Consuming, Callable[[], None]] = {}
+        self._asked: dict[str, Callable[[Answer], None]] = {}
+        self.is_silent = False  # the last question at a close was not answered
+        self._lost = False
+        self._subscribing = False  # again, after the session was lost
+        self._last_heartbeat = time.monotonic()
+        self._heartbeat_s = HEARTBEAT_S
+        self._commands = topics.topic(vpn, topics.COMMANDS)
+        deliveries = topics.topic(vpn, topics.DELIVERIES)
+        receipts = topics.topic(vpn, topics.RECEIPTS)
+        spread = crc32(self.session.encode())
+        partition = spread % transport.partitions(deliveries)
+        self.inbox = commands.Inbox(deliveries, partition)
+        self.publish_topic = topics.topic(vpn, topics.PUBLISH)
+        self.publish_partitions = transport.partitions(self.publish_topic)
+        self.receipts_partition = spread % transport.partitions(receipts)
+        transport.listen(deliveries, partition)
+        transport.listen(receipts, self.receipts_partition)
+        runner.start(self)
+
+    # ------------------------------------------------------------ time and waiting
+
+    def now_ms(self) -> int:
+        """What a clock on the wall shows, epoch ms; on ``memory://`` the engine's."""
+        return self.runner.now_ms()
+
+    def clock_ms(self) -> float:
+        """Milliseconds that only grow, by which leases and intervals are counted."""
+        return self.runner.clock_ms()
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until a condition holds; in memory nothing waits."""
+        return self.runner.wait(condition, timeout)
+
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def report(self, text: str) -> None:
+        """Something that the application should hear of."""
+        log.warning(text)
+
+    def closed(self, text: str) -> NotConnected:
+        """The error for a use after the end: ``text``, or that this is a forked child."""
+        if self.is_forked:
+            text = f"this connection was opened in process {self._pid}; open a new one after a fork"
+        return NotConnected(text)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that opened the connection."""
+        return os.getpid() != self._pid
+
+    def check_open(self) -> None:
+        """Raise NotConnected once it is closed."""
+        if not self.is_open:
+            raise self.closed("the connection is closed")
+
+    def forked(self) -> None:
+        """In a forked child: nothing of this connection works here. Its threads are not here, locks
+        may be held for ever by threads that are not here, and what it sent would be sent twice."""
+        self.is_open = False
+        for consumer in self._consumers.values():
+            consumer.forked()
+        for producer in self._producers.values():
+            producer.forked()
+
+    # ------------------------------------------------------------ saying
+
+    def new_name(self, base: str) -> str:
+        """A name that no other session gives."""
+        self._names += 1
+        return f"{base}-{self.runner.tag}-{self._names}"
+
+    def publish(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        partition: int,
+        acked: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a message record; acked: see `Transport.publish`."""
+        self._transport.publish(self.publish_topic, value, key, headers, partition, acked)
+        self.runner.sent()
+
+    def command(self, command: commands.Command) -> None:
+        """Send a command without waiting; a session's commands keep their order."""
+        self._transport.command(
+            self._commands, self.session.encode(), commands.encode_command(command)
+        )
+        self.runner.sent()
+
+    def ask(self, command: commands.Command, told: Callable[[Answer], None]) -> str:
+        """Send a command without waiting; ``told`` gets the answer. Gives the question's name."""
+        request = self.new_name("request")
+        while len(self._asked) >= ASKED_MOST:  # the engine is away: nobody will be told
+            self._asked.pop(next(iter(self._asked)), None)
+        self._asked[request] = told
+        reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
+        self.command(msgspec.structs.replace(command, reply=reply))
+        return request
+
+    def request(self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S) -> Any:
+        """Send a command and wait for its answer; raises what the engine answers."""
+        self.check_open()
+        answers: list[Answer] = []
+        request = self.ask(command, answers.append)
+        if not self.wait(lambda: bool(answers), timeout):
+            self._asked.pop(request, None)
+            raise Timeout(
+                f"the engine did not answer within {timeout} s; is it running? (lakequeue doctor)"
+            )
+        answer = answers[0]
+        if answer["error"] is None:
+            return answer["result"]
+        if answer["problems"]:
+            raise ConfigError([Problem(*p) for p in answer["problems"]])
+        if answer["kind"] == "ConfigError":
+            raise ConfigError(answer["error"])
+        raise LakequeueError(answer["error"])
+
+    # ------------------------------------------------------------ who listens
+
+    def attach_consumer(self, subscription: str, consumer: Consuming) -> None:
+        """Deliveries for this subscription go to this consumer, and to no earlier one of its."""
+        for name in [n for n, c in self._consumers.items() if c is consumer]:
+            del self._consumers[name]
+        self._consumers[subscription] = consumer
+
+    def detach_consumer(self, subscription: str, consumer: Consuming) -> None:
+        """No deliveries any more."""
+        self._consumers.pop(subscription, None)
+        self._hooks.pop(consumer, None)
+
+    def attach_producer(self, producer_id: str, producer: Producing) -> None:
+        """Receipts for this producer go to it."""
+        self._producers[producer_id] = producer
+
+    def detach_producer(self, producer_id: str) -> None:
+        """No receipts any more."""
+        self._producers.pop(producer_id, None)
+
+    def on_delivery(self, consumer: Consuming, hook: Callable[[], None]) -> None:
+        """Call this when something may have been delivered."""
+        self._hooks[consumer] = hook
+
+    def session_of(self, subscription: str) -> str:
+        """The session whose heartbeats keep a subscription."""
+        return self.runner.session_of(self.vpn, self.session, subscription)
+
+    def silence(self, subscription: str) -> None:
+        """On ``memory://``: a consumer's heartbeats stop, as when its process is killed."""
+        self.runner.silence(self.vpn, self.session, subscription)
+
+    def heartbeat_within(self, timeout_s: float) -> None:
+        """Send heartbeats at least three times within the engine's timeout."""
+        self._heartbeat_s = min(HEARTBEAT_S, timeout_s / 3)
+
+    # ------------------------------------------------------------ duties, called by the runner
+
+    def receive(self, timeout_s: float) -> None:
+        """Take what came in to those whom it concerns."""
+        records = self._transport.poll(timeout_s)
+        for record in records:
+            self._dispatch(record)
+        if records:
+            self.wake()
+            for hook in list(self._hooks.values()):
+                hook()
+
+    def _dispatch(self, record: Record) -> None:
+        name = (record.key or b"").decode("utf-8", "replace")
+        if record.topic == self.inbox.topic:
+            framing = next((v for k, v in record.headers if k == FRAMING), b"")
+            if framing == b"reply":
+                told = self._asked.pop(name, None)
+                if told is not None:
+                    self.is_silent = False
+                    told(msgspec.json.decode(record.value or b""))
+            elif framing == b"batch":
+                consumer = self._consumers.get(name)
+                if consumer is not None:
+                    consumer.on_record(record.value or b"")
+            return
+        producer = self._producers.get(name)
+        if producer is not None:
+            producer.on_receipt(msgspec.json.decode(record.value or b""))
+
+    def upkeep(self) -> None:
+        """Acks and renewals that are due, messages without an answer."""
+        for consumer in list(self._consumers.values()):
+            consumer.tick()
+        now_s = time.monotonic()
+        for producer in list(self._producers.values()):
+            producer.retransmit(now_s)
+
+    def due(self) -> int | None:
+        """When `upkeep` has something to do for a consumer next, by the runner's clock."""
+        times = [t for c in list(self._consumers.values()) if (t := c.due()) is not None]
+        return min(times, default=None)
+
+    def send_gathered(self) -> None:
+        """Send what producers have gathered."""
+        try:
+            for producer in list(self._producers.values()):
+                producer.send_gathered()
+        except LakequeueError as error:  # the messages are sent again, see `Unanswered.retransmit`
+            self.report(str(error))
+
+    def beat(self) -> None:
+        """Say that the session is alive, if it is time; bind its consumers again if it was lost."""
+        now_s = time.monotonic()
+        if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
+            self._last_heartbeat = now_s
+            self.ask(commands.Heartbeat(session=self.session), self._heard)
+        if self._lost and not self._subscribing:
+            self._lost, self._subscribing = False, True
+            self.report("the engine missed this session's heartbeats; subscribing again")
+            threading.Thread(target=self._subscribe_again, daemon=True).start()
+
+    def _heard(self, answer: Answer) -> None:
+        self._lost = answer["result"] is False and bool(self._consumers)
+
+    def _subscribe_again(self) -> None:
+        """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
+        lost = list(self._consumers.values())
+        try:
+            while lost and self.is_open:
+                lost = [c for c in lost if not self._subscribed(c)]
+        finally:
+            self._subscribing = False
+
+    def _subscribed(self, consumer: Consuming) -> bool:
+        """Whether nothing is left to try: it is bound, or it cannot be."""
+        try:
+            consumer.subscribe()
+        except LakequeueError as error:
+            self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
+            return not isinstance(error, Timeout)  # the engine is away: it may come back
+        return True

@@ -1,0 +1,235 @@
+"""Settling what an application holds: acknowledge, cancel, reject, renew (C4, C5, L8, L10, L11).
+
+Acks are collected and sent as ranges. Whatever is not an ack sends them first, so nothing overtakes
+them (C5). When a mode acknowledges is said in `acking`, and done here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from ..protocol import ConfigError, LeaseLost
+from ..protocol.ids import Ranges, format_ranges, parse_ranges
+from .acking import AckRule
+from .arrivals import Arrivals
+from .message import Message
+from .prefetch import Prefetch
+from .session import Answer, Session
+from .subscription import Subscription
+from .values import duration_ms
+
+
+class Settling:
+    """One consumer's; the `Holder` of its messages. over: whether the consumer is closed for good.
+    ``subscription`` is the one that it is bound with now."""
+
+    subscription: Subscription
+
+    def __init__(
+        self,
+        session: Session,
+        lock: threading.RLock,
+        prefetch: Prefetch,
+        arrivals: Arrivals,
+        rule: AckRule,
+        over: Callable[[], bool],
+    ) -> None:
+        self._session = session
+        self._lock = lock
+        self._prefetch = prefetch
+        self._arrivals = arrivals
+        self._rule = rule
+        self._over = over
+        self._acks: list[int] = []
+        self.working: Message | None = None  # dups_ok: its callback has not returned
+        self._last_dups_ack = session.clock_ms()
+
+    # ------------------------------------------------------------ what messages ask for
+
+    def ack_message(self, message: Message) -> None:
+        """See `Message.ack`."""
+        if self._rule.mode in ("auto", "pre_ack", "no_ack") and not self._prefetch.holds(message):
+            return
+        if self._check_held(message):
+            cumulative = self._rule.mode in ("client", "dups_ok")
+            self.settle(self._prefetch.up_to(message) if cumulative else [message])
+
+    def cancel_message(self, message: Message, delay: str | float | None) -> None:
+        """See `Message.cancel`."""
+        ms = None if delay is None else duration_ms(delay, "delay")
+        self._give_up(message, partial(self.subscription.cancel, message.id, ms))
+
+    def reject_message(self, message: Message, reason: str) -> None:
+        """See `Message.reject`."""
+        self._give_up(message, partial(self.subscription.reject, message.id, reason))
+
+    def renew_message(self, message: Message, period: str | float | None) -> None:
+        """See `Message.renew`. Until the engine has answered, the client goes by the period that
+        was asked for, or that the queue had when the consumer was bound."""
+        ms = None if period is None else duration_ms(period, "period")
+        if self._check_held(message):
+            self.flush()
+            self.renew([message], ms)
+
+    def _give_up(self, message: Message, say: Callable[[], None]) -> None:
+        if self._check_held(message):
+            with self._lock:
+                self._prefetch.held.pop(message.number, None)
+                message.settled = True
+                self.flush()
+                say()
+
+    def _check_held(self, message: Message) -> bool:
+        """Whether there is something to settle. Raises LeaseLost where it is known to be lost."""
+        if self._session.is_forked:
+            self._session.check_open()
+        if not self._prefetch.tracks(message):
+            return False
+        if self._over():
+            raise LeaseLost(f"message {message.id} returned to the queue: the consumer is closed")
+        with self._lock:
+            if not self._prefetch.holds(message):
+                raise LeaseLost(f"message {message.id} is no longer held by this consumer")
+            if message.lease_ends and self._session.clock_ms() >= message.lease_ends:
+                del self._prefetch.held[message.number]
+                ended = message.lease_expires_at
+                raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
+        return True
+
+    # ------------------------------------------------------------ acks
+
+    def settle(self, messages: Iterable[Message]) -> None:
+        """These are done: they are acknowledged with the next acks."""
+        with self._lock:
+            for message in messages:
+                if self._prefetch.held.pop(message.number, None) is not None:
+                    message.settled = True
+                    self._acks.append(message.number)
+            pending = len(self._acks)
+        if pending >= self._session.runner.acks_most:
+            self.flush()
+
+    def settle_on_arrival(self, messages: Iterable[Message]) -> None:
+        """Mode pre_ack: these are done before anybody asks for them (C4)."""
+        for message in messages:
+            if self._prefetch.tracks(message):
+                message.settled = True
+                self._acks.append(message.number)
+
+    def flush(self) -> None:
+        """Send the acks collected so far (C5)."""
+        with self._lock:
+            if not self._acks:
+                return
+            ids = format_ranges(self._acks)
+            self._acks.clear()
+            received = self._arrivals.tell()
+            self._session.command(self.subscription.ack(ids=ids, received=received))
+
+    def reset(self) -> None:
+        """A new subscription begins: what was collected for the last one is void."""
+        with self._lock:
+            self._acks.clear()
+
+    def say_what_arrived(self) -> None:
+        """Send a transport ack if one is due and no ack has carried it (C1)."""
+        due = self._arrivals.due_at(self._rule.backlog)
+        if due is None or due > self._session.clock_ms():
+            return
+        with self._lock:
+            received = self._arrivals.tell()
+            if received:
+                self.subscription.say_arrived(received)
+
+    def ack_named(
+        self, ids: Iterable[str | int] | str | None, up_to: str | int | None, where: str | None
+    ) -> None:
+        """Acknowledge by id, by range, up to an id, or by filter (L13)."""
+        if sum(x is not None for x in (ids, up_to, where)) != 1:
+            raise ConfigError("ack: exactly one of ids, up_to, where is given")
+        self.flush()
+        which: dict[str, Any]
+        if ids is not None:
+            text = ids if isinstance(ids, str) else format_ranges(int(i) for i in ids)
+            self._prefetch.forget(_ranges(text))
+            which = {"ids": text}
+        elif up_to is not None:
+            with self._lock:
+                known = self._prefetch.held.get(int(up_to))
+            if known is not None:
+                self.settle(self._prefetch.up_to(known))
+                self.flush()
+                return
+            which = {"up_to": str(int(up_to))}
+        else:
+            which = {"where": where}
+        self._session.request(self.subscription.ack(**which))
+
+    # ------------------------------------------------------------ dups_ok
+
+    def dups_ok(self) -> None:
+        """Mode dups_ok: after n messages or k ms, whichever is first (C4)."""
+        n = self._rule.n
+        if n and len(self._prefetch.held) >= n:
+            self.ack_done()
+        else:
+            self.dups_ok_due()
+
+    def dups_ok_due(self) -> None:
+        """Acknowledge if k ms are over."""
+        due = self.dups_ok_at()
+        if due is not None and self._session.clock_ms() >= due:
+            self.ack_done()
+
+    def dups_ok_at(self) -> float | None:
+        """When k ms are over; None: nothing waits for that."""
+        interval_ms = self._rule.interval_ms
+        if self._rule.mode != "dups_ok" or not interval_ms or not self._prefetch.held:
+            return None
+        return self._last_dups_ack + interval_ms
+
+    def ack_done(self) -> None:
+        """Acknowledge all that was handed over, but not what the callback still works on."""
+        with self._lock:
+            done = [m for m in self._prefetch.held.values() if m is not self.working]
+        self.settle(done)
+        self._last_dups_ack = self._session.clock_ms()
+
+    # ------------------------------------------------------------ renewing
+
+    def renew(self, messages: list[Message], period_ms: int | None) -> None:
+        """Extend leases. The client counts from before it asks: not longer than the engine does."""
+        clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
+        ids = format_ranges(m.number for m in messages)
+        guess = self.subscription.lease_ms if period_ms is None else period_ms
+        for message in messages:
+            if message.lease_ends and guess:
+                message.lease(guess, clock_ms, now_ms)
+        told = partial(self._renewed, messages, clock_ms, now_ms)
+        self.subscription.renew(ids, period_ms, told)
+
+    def _renewed(
+        self, messages: list[Message], clock_ms: float, now_ms: int, answer: Answer
+    ) -> None:
+        """The engine's answer: which leases go on, and for how long (L10)."""
+        result = answer["result"]
+        if result is None:  # refused: the queue is gone
+            return
+        renewed = parse_ranges(result["renewed"]) if result["renewed"] else []
+        left_ms = result["lease_ms"] or 0
+        with self._lock:
+            for message in messages:
+                if not any(low <= message.number <= high for low, high in renewed):
+                    message.lease_ends = clock_ms  # it was over: `ack` raises LeaseLost
+                elif message.lease_ends:
+                    message.lease(left_ms, clock_ms, now_ms)
+
+
+def _ranges(text: str) -> Ranges:
+    try:
+        return parse_ranges(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

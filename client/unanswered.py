@@ -1,0 +1,155 @@
+"""What a producer has sent and has no answer to: the window (P1–P3, P5, P6).
+
+Every persistent message has a sequence number; the engine answers by sequence. A message without
+an answer after `pub_ack_time` is sent again under the same number, and stored once.
+
+Who sends with a future hears there that a message was refused. In mode `persistent_groupack` `send`
+gives none: what is refused then is kept, `flush` raises it, and `unacknowledged` lists it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..protocol import NotConnected, Rejected
+from .gathering import Gathering
+from .pending import Pending, settle
+
+RETRANSMIT_MAX_S = 60.0
+
+
+class Unanswered:
+    """A producer's messages in flight, under the producer's lock. window: how many refused messages
+    are kept for `flush` at most; report: tells what had to be forgotten."""
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        sends: Gathering,
+        pub_ack_s: float,
+        window: int,
+        report: Callable[[str], None],
+    ) -> None:
+        self._lock = lock
+        self._sends = sends
+        self._pub_ack_s = self._patience_s = pub_ack_s
+        self._window = window
+        self._report = report
+        self._waiting: dict[int, Pending] = {}
+        self._untold: set[int] = set()  # nobody has these messages' futures
+        self._refused: dict[int, tuple[bytes, Rejected]] = {}
+        self._raised: set[int] = set()  # of the refused: `flush` has told of them
+        self._asked = time.monotonic()  # the last receipt, or the last retransmission
+        self._answered = 0  # the highest sequence that was answered
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sent: Pending) -> None:
+        """This one is on its way."""
+        self._waiting[sent.seq] = sent
+
+    def remove(self, sent: Pending) -> None:
+        """It was not sent after all."""
+        self._waiting.pop(sent.seq, None)
+
+    def keep_for_flush(self, sent: Pending) -> bool:
+        """Nobody will look at this message's future: if it is refused, `flush` has to say so. False
+        if it has its answer already."""
+        with self._lock:
+            waits = self._waiting.get(sent.seq) is sent
+            if waits:
+                self._untold.add(sent.seq)
+            return waits
+
+    def raise_refused(self) -> None:
+        """Raise Rejected for what was refused and nobody was told of; once."""
+        with self._lock:
+            for seq in self._raised:
+                self._refused.pop(seq, None)
+            self._raised = set(self._refused)
+            first = next(iter(self._refused.values()), None)
+            count = len(self._refused)
+        if first is not None:
+            error = first[1]
+            more = f"; {count - 1} more were refused" if count > 1 else ""
+            raise Rejected(error.reason, error.queue, (error.detail + more).removeprefix("; "))
+
+    def payloads(self) -> list[bytes]:
+        """What is not known to be stored, in order of sending (P6)."""
+        with self._lock:
+            found = {seq: sent.record[0] for seq, sent in self._waiting.items()}
+            found |= {seq: payload for seq, (payload, _) in self._refused.items()}
+        return [payload for _, payload in sorted(found.items())]
+
+    def give_up(self) -> None:
+        """Nobody will answer any more: whoever waits for a future is told. What became of these
+        messages is unknown, and `payloads` still lists them."""
+        with self._lock:
+            waiting = list(self._waiting.values())
+        for sent in waiting:
+            settle(sent, 0, NotConnected("closed before the engine answered"))
+
+    def on_receipt(self, value: dict[str, Any]) -> None:
+        """An answer of the engine: resolve futures."""
+        settled: list[tuple[Pending, int, Rejected | None]] = []
+        with self._lock:
+            self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
+            waiting = self._waiting
+            for dropped in value.get("discarded", ()):
+                sent = waiting.get(dropped["seq"])
+                if sent is not None:
+                    sent.discarded = dropped["reason"], dropped["queue"] or None
+            for first, count, start in value["runs"]:
+                self._answered = max(self._answered, first + count - 1)
+                number = int(start)
+                for seq in range(first, first + count) if waiting else ():
+                    sent = waiting.pop(seq, None)
+                    if sent is not None:
+                        settled.append((sent, number + seq - first if number else 0, None))
+            for nack in value["nacks"]:
+                sent = waiting.pop(nack["seq"], None)
+                if sent is not None:
+                    error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
+                    self._keep_refused(sent, error)
+                    settled.append((sent, 0, error))
+            if self._untold:
+                self._untold.difference_update(sent.seq for sent, _, _ in settled)
+        for sent, number, refused in settled:
+            sent.record = None  # an application may keep its futures
+            settle(sent, number, refused)
+
+    def _keep_refused(self, sent: Pending, error: Rejected) -> None:
+        if sent.seq not in self._untold:
+            return
+        self._refused[sent.seq] = sent.record[0], error
+        if len(self._refused) > self._window:
+            oldest = next(iter(self._refused))
+            del self._refused[oldest]
+            self._report(f"message {oldest} was refused, and nobody has asked: {error}")
+
+    def retransmit(self, now_s: float) -> None:
+        """Send again what has waited longer than `pub_ack_time` (P2).
+
+        The engine takes a producer's messages in order, so one that is unanswered while a later one
+        is answered was lost, or its receipt was: all such are sent again. In silence only the
+        oldest is, as a question, and each time after a longer wait: an engine that works its way
+        through much is not held up by more of the same. Its answer tells of all that followed.
+        """
+        if not self._waiting or now_s - self._asked < self._patience_s:
+            return
+        with self._lock:
+            late = [
+                sent for seq, sent in self._waiting.items()
+                if seq < self._answered and now_s - sent.at > self._pub_ack_s
+            ]  # fmt: skip
+            oldest = next(iter(self._waiting.values()), None)
+            if not late and oldest is not None and now_s - oldest.at > self._pub_ack_s:
+                late = [oldest]
+                self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
+            for sent in late:
+                sent.at = self._asked = now_s
+                self._sends.alone(sent.seq, *sent.record)

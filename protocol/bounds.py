@@ -1,0 +1,45 @@
+"""The bounds of what is said on the wire, by type: everything that comes in is decoded with them.
+
+A field says with its type what is allowed, so no rule ever meets a number that does not fit into
+its column or a text that is longer than what is sent on. What does not fit is refused with a
+sentence that names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
+TIME_MS_MAX = 1 << 53  # epoch ms; far behind every duration from now
+
+Name = Annotated[str, msgspec.Meta(max_length=250)]  # of queues, topics, subscriptions, sessions
+Topic = Annotated[str, msgspec.Meta(max_length=1_000)]
+Ids = Annotated[str, msgspec.Meta(max_length=2_000_000)]
+Text = Annotated[str, msgspec.Meta(max_length=10_000)]
+Partition = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+DurationMs = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+
+SHOWN_CHARACTERS_MAX = 80
+
+
+def explain(error: msgspec.ValidationError, value: bytes) -> str:
+    """What is wrong with a record, as a sentence with the field and what stood there."""
+    text = str(error)
+    found = re.fullmatch(r"(.*) - at `\$((?:\.\w+)+)`", text, re.DOTALL)
+    if found is None:
+        return text
+    try:
+        at: Any = msgspec.json.decode(value)
+        for name in found[2][1:].split("."):
+            at = at[name]
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        return text
+    shown = repr(at)
+    if len(shown) > SHOWN_CHARACTERS_MAX:
+        shown = shown[:SHOWN_CHARACTERS_MAX] + "…"
+    return f"{found[2][1:]}: {shown} – {found[1][:1].lower()}{found[1][1:]}"

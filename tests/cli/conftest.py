@@ -1,0 +1,29 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from memory_shell import Engine
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own settings do not reach the tests."""
+    for name in [name for name in os.environ if name.startswith("LAKEQUEUE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def shell() -> Iterator[Engine]:
+    """An engine in memory without queues, and the command line on it."""
+    one = Engine()
+    yield one
+    one.connection.close()

@@ -1,0 +1,80 @@
+"""`browse` shows how a message died; `publish` says why nothing took one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from memory_shell import Engine
+
+
+@pytest.fixture
+def dead(shell: Engine) -> Engine:
+    """A dead message queue with one that was rejected and one that expired."""
+    shell.admin.define({"name": "graves", "message_type": "json"})
+    shell.admin.define(
+        {"name": "orders", "message_type": "json", "dead_message_queue": "graves"}
+    )
+    shell.connection.producer().send("orders", b'{"n": 1}')
+    with shell.connection.consumer("orders") as consumer:
+        message = consumer.receive(0)
+        assert message is not None
+        message.reject("no such customer")
+    shell.connection.producer(ttl="1s").send("orders", b'{"n": 2}')
+    shell.connection.advance("1s")
+    return shell
+
+
+def test_x5_browse_shows_what_a_message_died_of_where_and_when(dead: Engine) -> None:
+    head, first, second = dead.run("browse", "graves").stdout.splitlines()
+    assert "died of" in head
+    day = dead.connection.now().astimezone().strftime("%Y-%m-%d ")
+    assert "rejected: no such customer  orders    " + day in first
+    assert "expired" in second
+    dead.connection.producer().send("graves", b"{}")
+    assert len(dead.run("browse", "graves").stdout.splitlines()) == 4
+
+
+def test_x5_browse_json_has_it_too(dead: Engine) -> None:
+    first, second = map(json.loads, dead.run("browse", "graves", "--json").stdout.splitlines())
+    assert {k: first["dead"][k] for k in ("reason", "queue", "detail")} == {
+        "reason": "rejected", "queue": "orders", "detail": "no such customer",
+    }  # fmt: skip
+    assert second["dead"]["reason"] == "expired"
+    assert second["dead"]["time"] == dead.connection.now().isoformat()
+
+
+def test_a_queue_without_dead_messages_has_no_such_columns(shell: Engine) -> None:
+    shell.admin.define({"name": "orders", "message_type": "json"})
+    shell.send("orders", b"{}")
+    assert "died of" not in shell.run("browse", "orders").stdout
+    assert shell.json("browse", "orders")["dead"] is None
+
+
+def test_s6_publish_names_the_queues_that_are_there(dead: Engine) -> None:
+    result = dead.run("publish", "odrers", stdin="1\n")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "No queue takes what is sent to 'odrers'. Queues here: graves, orders\n"
+    )
+
+
+def test_s6_publish_says_that_a_filter_refuses(shell: Engine) -> None:
+    shell.run("define", "name=dear", "message_type=json", "filter=/price > 100")
+    result = shell.run("publish", "dear", stdin='{"price": 1}\n')
+    assert result.stderr == "dear takes only what its filter lets in: /price > 100\n"
+
+
+def test_s6_publish_without_any_queue_says_how_to_define_one(shell: Engine) -> None:
+    result = shell.run("publish", "orders", stdin="1\n")
+    assert result.stderr == "No queue is here: lakequeue define name=orders message_type=json\n"
+
+
+def test_s4_publish_says_what_was_discarded(shell: Engine) -> None:
+    shell.admin.define({"name": "orders", "message_type": "json"})
+    shell.run("shutdown", "orders", "--ingress")
+    result = shell.run("publish", "orders", stdin="1\n2\n")
+    assert result.exit_code == 1
+    assert result.stdout == "0 stored, 0 refused, 2 discarded\n  2 × queue_shutdown by orders\n"
+    found = shell.run("publish", "orders", "--json", stdin="1\n").stdout
+    assert json.loads(found)["discarded"] == 1

@@ -1,0 +1,221 @@
+"""`lakequeue consume`: no message is acknowledged that nobody took."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import pytest
+from click.testing import CliRunner, Result
+from lakequeue.cli import main
+
+PROCESS = [sys.executable, str(Path(__file__).with_name("consuming_process.py"))]
+BROKEN_PIPE = 141
+_names = count()
+
+
+def start(messages: int, *arguments: str) -> subprocess.Popen[bytes]:
+    """A process that consumes, with pipes to read."""
+    command = [*PROCESS, str(messages), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What is left when the process has ended."""
+    _, said = process.communicate(timeout=30)
+    return json.loads(said.splitlines()[-1])
+
+
+def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
+    shell = f"{' '.join(PROCESS)} 200 | head -1"
+    done = subprocess.run(shell, shell=True, capture_output=True, timeout=30)
+    assert done.stdout == b"0\n"
+    left = json.loads(done.stderr)
+    assert (left["status"], left["depth"]) == (BROKEN_PIPE, 199)
+    assert (left["leased"], left["acknowledged"]) == (0, 1)
+
+
+def test_l1_a_reader_that_reads_all_gets_all() -> None:
+    process = start(500, "--timeout", "0")
+    out, said = process.communicate(timeout=30)
+    assert out.split() == [b"%d" % n for n in range(500)]
+    assert json.loads(said)["depth"] == 0
+
+
+def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
+    process = start(3)
+    assert process.stdout is not None
+    time.sleep(2)  # the first message lies in the pipe
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    left = json.loads(process.stderr.read())
+    process.wait(10)
+    assert (left["status"], left["depth"]) == (0, 3)
+    assert (left["leased"], left["acknowledged"]) == (0, 0)
+
+
+def test_it_ends_when_the_reader_goes_although_nothing_comes() -> None:
+    process = start(1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"0\n"
+    process.stdout.close()
+    assert process.stderr is not None
+    left = json.loads(process.stderr.read())
+    assert (left["status"], left["depth"]) == (BROKEN_PIPE, 0)
+    assert (left["leased"], left["acknowledged"]) == (0, 1)
+
+
+# ---------------------------------------------------------------- --exec
+
+
+class Queue:
+    """A queue in memory, and `consume` on it."""
+
+    def __init__(self, **definition: Any) -> None:
+        self.url = f"memory://consume-{next(_names)}"
+        self.connection = lakequeue.connect(self.url)
+        orders = {"name": "orders", "message_type": "binary", **definition}
+        self.admin = self.connection.admin()
+        self.admin.define(orders)
+
+    def consume(self, *arguments: str) -> Result:
+        command = ["consume", "orders", *arguments, "--url", self.url]
+        return CliRunner().invoke(main, command, catch_exceptions=False)
+
+    def waits_s(self) -> float:
+        """How long the only message is delayed."""
+        (left,) = self.admin.browse("orders")
+        assert left.state == "delayed"
+        assert left.ready_at is not None
+        return (left.ready_at - self.connection.now()).total_seconds()
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    made: list[Queue] = []
+
+    def one(**definition: Any) -> Queue:
+        made.append(Queue(**definition))
+        return made[-1]
+
+    yield one
+    for queue in made:
+        queue.connection.close()
+
+
+def test_a_command_that_fails_is_told_and_the_status_is_1(make: Any) -> None:
+    queue = make()
+    for payload in (b"bad", b"good"):
+        queue.connection.producer().send("orders", payload)
+    result = queue.consume("--exec", '[ "$(cat)" = good ]', "--count", "2")
+    assert (result.exit_code, result.stderr) == (1, "2 messages given to the command, 1 failed\n")
+    assert queue.admin.describe("orders")["depth"] == 1
+
+
+def test_one_that_does_not_fail_has_status_0(make: Any) -> None:
+    queue = make()
+    queue.connection.producer().send("orders", b"1")
+    result = queue.consume("--exec", "cat > /dev/null", "--count", "1", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"given": 1, "failed": 0}
+
+
+def test_l11_a_failing_command_does_not_use_up_the_attempts_at_once(make: Any) -> None:
+    queue = make(max_cancels=5)
+    queue.connection.producer().send("orders", b"1")
+    for wanted_s in (1, 2, 4, 8):
+        queue.consume("--exec", "false", "--timeout", "0")
+        assert queue.waits_s() == wanted_s
+        queue.connection.advance(f"{wanted_s}s")
+
+
+def test_l11_the_queues_own_backoff_counts_where_it_has_one(make: Any) -> None:
+    queue = make(redelivery_delay="7s")
+    queue.connection.producer().send("orders", b"1")
+    queue.consume("--exec", "false", "--count", "1")
+    assert queue.waits_s() == 7
+
+
+def test_l11_the_pause_that_is_asked_for_counts_most(make: Any) -> None:
+    queue = make(redelivery_delay="7s")
+    queue.connection.producer().send("orders", b"1")
+    queue.consume("--exec", "false", "--count", "1", "--retry-delay", "3s")
+    assert queue.waits_s() == 3
+
+
+@pytest.mark.parametrize("signals", [1, 2])  # `timeout` sends its signal twice
+def test_ctrl_c_lets_a_running_command_end(tmp_path: Path, signals: int) -> None:
+    started, finished = tmp_path / "started", tmp_path / "finished"
+    command = f"touch {started}; sleep 1; touch {finished}"
+    process = start(2, "--exec", command)
+    while not started.exists():
+        time.sleep(0.01)
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    left = ended(process)
+    assert finished.exists()
+    assert (left["status"], left["depth"]) == (0, 1)
+    assert (left["leased"], left["acknowledged"]) == (0, 1)
+
+
+def test_a_second_ctrl_c_ends_the_command_too(tmp_path: Path) -> None:
+    started, finished = tmp_path / "started", tmp_path / "finished"
+    process = start(2, "--exec", f"touch {started}; sleep 20; touch {finished}")
+    while not started.exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert not finished.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_l5_what_was_only_prefetched_is_no_attempt(number: int, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    process = start(10, "--exec", f"touch {started}; sleep 1", "--max-backlog", "10")
+    while not started.exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    left = ended(process)
+    assert (left["depth"], left["acknowledged"], left["attempts"]) == (9, 1, 0)
+
+
+def test_json_has_key_and_times(make: Any) -> None:
+    queue = make(expiration="1h", lease_period="30s")
+    queue.connection.producer().send("orders", b"1", key=b"k")
+    queue.connection.producer().send("orders", b"2", key=b"\xff")
+    result = queue.consume("--json", "--timeout", "0")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert (first["key"], "key_encoding" in first) == ("k", False)
+    assert (second["key"], second["key_encoding"]) == ("/w==", "base64")
+    assert (first["delivery_count"], first["is_barrier"]) == (1, False)
+    now = queue.connection.now().isoformat()
+    assert first["published_at"] == now
+    assert first["expires_at"] > first["lease_expires_at"] > now
+
+
+def test_a_goodbye_that_nobody_reads_is_an_orderly_end(tmp_path: Path) -> None:
+    """`lakequeue up --json | head -1` reads the addresses and goes."""
+    code = (
+        "import time; from pathlib import Path\n"
+        "from lakequeue.cli.service import goodbye\n"
+        "time.sleep(0.5)\n"
+        "goodbye(Path('home'), True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert (process.stderr.read(), process.wait(10)) == (b"", 0)

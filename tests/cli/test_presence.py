@@ -1,0 +1,144 @@
+"""Which of Kafka, engine and queue is not there: every command and `doctor` say so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from lakequeue.cli import main, presence
+from lakequeue.client.kafka import open_kafka
+from lakequeue.protocol import topics
+from lakequeue.streaming.heartbeat import Heartbeat
+from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port
+from lakequeue.streaming.topics_admin import ensure_topics
+
+_numbers = count()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def row(name: str, *arguments: str) -> tuple[dict[str, Any], int]:
+    """A row of `doctor`, and its exit status."""
+    result = run("doctor", "--json", *arguments)
+    return next(r for r in json.loads(result.stdout) if r["name"] == name), result.exit_code
+
+
+@pytest.fixture
+def nowhere() -> str:
+    """An address where nothing listens."""
+    return f"kafka://127.0.0.1:{free_port()}"
+
+
+def test_no_kafka_at_an_address(nowhere: str) -> None:
+    result = run("queues", "--url", nowhere)
+    assert result.exit_code == 3
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"no Kafka broker answers at {nowhere.removeprefix('kafka://')} – ")
+    assert line.endswith("Start it with `lakequeue up`, or say with --url or --home where it is")
+
+
+def test_no_kafka_at_a_home_that_ended_without_a_word(nowhere: str, tmp_path: Path) -> None:
+    (tmp_path / "address").write_text(f"{nowhere}\n")
+    result = run("queues", "--home", str(tmp_path))
+    assert result.exit_code == 3
+    assert f"Nothing runs at the home {tmp_path}: start it with" in result.stderr
+
+
+def test_a_home_whose_lock_is_held(nowhere: str, tmp_path: Path) -> None:
+    (tmp_path / "address").write_text(f"{nowhere}\n")
+    with lock(tmp_path):
+        result = run("queues", "--home", str(tmp_path))
+    assert f"The home {tmp_path} is in use" in result.stderr
+
+
+@contextlib.contextmanager
+def lock(home: Path) -> Iterator[None]:
+    """A home's lock, as its broker takes it."""
+    kafka = EmbeddedKafka(home / "kafka")
+    kafka.home.mkdir()
+    kafka._take_home()
+    try:
+        yield
+    finally:
+        kafka._release_home()
+
+
+def test_doctor_fails_only_where_something_was_said_to_run(
+    nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lakequeue.cli.common.DEFAULT_URL", nowhere)
+    found, _ = row("Kafka")
+    assert found["ok"]
+    assert "no Kafka broker answers" in found["found"]
+    assert "lakequeue up" in found["advice"]
+    found, status = row("Kafka", "--url", nowhere)
+    assert (found["ok"], status) == (False, 1)
+
+
+def test_doctor_on_a_home_that_has_not_been_started(tmp_path: Path) -> None:
+    found, _ = row("Kafka", "--home", str(tmp_path))
+    assert found["ok"]
+    assert "Nothing runs at the home" in found["found"]
+
+
+# ---------------------------------------------------------------- with a Kafka
+
+
+@pytest.fixture
+def vpn() -> str:
+    """A VPN that no other test uses."""
+    return f"presence-{next(_numbers)}"
+
+
+@pytest.mark.job
+def test_a_vpn_that_no_engine_has_served(kafka: EmbeddedKafka, vpn: str) -> None:
+    at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
+    result = run("queues", *at)
+    assert result.exit_code == 3
+    assert f"no engine has served the VPN {vpn!r} there: is --vpn right?" in result.stderr
+    found, status = row("engine", *at)
+    assert (found["ok"], status) == (False, 1)
+
+
+@pytest.mark.job
+def test_no_engine_and_the_timeout_holds_for_the_wait(kafka: EmbeddedKafka, vpn: str) -> None:
+    ensure_topics(kafka.bootstrap_servers, [vpn], [])
+    at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
+    began = time.monotonic()
+    result = run("consume", "orders", "--timeout", "1", *at)
+    seconds = time.monotonic() - began
+    assert seconds < 5 + presence.HEARTBEAT_WAIT_S + 5  # without --timeout it would be 30 + 7
+    assert result.exit_code == 3
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("the engine did not answer within 5.0 s. Kafka answers at ")
+    assert "but the engine is not there: nothing was heard of it" in line
+
+
+@pytest.mark.job
+def test_an_engine_that_lives_but_does_not_answer(
+    kafka: EmbeddedKafka, vpn: str, tmp_path: Path
+) -> None:
+    ensure_topics(kafka.bootstrap_servers, [vpn], [])
+    at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
+    with open_kafka(kafka.bootstrap_servers, "engine") as transport:
+        topic = topics.topic(vpn, topics.ENGINE)
+        heartbeat = Heartbeat(lambda value: transport.command(topic, b"", value), tmp_path, 0.2)
+        heartbeat.start()
+        result = run("consume", "orders", "--timeout", "0", *at)
+        found, _ = row("engine", *at)
+        heartbeat.stop()
+    assert result.exit_code == 3
+    assert "and the engine lives (process " in result.stderr
+    assert f"see {tmp_path}/spark.log" in result.stderr
+    assert found["ok"]
+    assert found["found"].startswith("lives: process ")

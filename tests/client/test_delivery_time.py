@@ -1,0 +1,68 @@
+"""L12, P7: a delivery time as a moment or as a delay, of a message or of all of a producer's."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from lakequeue.protocol import ConfigError
+from rules.harness import Bench, drain
+
+
+def arrives_after(bench: Bench, consumer: Any) -> int | None:
+    """How many seconds pass until a message comes; None: none comes within a minute."""
+    for second in range(60):
+        if drain(consumer):
+            return second
+        bench.advance("1s")
+    return None
+
+
+@pytest.mark.parametrize(("delay", "seconds"), [("5s", 5), (3, 3), ("0s", 0), (0, 0)])
+def test_L12_a_delay(bench: Bench, delay: Any, seconds: int) -> None:
+    consumer = bench.consumer()
+    bench.producer.send("orders", b"{}", delay=delay)
+    assert arrives_after(bench, consumer) == seconds
+
+
+def test_P7_L12_a_producers_delay_counts_from_each_send(bench: Bench) -> None:
+    producer = bench.connection.producer(delay="10s")
+    consumer = bench.consumer()
+    producer.send("orders", b"{}")
+    assert arrives_after(bench, consumer) == 10
+    producer.send("orders", b"{}")
+    assert arrives_after(bench, consumer) == 10
+
+
+def test_P7_L12_a_producers_moment(bench: Bench) -> None:
+    producer = bench.connection.producer(deliver_at=bench.connection.now() + timedelta(seconds=9))
+    consumer = bench.consumer()
+    producer.send("orders", b"{}")
+    assert arrives_after(bench, consumer) == 9
+    producer.send("orders", b"{}")
+    assert arrives_after(bench, consumer) == 0, "the moment is over"
+
+
+def test_P7_a_message_says_otherwise(bench: Bench) -> None:
+    producer = bench.connection.producer(delay="10s")
+    consumer = bench.consumer()
+    producer.send("orders", b"{}", delay=0)
+    assert arrives_after(bench, consumer) == 0
+    producer.send("orders", b"{}", deliver_at=bench.connection.now() + timedelta(seconds=3))
+    assert arrives_after(bench, consumer) == 3
+
+
+@pytest.mark.parametrize("delay", ["soon", -1, True])
+def test_L12_a_wrong_delay_is_named(bench: Bench, delay: Any) -> None:
+    with pytest.raises(ConfigError, match="delay: "):
+        bench.producer.send("orders", b"{}", delay=delay)
+    with pytest.raises(ConfigError, match="delay: "):
+        bench.connection.producer(delay=delay)
+    assert bench.seen()["depth"] == 0
+
+
+def test_L12_one_of_both(bench: Bench) -> None:
+    both = {"delay": "1s", "deliver_at": "2026-01-31T12:00:00Z"}
+    for make in (lambda: bench.producer.send("orders", b"{}", **both),
+                 lambda: bench.connection.producer(**both)):  # fmt: skip
+        with pytest.raises(ConfigError, match="deliver_at, delay: both are given"):
+            make()

@@ -1,0 +1,170 @@
+"""P3, P6, S4: what was not stored is said, in every mode: refused, discarded, too large."""
+
+from typing import Any
+
+import pytest
+from client.threaded import Held, Wire, connect, engine, wait_for
+from lakequeue.client.connection import Connection
+from lakequeue.protocol import Reason, Rejected
+from rules.harness import Bench
+
+ORDERS = {"name": "orders", "message_type": "text", "max_message_size": 10}
+GROUPACK: dict[str, Any] = {"delivery_mode": "persistent_groupack", "group_ack": 10}
+
+
+def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush() -> None:
+    wire = Held(engine(ORDERS))
+    connection = Connection(wire, "default", "app")
+    producer = connection.producer(**GROUPACK)
+    wire.let_go.clear()
+    for payload in ("small", "far too large", "fine", "much too large too"):
+        assert producer.send("orders", payload).message_id is None
+    wire.let_go.set()
+    with pytest.raises(Rejected, match="message_too_large: 1 more were refused") as error:
+        producer.flush(10)
+    assert (error.value.reason, error.value.queue) == (Reason.MESSAGE_TOO_LARGE, "orders")
+    assert producer.unacknowledged() == [b"far too large", b"much too large too"]
+    producer.flush(10)
+    assert producer.unacknowledged() == []
+    connection.close()
+
+
+def test_P3_P6_and_by_close() -> None:
+    wire = Held(engine(ORDERS))
+    connection = Connection(wire, "default", "app")
+    producer = connection.producer(**GROUPACK)
+    wire.let_go.clear()
+    producer.send("nowhere", "x")
+    wire.let_go.set()
+    with pytest.raises(Rejected, match="no_matching_destination"):
+        producer.close()
+    assert producer.unacknowledged() == [b"x"]
+    connection.close()
+
+
+def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes() -> None:
+    wire = Held(engine(ORDERS))
+    connection = Connection(wire, "default", "app")
+    producer = connection.producer(**GROUPACK)
+    wire.let_go.clear()
+    producer.send("orders", "far too large")
+    wire.let_go.set()
+    wait_for(lambda: not len(producer._unanswered))
+    wire.lose_published = lambda _: True
+    producer.send("orders", "unknown")
+    assert producer.unacknowledged() == [b"far too large", b"unknown"]
+    wire.lose_published = lambda _: False
+    producer.retransmit(1e12)
+    with pytest.raises(Rejected):
+        producer.flush(10)
+    connection.close()
+
+
+def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
+    connection, _ = connect(engine(ORDERS))
+    producer = connection.producer(**GROUPACK)
+    future = producer.send_async("orders", "far too large")
+    with pytest.raises(Rejected):
+        future.result(10)
+    producer.flush(10)
+    assert producer.unacknowledged() == []
+    connection.close()
+
+
+def test_P6_no_more_are_kept_than_the_window_holds(caplog: pytest.LogCaptureFixture) -> None:
+    wire = Held(engine(ORDERS))
+    connection = Connection(wire, "default", "app")
+    producer = connection.producer(window=3, delivery_mode="persistent_groupack", group_ack=1)
+    for some in (range(3), range(3, 5)):
+        wire.let_go.clear()
+        for n in some:
+            producer.send("orders", f"far too large {n}")
+        wire.let_go.set()
+        wait_for(lambda: not len(producer._unanswered))
+    wait_for(lambda: not len(producer._unanswered))
+    assert len(producer.unacknowledged()) == 3
+    assert "message 1 was refused, and nobody has asked" in caplog.text
+    with pytest.raises(Rejected):
+        producer.flush(10)
+    connection.close()
+
+
+def test_P6_a_refusal_that_is_known_at_once_is_raised_by_send(bench: Bench) -> None:
+    producer = bench.connection.producer(**GROUPACK)
+    with pytest.raises(Rejected):
+        producer.send("nowhere", b"{}")
+    producer.flush()
+    assert producer.unacknowledged() == []
+
+
+class Small(Wire):
+    """Kafka's library takes no record of more than 20 bytes."""
+
+    def publish(self, topic: str, value: bytes, *rest: Any) -> None:
+        if len(value) > 20:
+            raise Rejected(Reason.MESSAGE_TOO_LARGE, detail="20 are allowed")
+        super().publish(topic, value, *rest)
+
+
+@pytest.mark.parametrize("mode", ["persistent", "persistent_groupack", "non_persistent"])
+def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str) -> None:
+    wire = Small(engine({"name": "orders", "message_type": "text"}))
+    connection = Connection(wire, "default", "app")
+    producer = connection.producer(delivery_mode=mode)
+    producer.send("orders", "one")
+    with pytest.raises(Rejected, match="message_too_large: 20 are allowed"):
+        producer.send("orders", "x" * 21, key="k")
+    assert producer.unacknowledged() in ([], [b"one"])
+    receipt = producer.send("orders", "two")
+    assert receipt.sequence == (0 if mode == "non_persistent" else 2), "no number is left out"
+    producer.flush(10)
+    seen = connection.admin().browse("orders")
+    assert [m.payload for m in seen] == [b"one", b"two"]
+    connection.close()
+
+
+# ---------------------------------------------------------------- discarded
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, empty: Bench) -> None:
+    made = empty.engine
+    connection = connect(made)[0] if threaded else empty.connection
+    empty.define()
+    empty.admin.shutdown("orders", ingress=True)
+    receipt = connection.producer().send("orders", b"{}")
+    assert (receipt.discarded, receipt.reason, receipt.queue, receipt.message_id) == (
+        True, "queue_shutdown", "orders", None,
+    )  # fmt: skip
+    assert repr(receipt) == "<Receipt 1: discarded by 'orders', queue_shutdown>"
+    empty.admin.shutdown("orders", ingress=False)
+    receipt = connection.producer().send("orders", b"{}")
+    assert (receipt.discarded, receipt.reason, receipt.message_id) == (False, None, "1")
+    connection.close()
+
+
+def test_S4_S6_without_a_queue_too() -> None:
+    bench = Bench(config={"system": {"on_no_match": "discard"}})
+    receipt = bench.producer.send("nowhere", b"{}")
+    assert (receipt.discarded, receipt.reason, receipt.queue) == (
+        True, "no_matching_destination", None,
+    )  # fmt: skip
+
+
+def test_S4_each_message_of_a_run_is_told_of() -> None:
+    made = engine({"name": "orders", "message_type": "text", "max_spool_messages": 3,
+                   "reject_msg_to_sender_on_discard": "never"})  # fmt: skip
+    connection, _ = connect(made)
+    producer = connection.producer()
+    sent = [producer.send_async("orders", f"{n}") for n in range(8)]
+    producer.flush(10)
+    assert [s.result().discarded for s in sent] == [False] * 3 + [True] * 5
+    connection.close()
+
+
+def test_S4_another_queue_may_have_taken_it(empty: Bench) -> None:
+    empty.define("shut", underlying_topic="both")
+    empty.define("open", underlying_topic="both")
+    empty.admin.shutdown("shut", ingress=True)
+    receipt = empty.producer.send("both", b"{}")
+    assert (receipt.discarded, receipt.queue, receipt.message_id) == (True, "shut", "1")

@@ -1,0 +1,94 @@
+"""Commands and snippets as they are printed in the pages, found without marks.
+
+A block of commands is one that is indented by four or fenced as `sh`, and whose first word is one
+of `WORDS`. A command may go on over lines, with a backslash or a here-document.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+HELP = ROOT / "docs" / "reference" / "command-line.md"
+WORDS = ("lakequeue", ".venv/bin/lakequeue", "make", "python", "docker", "spark-submit", "echo",
+         "cat", "pip", "kafka-console-producer.sh", ".")  # fmt: skip
+SHELLS = ("sh", "bash", "shell", "console")
+_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:(?<=\n\n)|^)((?: {4,}[^\n]*\n|\n(?= {4}))+)", re.MULTILINE)
+_HERE = re.compile(r"<<-?\s*'?(\w+)'?")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """One command of a page."""
+
+    page: str
+    text: str
+
+
+def name_of(page: Path) -> str:
+    """A page as one says it."""
+    return str(page.relative_to(ROOT))
+
+
+def fenced(page: Path) -> Iterator[tuple[str, str]]:
+    """Each fenced block: its kind, and its text without the indentation."""
+    for indent, kind, text in _FENCE.findall(page.read_text()):
+        yield kind.strip(), re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+
+
+def commands(page: Path) -> list[Printed]:
+    """Every command of a page, in order."""
+    blocks = [text for kind, text in fenced(page) if kind in SHELLS]
+    blocks += _INDENTED.findall(_FENCE.sub("", page.read_text()) + "\n")
+    found = []
+    for block in blocks:
+        lines = [line.strip() for line in block.splitlines()]
+        first = next((line for line in lines if line and not line.startswith("#")), "")
+        if first.split(" ")[0] in WORDS:
+            found += [Printed(name_of(page), text) for text in _logical(lines)]
+    return found
+
+
+def _logical(lines: list[str]) -> Iterator[str]:
+    """Whole commands: continued lines and here-documents together."""
+    rest = iter(lines)
+    for line in rest:
+        while line.endswith("\\"):
+            line = f"{line[:-1].rstrip()} {next(rest, '')}"
+        if here := _HERE.search(line):
+            for more in rest:
+                line += f"\n{more}"
+                if more == here[1]:
+                    break
+        if line and not line.startswith("#"):
+            yield line
+
+
+def examples_of_help() -> list[Printed]:
+    """The examples of every command's help."""
+    found = []
+    for kind, text in fenced(HELP):
+        assert kind == "text"
+        for part in re.findall(r"(?:Examples|Start here):\n((?:    [^\n]*\n)+)", text):
+            found += [Printed(name_of(HELP), line) for line in _logical(part.split("\n"))]
+    return [Printed(p.page, p.text.strip()) for p in found]
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """The arguments of each `lakequeue` in a command."""
+    tokens = shlex.shlex(text, posix=True, punctuation_chars="|;&")
+    tokens.whitespace_split = True
+    words: list[str] = []
+    for token in [*tokens, ";"]:
+        if set(token) <= set("|;&"):
+            if words and words[0].endswith("lakequeue"):
+                yield words[1:]
+            words = []
+        else:
+            words.append(token)

@@ -1,0 +1,207 @@
+"""Every command and snippet of the pages does what it is printed for.
+
+Those that an engine can answer run as they are printed, on one engine that is started as the
+quickstart says, at the port that is printed. The others, each with the reason, are at least
+understood: their options are parsed, their make targets exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from lakequeue.cli import main
+from lakequeue.cli.delta_reader import read_table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fenced, name_of
+
+# What cannot run here, and why.
+ELSEWHERE = {
+    r"^make |^\. \.venv|^pip ": "installs, or runs these tests",
+    r"lakequeue (demo|bench)": "minutes of work; has tests of its own",
+    r"lakequeue up": "runs already",
+    r"kafka-1:9092|bootstrap kafka:9092|^docker |localhost:19092": "needs a cluster",
+    r"^kafka-console-producer": "Kafka's own tool",
+    r"cat > engine.py": "the program for spark-submit",
+}
+ENDLESS = re.compile(r"--watch|--follow")
+ENDLESS_S, COMMAND_S, START_S, TABLES_S = 6, 90, 180, 60
+
+ALL = [printed for page in PAGES for printed in commands(page)]
+HERE = [p for p in ALL if not any(re.search(e, p.text) for e in ELSEWHERE)]
+IN_PAGES = sorted({p.page for p in HERE}, key=lambda page: (page != "docs/quickstart.md", page))
+TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
+SHOW_SQL = """
+import json, sys
+for text in json.loads(sys.argv[1]):
+    frame = spark.sql(text.strip().rstrip(";"))
+    print("ROWS", json.dumps([row.asDict() for row in frame.collect()], default=str))
+"""
+
+
+# ---------------------------------------------------------------- understood
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(HERE) > 15
+    assert len(examples_of_help()) > 30
+
+
+@pytest.mark.parametrize("printed", [*ALL, *examples_of_help()], ids=lambda p: p.text[:60])
+def test_options_are_understood(
+    printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in calls(printed.text.partition("\n")[0]):
+        for word in words:
+            if re.fullmatch(r"[\w*-]+\.\w+", word):
+                Path(word).touch()  # a file of the reader
+        understand(main, words)
+
+
+def understand(command: click.Command, words: list[str]) -> None:
+    """Parse a command line without running anything."""
+    with command.make_context("lakequeue", list(words), **{}) as context:
+        if isinstance(command, click.Group) and context._protected_args:
+            name, *rest = [*context._protected_args, *context.args]
+            inner = command.get_command(context, name)
+            assert inner is not None, f"no command {name}"
+            understand(inner, rest)
+
+
+@pytest.mark.parametrize("printed", [p for p in ALL if p.text.startswith("make ")], ids=str)
+def test_make_targets_exist(printed: Printed) -> None:
+    target = printed.text.split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+# ---------------------------------------------------------------- run, on one engine
+
+
+class Place:
+    """A folder with the engine that the quickstart starts, and the package's documentation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / ".lakequeue"
+        for name in ("docs", "conf"):
+            (folder / name).symlink_to(ROOT / name)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("LAKEQUEUE_")}
+        self.environment = {**clean, "PATH": path}
+
+    def start(self) -> subprocess.Popen[str]:
+        """`lakequeue up`, as it is printed."""
+        process = subprocess.Popen(
+            ["lakequeue", "up"], cwd=self.folder, env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while not (self.home / "address").exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                pytest.fail(f"`lakequeue up`: {process.communicate()[0]}")
+            time.sleep(0.2)
+        return process
+
+    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+        """A command, by the shell. One without an end gets Ctrl-C after a while."""
+        if ENDLESS.search(text):
+            text = f"timeout -s INT --preserve-status {ENDLESS_S} {text}"
+        return subprocess.run(
+            ["bash", "-c", text], cwd=self.folder, env=self.environment, capture_output=True,
+            text=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def python(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A snippet, in a process of its own."""
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=self.folder, env=self.environment,
+            capture_output=True, text=True, timeout=COMMAND_S,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    one = Place(tmp_path_factory.mktemp("reader"))
+    process = one.start()
+    yield one
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+
+
+def good(done: subprocess.CompletedProcess[str]) -> str:
+    """What it printed. A traceback or a failure fails the test."""
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("page", IN_PAGES)
+def test_commands_run_as_printed(place: Place, page: str) -> None:
+    good(place.run('for n in 1 2 3; do echo \'{"price": 12}\'; done | lakequeue publish orders'))
+    for printed in HERE:
+        if printed.page == page:
+            out = good(place.run(printed.text))
+            if printed.text.startswith("lakequeue consume"):
+                assert out.startswith('{"price": 12}')
+
+
+SNIPPETS = [
+    (name_of(page), text)
+    for page in PAGES
+    for kind, text in fenced(page)
+    if kind == "python" and "kafka://127.0.0.1:9092" in text and "memory://" not in text
+]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("page", "text"), SNIPPETS, ids=[page for page, _ in SNIPPETS])
+def test_snippets_run_as_printed(place: Place, page: str, text: str) -> None:
+    out = good(place.python(text))
+    assert "stored as" in out
+    assert "b'{\"price\": 12}'" in out
+
+
+@pytest.mark.job
+def test_the_questions_to_the_tables_have_answers(place: Place) -> None:
+    lines = "; ".join(f'echo \'{{"n": {n}}}\'' for n in range(20))
+    good(place.run(f"({lines}) | lakequeue publish orders"))
+    good(place.run("lakequeue consume orders --timeout 2"))
+    good(place.run("echo '{}' | lakequeue publish orders --ttl 100ms"))
+    wait_for_events(place, {"acknowledged", "expired"})
+    kinds = list(fenced(TABLES_PAGE))
+    opening = "\n".join(text for kind, text in kinds if kind == "python tables")
+    questions = [text for kind, text in kinds if kind == "sql"]
+    out = good(place.python(opening + SHOW_SQL, json.dumps(questions)))
+    answers = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("ROWS ")]
+    assert len(answers) == len(questions) >= 3
+    assert all(answers), "a question without an answer"
+    became, payload, *_ = answers
+    assert {"spooled", "delivered"} <= {row["event"] for row in became}
+    assert json.loads(payload[0]["payload"])
+
+
+def wait_for_events(place: Place, wanted: set[str]) -> None:
+    """Until the table has message 17's end and an expiry."""
+    deadline = time.monotonic() + TABLES_S
+    while time.monotonic() < deadline:
+        rows = read_table(place.home / "tables" / "journal", ["event", "message_id"]).to_pylist()
+        ended = any(r["event"] == "acknowledged" and r["message_id"] == "17" for r in rows)
+        if ended and wanted <= {row["event"] for row in rows}:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"{wanted} did not come into the journal within {TABLES_S} s")

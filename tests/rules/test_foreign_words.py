@@ -1,0 +1,82 @@
+"""Q7: a key that is another system's word is refused with ours."""
+
+from __future__ import annotations
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.configuration import _SYSTEM_KEYS, SECTIONS
+from lakequeue.definitions.definition import KEYS
+from lakequeue.definitions.foreign_words import WORDS, Word, foreign_word, letters
+from lakequeue.protocol import ConfigError
+
+
+def refusal(configuration: dict[str, object], key: str) -> str:
+    """What a configuration says of a key that it does not know."""
+    with pytest.raises(ConfigError) as caught:
+        parse_configuration(configuration)
+    (problem,) = [p for p in caught.value.problems if p.key == key]
+    return problem.allowed
+
+
+def of_a_queue(key: str) -> str:
+    return refusal({"queues": [{"name": "orders", "message_type": "json", key: 1}]}, key)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("visibility_timeout", "is not a known key but SQS's word for lease_period"),
+        ("VisibilityTimeout", "SQS's word for lease_period"),
+        ("max_receive_count", "SQS's word for max_deliveries"),
+        ("x-max-length", "RabbitMQ's word for max_spool_messages"),
+        ("max-length", "RabbitMQ's word for max_spool_messages"),
+        ("x-message-ttl", "RabbitMQ's word for expiration"),
+        ("dead-letter-exchange", "RabbitMQ's word for dead_message_queue"),
+        ("prefetch", "RabbitMQ's word for max_per_subscription_backlog (and max_backlog of the"),
+        ("durable", "RabbitMQ's word: every queue is durable"),
+        ("share.delivery.count.limit", "Kafka's word for max_deliveries"),
+        ("session.timeout.ms", "Kafka's word for heartbeat_timeout of system"),
+        ("max_retries", "Celery's word for max_cancels"),
+        ("lease_periods", "did you mean lease_period?"),
+    ],
+)
+def test_Q7_a_queue_s_key_from_elsewhere(key: str, says: str) -> None:
+    assert says in of_a_queue(key)
+
+
+def test_Q7_a_word_in_the_wrong_section_says_where_ours_stands() -> None:
+    assert "word for lease_period of a queue" in refusal(
+        {"system": {"visibility_timeout": "30s"}}, "visibility_timeout"
+    )
+    assert refusal({"system": {"session.timeout.ms": 1}}, "session.timeout.ms").startswith(
+        "is not a known key but Kafka's word for heartbeat_timeout ("
+    )
+    assert "word for dead_message_queue of a queue" in refusal({"dlq": "dead"}, "dlq")
+
+
+@pytest.mark.parametrize("word", WORDS, ids=[word.theirs for word in WORDS])
+def test_every_word_leads_to_a_key_or_says_what_to_do(word: Word) -> None:
+    section, dot, key = word.ours.partition(".")
+    if dot:
+        assert section == "system"
+        assert key in _SYSTEM_KEYS
+    elif word.ours:
+        assert word.ours in KEYS
+    else:
+        assert word.note
+    assert foreign_word(word.theirs) is word
+    assert f"{word.of}'s word" in of_a_queue(word.theirs)
+
+
+def test_no_word_stands_twice_or_hides_a_key_of_ours() -> None:
+    known = [letters(word.theirs) for word in WORDS]
+    assert len(known) == len(set(known))
+    ours = {letters(key) for key in (*KEYS, *_SYSTEM_KEYS, *SECTIONS)}
+    assert ours.isdisjoint(known)
+    assert not ours & {word.removeprefix("x") for word in known}
+
+
+def test_a_key_of_any_text_is_answered() -> None:
+    for key in ("", "x", "…", "x-", "\n", "é" * 300):
+        assert foreign_word(key) is None
+        assert "not a known key" in of_a_queue(key if len(key) <= 200 else key[:200])
