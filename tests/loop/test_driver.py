@@ -53,7 +53,7 @@ class Walk:
         self.world = World()
         self.driver = self.world.open()
         self.sent = 0
-        self.world.command(command="configure", epoch=HOME.epoch)
+        self.world.command(command="begin", epoch=HOME.epoch)
         self.world.command(command="define", definition=QUEUE)
         self.step(9)
 

@@ -99,7 +99,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def begin(bootstrap: str) -> None:
     """The home begins here, in the VPN's commands."""
     transport = open_kafka(bootstrap, "begin")
-    value = commands.encode_command(commands.Configure(epoch=EPOCH))
+    value = commands.encode_command(commands.Begin(epoch=EPOCH))
     transport.command("default.commands", b"", value)
     transport.flush(5)
     transport.close()
