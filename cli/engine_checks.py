@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError, LakequeueError
+from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from .doctor import Check
 
 if TYPE_CHECKING:
@@ -142,7 +143,10 @@ def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
 
     require_broker(bootstrap)
     try:
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lakequeue-doctor")
+        admin = KafkaAdminClient(
+            bootstrap_servers=bootstrap, client_id="lakequeue-doctor",
+            **for_kafka_python(kafka_settings()),
+        )  # fmt: skip
     except KafkaError as error:
         raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
     try:

@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..protocol.errors import NotConnected, Reason, Rejected
+from ..protocol.kafka_settings import kafka_settings
 from .kafka_base import (
     ASK_SECONDS_MAX,
     BUFFER_BYTES_MAX,
@@ -73,6 +74,7 @@ class ConfluentTransport(KafkaTransport):
         deadline = time.monotonic() + OPEN_SECONDS_MAX
         require_broker(bootstrap)
         self._shared: dict[str, Any] = {
+            **kafka_settings(),
             "bootstrap.servers": bootstrap,
             "client.id": client_name,
             "allow.auto.create.topics": False,

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from ..protocol.errors import NotConnected
+from ..protocol.kafka_settings import encrypted, kafka_settings
 from .transport import Record
 
 LOGGER = logging.getLogger("lakequeue.client")
@@ -192,7 +193,7 @@ def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
         until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
             with socket.create_connection((host, port), until - time.monotonic()) as peer:
-                if _speaks_kafka(peer, until):
+                if encrypted(kafka_settings()) or _speaks_kafka(peer, until):
                     return
             reason = "something listens there but does not speak Kafka"
         except TimeoutError:

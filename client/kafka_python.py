@@ -20,6 +20,7 @@ from kafka.admin import OffsetSpec
 from kafka.record import util as record_util
 
 from ..protocol.errors import NotConnected, Reason, Rejected
+from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from .kafka_base import (
     ASK_SECONDS_MAX,
     BUFFER_BYTES_MAX,
@@ -62,6 +63,7 @@ class KafkaPythonTransport(KafkaTransport):
         deadline = time.monotonic() + OPEN_SECONDS_MAX
         require_broker(bootstrap)
         self._shared: dict[str, Any] = {
+            **for_kafka_python(kafka_settings()),
             "bootstrap_servers": bootstrap.split(","),
             "client_id": client_name,
             "reconnect_backoff_ms": 50,

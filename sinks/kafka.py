@@ -6,6 +6,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import DataStreamWriter
 
+from ..protocol.kafka_settings import for_spark, kafka_settings
+
 OUTPUT_SCHEMA = (
     "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
 )
@@ -32,6 +34,7 @@ def write_records(records: DataFrame, bootstrap: str) -> DataStreamWriter:
     return (
         records.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
+        .options(**for_spark(kafka_settings()))
         .option("includeHeaders", "true")
         .option("kafka.acks", "all")
         .option("kafka.max.request.size", str(12_000_000))

@@ -8,6 +8,22 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30)
 
+# Of the loop, by broker: figure of a batch (`streaming.figures`), metric, meaning.
+_LOOP_COUNTERS = (
+    ("steps", "steps", "Steps taken, by broker"),
+    ("records_out", "output_records", "Records written to Kafka, by broker"),
+    ("refused", "refused_records", "Records that Kafka will never take, by broker"),
+    ("replayed", "replayed_steps", "Logged steps taken again after a failure, by broker"),
+    ("state_bytes", "state_written_bytes", "Bytes of pages given to Spark's state, by broker"),
+)
+_LOOP_GAUGES = (
+    ("wait_p50_ms", "wait_p50_seconds", "From publish to step, the median of the last batch"),
+    ("wait_p99_ms", "wait_p99_seconds", "From publish to step, the 99th percentile"),
+    ("gap_ms", "boundary_seconds", "Without a step, between the last two batches"),
+    ("save_ms", "save_seconds", "To save pages at the end of the last batch"),
+    ("cache_bytes", "page_cache_bytes", "Memory of the page cache"),
+)
+
 
 class Metrics:
     """Counters and times of the engine's query; `serve` shows them over HTTP."""
@@ -31,6 +47,14 @@ class Metrics:
             "lakequeue_lost_records", "Records that Kafka deleted before they were read, by topic",
             ["topic"], registry=self.registry,
         )  # fmt: skip
+        self._counts = {
+            key: Counter(f"lakequeue_{name}", text, ["broker"], registry=self.registry)
+            for key, name, text in _LOOP_COUNTERS
+        }
+        self._levels = {
+            key: Gauge(f"lakequeue_{name}", text, ["broker"], registry=self.registry)
+            for key, name, text in _LOOP_GAUGES
+        }
         self._server: Any = None
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
@@ -39,6 +63,8 @@ class Metrics:
         ms = int(progress["durationMs"].get("triggerExecution", 0))
         seen = progress.get("observedMetrics", {}).get("engine") or {}
         rows = int(seen.get("records_in", progress["numInputRows"]))
+        if "steps" in seen:
+            self._loop(seen)
         self._batches.inc()
         self._rows.inc(rows)
         self._seconds.observe(ms / 1000)
@@ -46,6 +72,15 @@ class Metrics:
         for operator in progress["stateOperators"]:
             self._state.set(operator["numRowsTotal"])
             self._memory.set(operator["memoryUsedBytes"])
+
+    def _loop(self, seen: dict[str, Any]) -> None:
+        """What a batch in real time said of itself."""
+        broker = str(seen.get("broker") or "")
+        for key, counter in self._counts.items():
+            counter.labels(broker).inc(seen.get(key) or 0)
+        for key, gauge in self._levels.items():
+            value = seen.get(key) or 0
+            gauge.labels(broker).set(value / 1000 if key.endswith("_ms") else value)
 
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException, Producer
 from ..protocol.errors import LakequeueError
 
 OPEN_S_MAX = 30.0
-TRANSACTION_MS = 120_000  # longer than a batch and its end
+TRANSACTION_MS = 90_000  # beside a batch: for its end, and a machine that stands still
 
 
 class Stopping(LakequeueError):
@@ -25,16 +25,19 @@ class Stopping(LakequeueError):
 
 
 class StepLog:
-    """The log of one broker, for whoever opened it last. stop: whether to give up waiting."""
+    """The log of one broker, for whoever opened it last. stop: whether to give up waiting;
+    batch_s: how long a transaction is open when all goes well."""
 
-    def __init__(self, kafka: dict[str, Any], topic: str, stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, kafka: dict[str, Any], topic: str, stop: Callable[[], bool], batch_s: float = 30.0
+    ) -> None:
         self._topic = topic
         self._stop = stop
         self._producer = Producer(
             {
                 **kafka,
                 "transactional.id": f"lakequeue-{topic}",
-                "transaction.timeout.ms": TRANSACTION_MS,
+                "transaction.timeout.ms": int(batch_s * 1000) + TRANSACTION_MS,
                 "acks": "all",
                 "linger.ms": 0,
                 "message.max.bytes": 12_000_000,

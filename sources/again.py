@@ -39,7 +39,9 @@ class ReadAgain:
         self._found: dict[Place, deque[Any]] = {place: deque() for place in first}
         self._consumer: Consumer | None = None
         if first:
-            settings = consumer_settings(kafka) | {"auto.offset.reset": "error"}
+            settings = consumer_settings(kafka) | {
+                "auto.offset.reset": "error", "enable.partition.eof": False,
+            }  # fmt: skip
             self._consumer = Consumer(settings)
             self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])
 

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from ..definitions import is_regex
 from ..protocol import topics
 from .kafka import LEGAL_TOPIC
+from .messages import Place
 
 log = logging.getLogger("lakequeue.loop")
 
@@ -43,12 +44,19 @@ def captured_topics(known: Iterable[str], captured: Iterable[str]) -> list[str]:
 
 
 class Discovery(threading.Thread):
-    """Looks for topics. found: called with all topics and their sizes, in this thread."""
+    """Looks for topics. All in this thread: found is told all topics and their sizes; watch where
+    each of the places ends."""
 
-    def __init__(self, kafka: dict[str, Any], found: Callable[[dict[str, int]], None]) -> None:
+    def __init__(
+        self,
+        kafka: dict[str, Any],
+        found: Callable[[dict[str, int]], None],
+        places: Callable[[], list[Place]],
+        watch: Callable[[dict[Place, int]], None],
+    ) -> None:
         super().__init__(daemon=True, name="lakequeue-topics")
         self._admin = AdminClient(kafka)
-        self._found = found
+        self._found, self._places, self._watch = found, places, watch
         self._now = threading.Event()
         self._closing = False
         self._wanted: set[str] = set()
@@ -100,6 +108,12 @@ class Discovery(threading.Thread):
                 except (KafkaException, TimeoutError) as error:
                     log.warning("topic %r cannot be made: %s", topic, error)
         self._found(sizes)
+        asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places()}
+        ends = {}
+        for place, answer in self._admin.list_offsets(asked).items() if asked else ():
+            with contextlib.suppress(KafkaException, TimeoutError):
+                ends[place.topic, place.partition] = answer.result(ASK_S_MAX).offset
+        self._watch(ends)
         if self._trim is not None:
             (topic, before), self._trim = self._trim, None
             answers = self._admin.delete_records([TopicPartition(topic, 0, before)])

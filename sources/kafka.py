@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 
 from ..definitions import is_regex
 from ..protocol import topics
+from ..protocol.kafka_settings import for_spark, kafka_settings
 from ..protocol.messages import HEADER
 
 RECORDS_PER_BATCH = 5_000
@@ -60,7 +61,7 @@ def read_stream(
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
-        .options(**where)
+        .options(**where, **for_spark(kafka_settings()))
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "false")

@@ -2,8 +2,9 @@
 
 Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands, so
 that acks never wait behind publishes, one for messages. A step takes the commands that are there
-and then messages, within its limits in records and in bytes. Offsets are the loop's own, kept in
-its snapshot; Kafka's groups are not used.
+and then messages, within its limits in records and in bytes. At the start, messages wait until the
+commands were read to their end: definitions come before the messages that they are for. Offsets
+are the loop's own, kept in its snapshot; Kafka's groups are not used.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from ..protocol import topics
+from ..protocol.kafka_settings import kafka_settings
+from ..protocol.steplog import Range
 from .messages import Place, Taken, is_command, size_of, to_batch
 
 log = logging.getLogger("lakequeue.loop")
@@ -38,6 +41,7 @@ class InputLimits:
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
     """How the loop's clients reach Kafka."""
     return {
+        **kafka_settings(),
         "bootstrap.servers": bootstrap,
         "client.id": name,
         "allow.auto.create.topics": False,
@@ -66,6 +70,7 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
         "fetch.error.backoff.ms": 50,
         "queued.max.messages.kbytes": 8_192,
         "max.partition.fetch.bytes": 4_000_000,
+        "enable.partition.eof": True,  # see `Reader.at_end`
     }
 
 
@@ -76,7 +81,8 @@ class Reader(threading.Thread):
         self, name: str, settings: dict[str, Any], arrived: threading.Event, bytes_max: int
     ) -> None:
         super().__init__(daemon=True, name=f"lakequeue-{name}")
-        self._consumer = Consumer(consumer_settings(settings))
+        self._settings = consumer_settings(settings)
+        self._consumer = Consumer(self._settings)
         self._arrived = arrived
         self._max = bytes_max
         self._room = threading.Event()
@@ -85,6 +91,11 @@ class Reader(threading.Thread):
         self.messages: deque[Any] = deque()  # of both threads: append and popleft are atomic
         self.bytes_in = self.bytes_out = 0  # each written by one thread
         self.failure: BaseException | None = None
+        self._next: dict[Place, int] = {}  # of each partition, the next offset
+        self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
+        self._helped: dict[Place, int] = {}
+        self._anew = False
+        self.at_end: set[Place] = set()  # partitions that were read to their end once
 
     def assign(self, places: dict[Place, int]) -> None:
         """Read these too, from these offsets on. Before the start, or from any thread."""
@@ -107,9 +118,31 @@ class Reader(threading.Thread):
         finally:
             self._consumer.close()
 
+    def watch(self, ends: dict[Place, int]) -> None:
+        """Replace a consumer that stands still although there is something to read.
+
+        Seen with librdkafka 2.16.0 after restarts of a broker: it fetched nothing any more, without
+        a word. What was there at one look and has not come by the next is fetched by a new one.
+        Once for each end: behind it may be nothing that a reader gets (marks of transactions).
+        """
+        now = dict(self._next)
+        for place, at in now.items():
+            end = ends.get(place, 0)
+            if at == self._seen.get(place) and at < end != self._helped.get(place):
+                self._helped[place] = end
+                self._anew = self._anew or not self.messages
+        self._seen = now
+
     def _read(self) -> None:
+        if self._anew:
+            self._anew = False
+            log.warning("%s: the consumer stands still: a new one takes over", self.name)
+            self._consumer.close()
+            self._consumer = Consumer(self._settings)
+            self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
         if self._more:
             places = [self._more.popleft() for _ in range(len(self._more))]
+            self._next |= {(p.topic, p.partition): p.offset for p in places}
             self._consumer.incremental_assign(places)
         if self.bytes_in - self.bytes_out >= self._max:
             self._room.clear()
@@ -120,14 +153,26 @@ class Reader(threading.Thread):
         if first is None:
             return
         found = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
-        good = [m for m in found if m.error() is None]
-        for m in found:
-            if (error := m.error()) is not None and error.code() not in _AWAY:
+        good: list[Any] = [m for m in found if m.error() is None]
+        ended = False
+        for m in found if len(good) < len(found) else ():
+            error = m.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                place = m.topic() or "", m.partition() or 0
+                ended = ended or place not in self.at_end
+                self.at_end.add(place)
+            elif error is not None and error.code() not in _AWAY:
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
+        self._next.update({(m.topic(), m.partition()): m.offset() + 1 for m in good})
         self.bytes_in += sum(map(size_of, good))
         self.messages.extend(good)
-        if good:
+        if good or ended:
             self._arrived.set()
+
+    def first_offset(self, topic: str, partition: int) -> int:
+        """Where a partition begins, as the newest fetch said."""
+        ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+        return ends[0] if ends else 0
 
     def close(self) -> None:
         """End the thread, within a second."""
@@ -148,7 +193,9 @@ class LiveInputs:
         ahead = 2 * limits.bytes
         self._commands = Reader("commands", kafka, self.arrived, ahead)
         self._messages = Reader("messages", kafka, self.arrived, ahead)
-        self._known: set[Place] = set()
+        self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
+        self.notes: list[str] = []
+        self._ready = False
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
@@ -163,8 +210,8 @@ class LiveInputs:
 
     def also(self, places: dict[Place, int]) -> None:
         """Read these too, those that are not read yet."""
-        new = {place: at for place, at in places.items() if place not in self._known}
-        self._known |= new.keys()
+        new = {place: at for place, at in places.items() if place not in self._expected}
+        self._expected |= new
         self._commands.assign({p: at for p, at in new.items() if is_command(p[0])})
         self._messages.assign({p: at for p, at in new.items() if not is_command(p[0])})
 
@@ -180,15 +227,37 @@ class LiveInputs:
         for reader in readers:
             if reader.failure is not None:
                 raise reader.failure
-            self._take(reader, found)
+            if reader is self._commands or self._all_commands_read():
+                self._take(reader, found)
         if not found:
             return None
         taken = to_batch(found)
-        self.records += sum(r.count for r in taken.ranges)
+        for r in taken.ranges:
+            self.records += r.count
+            self._look_for_losses(r)
         if taken.batch.publishes.timestamps:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
+
+    def _all_commands_read(self) -> bool:
+        """Whether commands were read to their end once, and nothing of that is left to take."""
+        if not self._ready and not self._commands.messages:
+            commands = {place for place in self._expected if is_command(place[0])}
+            self._ready = commands <= self._commands.at_end
+        return self._ready
+
+    def _look_for_losses(self, r: Range) -> None:
+        """Records that retention took before they were read: nothing can bring them back, but it
+        must not happen in silence. (Marks of transactions are gaps too; they are no loss, for the
+        partition begins before them.)"""
+        place = r.topic, r.partition
+        expected, self._expected[place] = self._expected[place], r.last + 1
+        if r.last + 1 - expected > r.count:
+            reader = self._commands if is_command(r.topic) else self._messages
+            lost = min(reader.first_offset(*place), r.last) - expected
+            if lost > 0:
+                self.notes.append(f"lost:{r.topic}:{lost}")
 
     def _take(self, reader: Reader, found: dict[Place, list[Any]]) -> None:
         messages, left, size = reader.messages, self._limits.records, 0
@@ -204,6 +273,15 @@ class LiveInputs:
         if size:
             self.bytes += size
             reader.taken(size)
+
+    def watch(self, ends: dict[Place, int]) -> None:
+        """Partitions end here now: see `Reader.watch`."""
+        self._commands.watch(ends)
+        self._messages.watch(ends)
+
+    def places(self) -> list[Place]:
+        """What is read."""
+        return list(self._expected)
 
     def close(self) -> None:
         """End the threads."""

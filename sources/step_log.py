@@ -21,7 +21,6 @@ def read_steps(kafka: dict[str, Any], topic: str, start: int) -> list[tuple[int,
         consumer_settings(kafka)
         | {
             "isolation.level": "read_uncommitted",
-            "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
         }
     )

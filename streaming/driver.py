@@ -201,7 +201,8 @@ class Driver:
         if record.step != self.step + 1:
             raise Refused(
                 f"the log of broker {self.home.name!r} goes on with step {record.step} where "
-                f"{self.step + 1} is due: its topic was deleted or cut; use another --home"
+                f"{self.step + 1} is due: it is the log of another home, or it was cut; use that "
+                "home, or begin with an empty one and a Kafka with fresh topics"
             )
         wrong = record.pages != self._digests[0]
         if wrong or (not silent and record.outputs != self._digests[1]):

@@ -59,6 +59,7 @@ TABLES_RECORDS = 25_000  # up to eight messages in each
 # worker's traceback.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
+BATCH_S_MAX = 600  # a transaction of Kafka is open as long, at most 15 minutes by default
 START_TIMEOUT_S = 120.0
 ASK_TIMEOUT_S = 30.0
 # What a stop may take, of the 10 s that a `lakequeue up` has with its Kafka: until the batch that
@@ -120,6 +121,10 @@ class Engine:
         if self.trigger not in TRIGGERS:
             allowed = f"one of {', '.join(TRIGGERS)}"
             raise ConfigError([Problem("", "lakequeue.trigger", self.trigger, allowed)])
+        batch_s = self._setting("batch_s", 30.0)
+        if not 0 < batch_s <= BATCH_S_MAX:
+            allowed = f"must be seconds, more than 0 and at most {BATCH_S_MAX}"
+            raise ConfigError([Problem("", "lakequeue.batch_s", batch_s, allowed)])
         self._away = False
         self._run = ""  # the loop's, as it is named to end it
         self._loop_stopped = threading.Event()
@@ -386,6 +391,11 @@ class Engine:
             self._more.add(rest)
         elif kind == "topic" and rest not in self._partitions:
             self._more_topics = True
+        elif kind == "lost":
+            topic, _, count = rest.rpartition(":")
+            log.error("%s records of topic %r are gone before they were read: Kafka's retention is "
+                      "shorter than the engine's rest", count, topic)  # fmt: skip
+            self.metrics.lost(topic, int(count))
         elif kind == "refused":
             log.error("Kafka does not take records for %s", rest)
         elif kind == "stopped":

@@ -16,6 +16,8 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+
 log = logging.getLogger("lakequeue.engine")
 
 Place = tuple[str, int]
@@ -106,7 +108,10 @@ class LossWatch:
 
 def first_offsets(bootstrap: str, places: list[Place]) -> dict[Place, int]:
     """The first offset that Kafka still has, of each partition."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, client_id="lakequeue-losses")
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap, client_id="lakequeue-losses",
+        **for_kafka_python(kafka_settings()),
+    )  # fmt: skip
     try:
         found = consumer.beginning_offsets([TopicPartition(*place) for place in places])
         return {(p.topic, p.partition): offset for p, offset in found.items()}

@@ -78,4 +78,6 @@ def loop_rows(spark: SparkSession, options: Options) -> DataFrame:
         LoopProcessor(options), SCHEMA, "append", "None"
     )
     figures = [f.sum(name).alias(name) for name in NAMES]
-    return out.observe(OBSERVATION, f.collect_list(f.col(NOTE)).alias("notes"), *figures)
+    notes = f.collect_list(f.col(NOTE)).alias("notes")
+    broker = f.max(f.lit(options.broker)).alias("broker")
+    return out.observe(OBSERVATION, notes, broker, *figures)

@@ -10,6 +10,7 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from ..protocol import NotConnected, topics
+from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from ..sources.kafka import LEGAL_TOPIC
 
 PARTITIONS = {
@@ -45,7 +46,10 @@ def ensure_topics(
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
     try:
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lakequeue-engine")
+        admin = KafkaAdminClient(
+            bootstrap_servers=bootstrap, client_id="lakequeue-engine",
+            **for_kafka_python(kafka_settings()),
+        )  # fmt: skip
     except KafkaError as error:
         raise NotConnected(
             f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"

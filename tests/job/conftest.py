@@ -1,4 +1,4 @@
-"""The real job for the tests: one Kafka broker and one engine for the whole session.
+"""The real job for the tests: one Kafka broker and one engine for each trigger, and all tests.
 
 Only what must see the engine die, or needs other settings, starts an engine of its own, as a
 process (`processes.py`).
@@ -23,6 +23,10 @@ from client.failures import DEADLY, MODES, definition
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
+from lakequeue.streaming.queries import REAL_TIME, TRIGGERS
+
+BATCH_S = 4.0  # what the driver hears comes with the end of a batch
+in_real_time = pytest.mark.parametrize("job", [REAL_TIME], indirect=True)  # one trigger is enough
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "plain", "message_type": "json", "max_per_subscription_backlog": 50},
@@ -67,12 +71,15 @@ def configuration() -> Configuration:
     return parse_configuration({"queues": QUEUES + killed + scenarios})
 
 
-@pytest.fixture(scope="session")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The engine, started once."""
+@pytest.fixture(scope="session", params=TRIGGERS)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The engine, started once for each trigger; a module may choose one of them."""
     home = tmp_path_factory.mktemp("job")
     with EmbeddedKafka(home / "kafka") as kafka:
-        settings = {"lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2"}
+        settings = {
+            "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
+            "lakequeue.trigger": request.param, "lakequeue.batch_s": str(BATCH_S),
+        }  # fmt: skip
         engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
         job = Job(kafka, engine)
         supervisor = threading.Thread(target=job.watch, daemon=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from client.failures import DEADLY, MODES, on_memory, queue_of
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.client.kafka import LIBRARIES
 
@@ -19,6 +19,7 @@ PLACES = [queue_of(mode, point) for mode in MODES for point in DEADLY]
 
 
 @pytest.mark.job
+@in_real_time
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_C3_C4_a_worker_is_killed_in_each_mode(
     job: Job, connection: Any, library: str, monkeypatch: pytest.MonkeyPatch

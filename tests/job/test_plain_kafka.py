@@ -8,11 +8,11 @@ from pathlib import Path
 
 import lakequeue
 import pytest
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from job.processes import until
 from kafka import KafkaProducer
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, in_real_time]
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plain_kafka.py"
 

@@ -7,11 +7,11 @@ import zlib
 
 import lakequeue
 import pytest
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from kafka import KafkaProducer
 from lakequeue.protocol.errors import Rejected
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, in_real_time]
 
 
 def test_P1_a_retransmitted_message_is_stored_once(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from lakequeue.streaming.planning import QUERY_SETTINGS
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, in_real_time]
 
 
 @pytest.mark.parametrize("key", QUERY_SETTINGS)

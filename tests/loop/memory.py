@@ -19,7 +19,7 @@ from lakequeue.sources.messages import Place, Taken, to_batch
 from lakequeue.state import Batch, DictStore, Home
 from lakequeue.streaming.driver import Driver, Snapshot
 
-HOME = Home("broker-0", 0)
+HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
 PLACES: list[Place] = [(COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0)]
 SIZES = {
@@ -70,9 +70,10 @@ class World:
     topics: dict[Place, list[Message]] = field(default_factory=lambda: {p: [] for p in PLACES})
     log: list[bytes] = field(default_factory=list)
     said: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # by attempt
+    flight: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # not in Kafka yet
     saved: tuple[Snapshot, DictStore] = field(default_factory=lambda: (Snapshot(), DictStore()))
     point: str | None = None  # where the next step crashes
-    lag: int = 0  # so many steps' outputs are not acknowledged yet
+    lag: int = 0  # so many steps' outputs are on their way; who dies takes them along
     replayed: int = 0
 
     def write(self, place: Place, value: bytes, **lq: Any) -> None:
@@ -89,6 +90,7 @@ class World:
 
     def open(self) -> Driver:
         """A new worker: from the last snapshot and the log."""
+        self.flight.clear()
         snapshot, store = copy.deepcopy(self.saved)
         driver = Driver(HOME, self.code, store, snapshot, self, self, lambda: self.now)
         todo = self.logged(driver.log_at)
@@ -98,7 +100,8 @@ class World:
         return driver
 
     def save(self, driver: Driver, store: DictStore) -> None:
-        """A batch ends well."""
+        """A batch ends well: all outputs are in Kafka."""
+        self.land(0)
         self.saved = copy.deepcopy((driver.snapshot(5), store))
 
     # ------------------------------------------------------------ what a driver asks for
@@ -124,12 +127,20 @@ class World:
         """`Outbox`."""
         whole = list(records)
         half = len(whole) // 2 if self.point == "half sent" else len(whole)
-        self.said.append((step, whole[:half]))
+        self.flight.append((step, whole[:half]))
+        self.land(self.lag)
         self._crash("half sent")
         self._crash("sent")
 
     def acked(self) -> int | None:
-        return max(len(self.log) - self.lag, 0) if self.lag else None
+        self.land(self.lag)
+        return self.flight[0][0] - 1 if self.flight else None
+
+    def land(self, lag: int) -> None:
+        """What is on its way arrives in Kafka, but for so many steps."""
+        count = max(len(self.flight) - lag, 0)
+        self.said += self.flight[:count]
+        del self.flight[:count]
 
     def _crash(self, point: str) -> None:
         if self.point == point:

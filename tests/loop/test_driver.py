@@ -34,9 +34,9 @@ operations = st.lists(
         st.tuples(st.just("cancel"), st.integers(0, 2), st.integers(0, 9)),
         st.tuples(st.just("describe")),
         st.tuples(st.just("garbage"), st.integers(0, 3)),
-        st.tuples(st.just("wait"), st.sampled_from([1, 300, 999, 2_000, 10_000])),
-        st.tuples(st.just("step"), st.integers(1, 4)),
-        st.tuples(st.just("step"), st.integers(1, 4)),
+        st.tuples(st.just("wait"), st.sampled_from([-700, 1, 999, 1_000, 10_000])),
+        st.tuples(st.just("go"), st.integers(1, 4), st.sampled_from([1, 1_000])),
+        st.tuples(st.just("go"), st.integers(1, 4), st.sampled_from([1, 1_000])),
         st.tuples(st.just("crash"), st.sampled_from(POINTS)),
         st.tuples(st.just("save")),
         st.tuples(st.just("restart")),
@@ -53,6 +53,7 @@ class Walk:
         self.world = World()
         self.driver = self.world.open()
         self.sent = 0
+        self.world.command(command="begin", epoch=HOME.epoch)
         self.world.command(command="define", definition=QUEUE)
         self.step(9)
 
@@ -113,6 +114,10 @@ class Walk:
     def do_step(self, most: int) -> None:
         self.step(most)
 
+    def do_go(self, most: int, ms: int) -> None:
+        self.world.now += ms
+        self.step(most)
+
     def do_crash(self, point: str) -> None:
         self.world.point = point
 
@@ -132,7 +137,7 @@ class Walk:
 
 def aloud(world: World) -> tuple[dict[int, list[WireRecord]], Driver, DictStore]:
     """The log from nothing, in one go, each step saying what it says."""
-    quiet = replace(world, saved=(Snapshot(), DictStore()), said=[], point=None)
+    quiet = replace(world, saved=(Snapshot(), DictStore()), said=[], flight=[], lag=0, point=None)
     store = DictStore()
     driver = Driver(HOME, world.code, store, Snapshot(), quiet, quiet, lambda: 0)
     records = []
@@ -150,6 +155,7 @@ def judge(walk: Walk) -> None:
     world = walk.world
     world.point = None
     walk.restart()
+    world.land(0)
     wanted, reference, store = aloud(world)
     whole: set[int] = set()
     for step, records in world.said:

@@ -26,7 +26,7 @@ from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.step_log import StepLog
-from lakequeue.sources.live import kafka_client
+from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client
 from lakequeue.sources.step_log import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -39,6 +39,7 @@ SEED = 20_261_122
 WORKER = Path(__file__).with_name("worker.py")
 QUEUE = {"name": "orders", "message_type": "text", "max_per_subscription_backlog": 50}
 STEPS = "broker-0.steps"
+EPOCH = 7  # as in worker.py
 
 
 @dataclass
@@ -84,6 +85,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with EmbeddedKafka(folder / "kafka") as kafka:
         ensure_topics(kafka.bootstrap_servers, ["default"], [], ["broker-0"])
         place = Place(kafka, folder)
+        begin(kafka.bootstrap_servers)
         place.start()
         with lakequeue.connect(place.url) as connection:
             until(lambda: answers(connection), 30, "the worker answers")
@@ -92,6 +94,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         for worker in place.workers:
             worker.kill()
             worker.wait()
+
+
+def begin(bootstrap: str) -> None:
+    """The home begins here, in the VPN's commands."""
+    transport = open_kafka(bootstrap, "begin")
+    value = commands.encode_command(commands.Begin(epoch=EPOCH))
+    transport.command("default.commands", b"", value)
+    transport.flush(5)
+    transport.close()
 
 
 def answers(connection: lakequeue.Connection) -> bool:
@@ -231,6 +242,34 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: Place) -> None:
 
         until(trimmed, 60, "the log begins later")
     consumer.close()
+
+
+def test_definitions_come_before_the_messages_that_they_are_for(place: Place) -> None:
+    """Of what stood there before the start, commands are taken first, all of them."""
+    bootstrap = place.kafka.bootstrap_servers
+    ensure_topics(bootstrap, ["early"], [], ["early"])
+    transport = open_kafka(bootstrap, "early")
+    for n in range(500):
+        transport.publish("early.publish", b"%d" % n, None, [])
+        transport.command("early.commands", b"", b"%d" % n)
+    transport.flush(10)
+    transport.close()
+    limits = InputLimits(records=100, bytes=100_000)
+    inputs = LiveInputs(kafka_client(bootstrap, "early"), limits, "early.control", "run")
+    places = [("early.commands", 0), ("early.publish", 0), ("early.publish", 1)]
+    inputs.start(dict.fromkeys(places, 0))
+    commands = publishes = 0
+    deadline = time.monotonic() + 30
+    while publishes < 500 and time.monotonic() < deadline:
+        taken = inputs.take(0.5)
+        if taken is not None:
+            assert len(taken.batch.commands) <= 100
+            assert len(taken.batch.publishes) <= 100
+            commands += len(taken.batch.commands)
+            assert commands == 500 or not taken.batch.publishes
+            publishes += len(taken.batch.publishes)
+    inputs.close()
+    assert publishes == 500
 
 
 def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:

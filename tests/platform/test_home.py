@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lakequeue.definitions import Configuration
+from lakequeue.definitions import Configuration, parse_configuration
+from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.protocol.commands import Begin, decode_command
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.state.broker import FORMAT
+from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
 from lakequeue.streaming.home import EPOCH_MAX, HomeFolder
 
@@ -23,12 +25,12 @@ def start(home: Path) -> str:
     return str(error.value)
 
 
-def lived(path: Path, number: str = "one") -> HomeFolder:
+def lived(path: Path, trigger: str | None = "real-time") -> HomeFolder:
     """A home in which an engine ran."""
     home = HomeFolder(path)
-    home.open()
+    home.open(trigger)
     (path / "checkpoint").mkdir()
-    (path / "checkpoint" / "metadata").write_text(json.dumps({"id": number}))
+    (path / "checkpoint" / "metadata").write_text(json.dumps({"id": "one"}))
     (path / "tables" / "journal" / "_delta_log").mkdir(parents=True)
     home.remember_checkpoints()
     return home
@@ -55,6 +57,17 @@ def test_the_epoch_is_drawn_once_for_each_home(tmp_path: Path) -> None:
     assert all(0 < epoch <= EPOCH_MAX for epoch in epochs)
 
 
+def test_the_epoch_begins_in_every_vpns_commands() -> None:
+    """Also in that of the default VPN, which only queues name."""
+    queues = [{"name": "a", "message_type": "text"}]
+    text = {"vpns": {"east": {}, "north": {}}, "queues": queues}
+    told = configure_commands(parse_configuration(text), epoch=5)
+    found = [(vpn, decode_command(value)) for vpn, value in told]
+    begun = [(vpn, c) for vpn, c in found if isinstance(c, Begin)]
+    assert sorted(vpn for vpn, _ in begun) == ["default", "east", "north"]
+    assert {c.epoch for _, c in begun} == {5}
+
+
 def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:
     (tmp_path / "lakequeue.json").write_text(json.dumps({"format": FORMAT}))
     home = HomeFolder(tmp_path)
@@ -66,7 +79,8 @@ def test_a_home_that_lived_starts_again(tmp_path: Path) -> None:
     epoch = lived(tmp_path).epoch
     assert NOBODY in start(tmp_path)
     assert about(tmp_path) == {
-        "format": FORMAT, "epoch": epoch, "checkpoints": {"checkpoint": "one"},
+        "format": FORMAT, "epoch": epoch, "trigger": "real-time",
+        "checkpoints": {"checkpoint": "one"},
     }  # fmt: skip
 
 
@@ -113,7 +127,7 @@ def test_a_checkpoint_without_its_home_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_for_its_trigger(tmp_path: Path) -> None:
-    home = lived(tmp_path)  # says none: of a version that knew one
+    home = lived(tmp_path, trigger=None)  # of a version that knew one
     with pytest.raises(LakequeueError, match=r"with the trigger 'micro-batch'.*--trigger micro-b"):
         home.open("real-time")
     home.open("micro-batch")

@@ -1,0 +1,107 @@
+"""How Kafka is reached, said once, for clients, the loop and Spark.
+
+A file of ``name=value`` lines, named by ``$LAKEQUEUE_KAFKA_SETTINGS``, holds what a Kafka asks for,
+under the names of librdkafka, which are Java's where both have one:
+
+    security.protocol=SASL_SSL
+    sasl.mechanism=SCRAM-SHA-512
+    sasl.username=engine
+    sasl.password=…
+    ssl.ca.location=/etc/kafka/ca.pem
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, Problem
+
+VARIABLE = "LAKEQUEUE_KAFKA_SETTINGS"
+# Here → Java's name, kafka-python's name.
+NAMES = {
+    "security.protocol": ("security.protocol", "security_protocol"),
+    "sasl.mechanism": ("sasl.mechanism", "sasl_mechanism"),
+    "sasl.username": ("", "sasl_plain_username"),
+    "sasl.password": ("", "sasl_plain_password"),
+    "ssl.ca.location": ("ssl.truststore.location", "ssl_cafile"),
+    "socket.timeout.ms": ("request.timeout.ms", "request_timeout_ms"),
+}
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS = {
+    "PLAIN": "plain.PlainLoginModule",
+    "SCRAM-SHA-256": "scram.ScramLoginModule",
+    "SCRAM-SHA-512": "scram.ScramLoginModule",
+}
+_VALUES = {"security.protocol": PROTOCOLS, "sasl.mechanism": tuple(MECHANISMS)}
+
+
+def kafka_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the file says, under librdkafka's names; nothing without a file.
+
+    Raises ConfigError with everything that is wrong with it.
+    """
+    name = (os.environ if environment is None else environment).get(VARIABLE)
+    if not name:
+        return {}
+    try:
+        lines = Path(name).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem("", VARIABLE, name, f"must name a file ({error})")]) from error
+    settings: dict[str, str] = {}
+    problems = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        key, equals, value = (part.strip() for part in text.partition("="))
+        where = f"{name}, line {number}"
+        if not equals or key not in NAMES:
+            allowed = f"must be name=value, with a name of {', '.join(NAMES)}"
+            problems.append(Problem(where, key, "", allowed))
+        elif key in _VALUES and value not in _VALUES[key]:
+            problems.append(Problem(where, key, value, f"must be {', '.join(_VALUES[key])}"))
+        elif key.endswith(".ms") and not value.isdecimal():
+            problems.append(Problem(where, key, value, "must be milliseconds"))
+        settings[key] = value
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def encrypted(settings: Mapping[str, str]) -> bool:
+    """Whether the first bytes of a connection are TLS's."""
+    return settings.get("security.protocol", "").endswith("SSL")
+
+
+def for_java(settings: Mapping[str, str]) -> dict[str, str]:
+    """The same for Java's clients. As options of Spark's source and sink they begin with kafka."""
+    out = {NAMES[k][0]: v for k, v in settings.items() if NAMES[k][0]}
+    if "sasl.username" in settings:
+        module = MECHANISMS[settings.get("sasl.mechanism", "PLAIN")]
+        user, password = settings["sasl.username"], settings.get("sasl.password", "")
+        out["sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required "
+            f'username="{_quoted(user)}" password="{_quoted(password)}";'
+        )
+    if "ssl.ca.location" in settings:
+        out["ssl.truststore.type"] = "PEM"
+    return out
+
+
+def for_spark(settings: Mapping[str, str]) -> dict[str, str]:
+    """The same as options of Spark's Kafka source and sink."""
+    return {f"kafka.{k}": v for k, v in for_java(settings).items()}
+
+
+def for_kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The same as arguments of kafka-python."""
+    return {
+        NAMES[k][1]: int(v) if k.endswith(".ms") else v for k, v in settings.items()
+    }  # fmt: skip
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

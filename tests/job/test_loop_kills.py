@@ -1,0 +1,134 @@
+"""The loop in Spark: its worker is killed, and frozen while everything around it is killed.
+
+Many kills of the loop alone are in `tests/loop/test_on_kafka.py`; the driver's are in
+`test_crash.py`. Here Spark is what notices and begins again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from job.processes import EngineProcess, until
+from job.traffic import Traffic, judge
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.step_log import read_steps
+from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.realtime import ENVIRONMENT
+
+pytestmark = pytest.mark.job
+
+SEED = 13
+KILLS = 4
+BACK_S_MAX = 10.0  # of a machine with other work
+CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedKafka, Path]]:
+    folder = tmp_path_factory.mktemp("kills")
+    (folder / "queues.yaml").write_text(CONFIG)
+    with EmbeddedKafka(folder / "kafka") as kafka:
+        yield kafka, folder
+
+
+def start(place: tuple[EmbeddedKafka, Path]) -> EngineProcess:
+    kafka, folder = place
+    batches = ("--set", "lakequeue.batch_s=5")
+    config = folder / "queues.yaml"
+    return EngineProcess(kafka.bootstrap_servers, folder / "home", config, *batches)
+
+
+def loop_workers(engine: EngineProcess) -> list[psutil.Process]:
+    """The Python workers of the broker's query: children of the daemon that knows its name."""
+    found = []
+    for process in engine.family():
+        with contextlib.suppress(psutil.Error, OSError):
+            parent = process.parent()
+            if "pyspark.daemon" not in " ".join(process.cmdline()) or parent is None:
+                continue
+            ours = process.environ().get(ENVIRONMENT) and parent.environ().get(ENVIRONMENT)
+            if ours and "pyspark.daemon" in " ".join(parent.cmdline()):
+                found.append(process)
+    return found
+
+
+def goes_on(traffic: Traffic, more: int, seconds: float) -> float:
+    """Until so many more were acknowledged; how long it took."""
+    begun, enough = time.monotonic(), len(traffic.acked) + more
+    until(lambda: len(traffic.acked) >= enough or traffic.errors, seconds, "traffic goes on")
+    return time.monotonic() - begun
+
+
+def drained(traffic: Traffic) -> None:
+    traffic.finish_producing()
+    admin = traffic.connections[0].admin()
+    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
+    traffic.finish_consuming()
+    judge(traffic, set())
+
+
+def test_a_killed_worker_is_replaced_and_loses_nothing(
+    place: tuple[EmbeddedKafka, Path],
+) -> None:
+    chance = random.Random(SEED)
+    engine = start(place)
+    try:
+        engine.wait_ready()
+        traffic = Traffic(f"kafka://{place[0].bootstrap_servers}", SEED)
+        goes_on(traffic, 30, 60)
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.5, 3.0))
+            workers = loop_workers(engine)
+            assert workers, "no worker of the loop was found"
+            for worker in workers:
+                worker.kill()
+            assert goes_on(traffic, 60, 60) < BACK_S_MAX
+        drained(traffic)
+        assert engine.terminate() == 0
+        assert "Traceback" not in engine.errors()
+        logged = read_steps(kafka_client(place[0].bootstrap_servers, "look"), "broker-0.steps", 0)
+        numbers = [r.step for _, r in logged]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    finally:
+        engine.kill()
+
+
+def test_a_frozen_worker_outlives_its_engine_and_says_nothing(
+    place: tuple[EmbeddedKafka, Path],
+) -> None:
+    engine = start(place)
+    successor = None
+    zombies: list[psutil.Process] = []
+    try:
+        engine.wait_ready()
+        traffic = Traffic(f"kafka://{place[0].bootstrap_servers}", SEED + 1)
+        goes_on(traffic, 30, 60)
+        zombies = loop_workers(engine)
+        for worker in zombies:
+            worker.send_signal(signal.SIGSTOP)
+        for process in engine.family():
+            if process not in zombies:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        successor = start(place).wait_ready()
+        goes_on(traffic, 60, 60)
+        for worker in zombies:
+            with contextlib.suppress(psutil.Error):
+                worker.send_signal(signal.SIGCONT)
+        until(lambda: not any(w.is_running() for w in zombies), 60, "the frozen worker ends")
+        drained(traffic)
+        assert successor.terminate() == 0
+    finally:
+        engine.kill()
+        for worker in zombies:
+            with contextlib.suppress(psutil.Error):
+                worker.kill()
+        if successor is not None:
+            successor.kill()

@@ -1,0 +1,189 @@
+"""The page cache: always what was put, in bounded memory; all of it in the state at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakequeue.state import DictStore
+from lakequeue.streaming import cache as module
+from lakequeue.streaming.cache import PAGE_BYTES, PageCache
+
+
+class State(DictStore):
+    """A state that takes one call at a time, and counts them."""
+
+    def __init__(self, pages: dict[str, bytes] | None = None) -> None:
+        super().__init__(pages)
+        self.reads = self.writes = 0
+        self.pause_s = 0.0
+        self.fails: str | None = None
+        self._busy = threading.Lock()
+
+    def get(self, key: str) -> bytes | None:
+        assert self._busy.acquire(blocking=False), "two calls at once"
+        self.reads += 1
+        try:
+            return super().get(key)
+        finally:
+            self._busy.release()
+
+    def put(self, key: str, value: bytes) -> None:
+        assert self._busy.acquire(blocking=False), "two calls at once"
+        self.writes += 1
+        try:
+            time.sleep(self.pause_s)
+            if key == self.fails:
+                raise RuntimeError(f"no room for {key}")
+            super().put(key, value)
+        finally:
+            self._busy.release()
+
+    def delete(self, key: str) -> None:
+        assert self._busy.acquire(blocking=False), "two calls at once"
+        try:
+            assert key in self.pages, "only what is there is removed"
+            super().delete(key)
+        finally:
+            self._busy.release()
+
+    def keys(self) -> set[str]:
+        return set(self.pages)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() <= before
+
+
+keys = st.sampled_from("abcdefgh")
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), keys, st.binary(max_size=600)),
+        st.tuples(st.just("get"), keys),
+        st.tuples(st.just("delete"), keys),
+        st.tuples(st.just("behind")),
+        st.tuples(st.just("batch")),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(keys, st.binary(max_size=300)), operations, st.integers(0, 4_000))
+def test_it_is_a_store(
+    first: dict[str, bytes], walk: list[tuple], bytes_max: int
+) -> None:
+    below, plain = State(first), DictStore(first)
+    cache = PageCache(below, bytes_max)
+    for name, *rest in walk:
+        if name == "put":
+            cache.put(*rest)
+            plain.put(*rest)
+        elif name == "delete":
+            cache.delete(*rest)
+            plain.delete(*rest)
+        elif name == "get":
+            assert cache.get(*rest) == plain.get(*rest)
+        elif name == "behind":
+            cache.write_behind()
+        else:
+            cache.save()
+            assert below.pages == plain.pages
+            cache.begin(below)
+        assert cache.held_bytes - cache.dirty_bytes <= max(bytes_max, 0)
+    cache.save()
+    assert below.pages == plain.pages
+    assert cache.dirty_bytes == 0
+
+
+def test_a_page_is_read_once_and_written_once() -> None:
+    below = State({"a": b"1"})
+    cache = PageCache(below, 10_000)
+    for n in range(100):
+        assert cache.get("a") is not None
+        cache.put("a", b"%d" % n)
+        cache.write_behind()
+    cache.save()
+    assert (below.reads, below.writes) == (1, 1)
+
+
+def test_what_rests_is_written_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    below = State()
+    cache = PageCache(below, 1_000_000)
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    for n in range(100):
+        now += 0.1
+        cache.put(f"spool {n}", b"x")
+        cache.put("header", b"%d" % n)
+        cache.write_behind()
+    assert cache.written_pages > 80
+    assert cache.dirty_bytes < 20 * (PAGE_BYTES + 1)
+    monkeypatch.undo()
+    cache.save()
+    assert below.writes == 101, "the header was not written again and again"
+
+
+def test_what_there_is_no_room_for_is_written_early() -> None:
+    below = State()
+    cache = PageCache(below, 100_000)
+    for n in range(100):
+        cache.put(f"{n}", bytes(10_000))
+        cache.write_behind()
+    assert cache.dirty_bytes <= 60_000
+    assert cache.held_bytes <= 110_000
+    cache.save()
+    assert len(below.pages) == 100
+
+
+def test_clean_pages_go_first_the_longest_unused_before() -> None:
+    below = State({str(n): bytes(1_000) for n in range(10)})
+    cache = PageCache(below, 5 * (1_000 + PAGE_BYTES))
+    for n in range(10):
+        cache.get(str(n))
+    reads = below.reads
+    cache.get("9")
+    assert below.reads == reads, "still there"
+    cache.get("0")
+    assert below.reads == reads + 1, "gone"
+    cache.close()
+
+
+def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
+    below = State()
+    below.pause_s = 0.01
+    cache = PageCache(below, 0)
+    for n in range(20):
+        cache.put("a", b"%d" % n)
+        cache.write_behind()
+        assert cache.get("a") == b"%d" % n
+    cache.save()
+    assert below.pages == {"a": b"19"}
+
+
+def test_what_cannot_be_written_is_said() -> None:
+    below = State()
+    below.fails = "b"
+    cache = PageCache(below, 0)
+    cache.put("a", b"1")
+    cache.put("b", b"2")
+    with pytest.raises(RuntimeError, match="no room for b"):
+        cache.save()
+
+
+def test_giving_up_writes_nothing_more() -> None:
+    below = State()
+    below.pause_s = 0.05
+    cache = PageCache(below, 0)
+    for n in range(50):
+        cache.put(str(n), b"x")
+    cache.write_behind()
+    cache.close()
+    assert len(below.pages) <= 2

@@ -1,0 +1,63 @@
+"""What is read, and how it is cut: limits in records and bytes, captured topics, order."""
+
+from __future__ import annotations
+
+from lakequeue.protocol.messages import Records
+from lakequeue.sources.discovery import captured_topics
+from lakequeue.sources.messages import to_batch
+from lakequeue.sources.records import in_parts
+from lakequeue.state import Batch
+from loop.memory import Message
+
+KNOWN = ["orders", "ord.new", "a.publish", "broker-0.steps", "x.control", "__consumer", "other"]
+
+
+def records(sizes: list[int]) -> Records:
+    n = len(sizes)
+    return Records(
+        ["default.publish"] * n, [0] * n, list(range(n)), [0] * n, [None] * n,
+        [bytes(size) for size in sizes], [None] * n, [None] * n,
+    )  # fmt: skip
+
+
+def test_a_batch_is_cut_by_bytes_and_commands_come_first() -> None:
+    whole = Batch(commands=records([1, 1]), publishes=records([600, 600, 600, 5_000, 1, 1]))
+    parts = list(in_parts(whole, 1_500))
+    assert [p.publishes.offsets for p in parts] == [[0, 1], [2], [3], [4, 5]]
+    assert [len(p.commands) for p in parts] == [2, 0, 0, 0]
+    assert next(iter(in_parts(Batch(commands=records([1])), 10))).commands.offsets == [0]
+
+
+def test_five_thousand_times_one_megabyte_is_not_one_step() -> None:
+    value = bytes(1_000_000)
+    whole = Batch(publishes=records([0] * 5_000))
+    whole.publishes.values = [value] * 5_000
+    assert max(len(p.publishes) for p in in_parts(whole, 32_000_000)) == 32
+
+
+def test_captured_topics_are_pythons_expressions_and_never_the_engines_own() -> None:
+    assert captured_topics(KNOWN, ["orders", "gone"]) == ["orders"]
+    assert captured_topics(KNOWN, ["ord.*"]) == ["ord.new", "orders"]
+    assert captured_topics(KNOWN, [".*"]) == ["ord.new", "orders", "other"]
+    assert captured_topics(KNOWN, ["(?P<a>or)ders"]) == ["orders"]
+    assert captured_topics(KNOWN, ["(", "a.publish", "broker-0.steps"]) == []
+
+
+def test_records_are_in_one_order_however_they_came() -> None:
+    def message(topic: str, partition: int, offset: int) -> Message:
+        return Message(topic, partition, offset, 0, None, b"", [("lq", b"{}"), ("a", b"\xff")])
+
+    found = {
+        ("default.publish", 1): [message("default.publish", 1, 7)],
+        ("orders", 0): [message("orders", 0, 1)],
+        ("default.commands", 0): [message("default.commands", 0, 3)],
+        ("default.publish", 0): [message("default.publish", 0, n) for n in (4, 9)],
+    }
+    taken = to_batch(found)  # type: ignore[arg-type]
+    assert taken.batch.commands.offsets == [3]
+    assert taken.batch.publishes.offsets == [4, 9, 7, 1]
+    assert taken.batch.publishes.metas == [b"{}"] * 4
+    assert taken.batch.publishes.headers[0] == '[{"key":"a","value":"/w=="}]'
+    assert [(r.first, r.last, r.count) for r in taken.ranges] == [
+        (3, 3, 1), (4, 9, 2), (7, 7, 1), (1, 1, 1),
+    ]  # fmt: skip
