@@ -17,8 +17,9 @@ class Figures:
 
     records_in, records_out: of Kafka; wait: from a message's Kafka time to its step, of the oldest
     message of each step; gap_ms: from the last step of the batch before to the first look of this
-    one; replayed: steps taken again; busy_ms: not waiting for input; step_ms: the core's part;
-    state_*: what the state was given.
+    one; replayed: steps taken again, which took replay_ms and spanned replayed_life_ms when they
+    were taken first; step_max_ms: the longest step, from its input to its outputs; busy_ms: not
+    waiting for input; step_ms: the core's part; state_*: what the state was given.
     """
 
     steps: int = 0
@@ -27,11 +28,14 @@ class Figures:
     records_out: int = 0
     refused: int = 0
     replayed: int = 0
+    replay_ms: int = 0
+    replayed_life_ms: int = 0
     wait_p50_ms: int = 0
     wait_p99_ms: int = 0
     gap_ms: int = 0
     busy_ms: int = 0
     step_ms: int = 0
+    step_max_ms: int = 0
     save_ms: int = 0
     cache_pages_read: int = 0
     cache_bytes: int = 0

@@ -105,7 +105,7 @@ class Loop:
     def _steps(self, figures: Figures) -> None:
         o, driver, cache, inputs = self.options, self.driver, self._cache, self._inputs
         begun, misses, cost = time.monotonic(), cache.misses, driver.cost_s
-        waited = inputs.waited_s
+        waited, longest = inputs.waited_s, 0.0
         first, records, size, out = driver.step, inputs.records, inputs.bytes, self._outbox.records
         captured = len(driver.captured)
         inputs.ages_ms.clear()
@@ -116,7 +116,9 @@ class Loop:
                 break
             if self._news is not None:
                 self._learn()
+            at, idle = time.monotonic(), inputs.waited_s
             driver.one(inputs, min(left, IDLE_S))
+            longest = max(longest, time.monotonic() - at - (inputs.waited_s - idle))
             cache.write_behind()
             if len(driver.captured) != captured:
                 captured = len(driver.captured)
@@ -125,6 +127,7 @@ class Loop:
         figures.steps = driver.step - first
         busy = self._ended - begun - (inputs.waited_s - waited)
         figures.busy_ms, figures.step_ms = round(busy * 1000), round(1000 * (driver.cost_s - cost))
+        figures.step_max_ms = round(1000 * longest)
         figures.records_in, figures.bytes_in = inputs.records - records, inputs.bytes - size
         figures.records_out = self._outbox.records - out
         figures.cache_pages_read = cache.misses - misses
@@ -180,12 +183,15 @@ class Loop:
         logged = read_steps(self.options.kafka, self._topic, self.driver.log_at)
         todo = [r for _, r in logged if r.step > self.driver.step]
         again = ReadAgain(self.options.kafka, todo)
+        begun = time.monotonic()
         try:
             spoken = self.driver.replay(logged, again)
         finally:
             again.close()
         figures.replayed = len(todo)
         if todo:
+            figures.replay_ms = round(1000 * (time.monotonic() - begun))
+            figures.replayed_life_ms = todo[-1].now - todo[0].now
             log.warning("%s: %d steps again, outputs of %s", self._topic, len(todo), spoken)
 
     def _stopped(self) -> bool:

@@ -23,12 +23,12 @@ def start(home: Path) -> str:
     return str(error.value)
 
 
-def lived(path: Path, number: str = "one") -> HomeFolder:
+def lived(path: Path, trigger: str | None = "real-time") -> HomeFolder:
     """A home in which an engine ran."""
     home = HomeFolder(path)
-    home.open()
+    home.open(trigger)
     (path / "checkpoint").mkdir()
-    (path / "checkpoint" / "metadata").write_text(json.dumps({"id": number}))
+    (path / "checkpoint" / "metadata").write_text(json.dumps({"id": "one"}))
     (path / "tables" / "journal" / "_delta_log").mkdir(parents=True)
     home.remember_checkpoints()
     return home
@@ -66,7 +66,8 @@ def test_a_home_that_lived_starts_again(tmp_path: Path) -> None:
     epoch = lived(tmp_path).epoch
     assert NOBODY in start(tmp_path)
     assert about(tmp_path) == {
-        "format": FORMAT, "epoch": epoch, "checkpoints": {"checkpoint": "one"},
+        "format": FORMAT, "epoch": epoch, "trigger": "real-time",
+        "checkpoints": {"checkpoint": "one"},
     }  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def test_a_checkpoint_without_its_home_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_for_its_trigger(tmp_path: Path) -> None:
-    home = lived(tmp_path)  # says none: of a version that knew one
+    home = lived(tmp_path, trigger=None)  # of a version that knew one
     with pytest.raises(LakequeueError, match=r"with the trigger 'micro-batch'.*--trigger micro-b"):
         home.open("real-time")
     home.open("micro-batch")

@@ -11,6 +11,7 @@ import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import Engine, supervision
+from lakequeue.streaming import engine as engine_module
 from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
 from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
 
@@ -67,6 +68,7 @@ def test_a_passing_cause_does_not_end_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    monkeypatch.setattr(engine_module, "require_broker", lambda bootstrap: None)
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     started: list[bool] = []
     monkeypatch.setattr(engine, "_start_query", lambda: started.append(True))
