@@ -117,14 +117,15 @@ def _floor(messages: int) -> list[dict[str, Any]]:
 
 @_add(
     "depth", "The same traffic at growing depth",
-    "Median batch time for 1,000 in and 1,000 acked, with more and more in the queue.",
+    "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
     click.option("--depths", default="1000,100000,1000000", show_default=True),
     click.option("--rounds", default=25, show_default=True),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
-def _depth(depths: str, rounds: int) -> list[dict[str, Any]]:
+def _depth(depths: str, rounds: int, trigger: str) -> list[dict[str, Any]]:
     from .depth import run
 
-    return run([int(d) for d in depths.split(",")], rounds, _say)
+    return run([int(d) for d in depths.split(",")], rounds, trigger, _say)
 
 
 @_add(

@@ -1,57 +1,101 @@
-"""The same traffic at growing depth: a batch costs what changes, not what is stored."""
+"""The same traffic at growing depth: a step costs what changes, not what is stored.
+
+A round takes in 1,000 messages and acknowledges 1,000. In real time its cost is what the engine
+says that its steps took; in micro-batches, the time of the batch that took it in.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
 
 from ..client import connect
+from ..protocol.errors import LakequeueError
+from ..sinks.kafka import OBSERVATION
 from ..streaming import Engine
 from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
 
 STEP = 1_000
+WARM_UP = 5
+BATCH_S = 2  # of the loop: it says what its steps took at the end of each
 
 
-def run(depths: list[int], rounds: int, say: Say) -> list[dict[str, Any]]:
-    """Per depth: median time of a batch that takes in 1,000 and acknowledges 1,000."""
-    rows = []
-    with running(say, {"lakequeue.tables_interval_s": "0"}) as engine:
-        with connect(url(engine), client_name="bench") as connection:
-            producer = connection.producer(window=40_000)
-            admin = connection.admin()
-            for depth in depths:
-                say(f"filling to {depth:,}")
-                for _ in range(depth - admin.describe(QUEUE)["depth"]):
-                    producer.send_async(QUEUE, PAYLOAD)
-                producer.flush(900)
-                time.sleep(3)
-                say(f"measuring at {depth:,}")
-                rows.append(_measure(engine, connection, producer, depth, rounds))
-    first = rows[0]["batch_ms"]
-    return [{**r, "over_first": r["batch_ms"] / first} for r in rows]
+def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first."""
+    rows: list[dict[str, Any]] = []
+    settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
+    told: list[dict[str, Any]] = []
+    with (
+        running(say, settings, trigger, on_batch=told.append) as engine,
+        connect(url(engine), client_name="bench") as connection,
+    ):
+        producer = connection.producer(window=40_000)
+        admin = connection.admin()
+        key, measure = (
+            ("batch_ms", _by_batches) if trigger == "micro-batch" else ("step_ms", _by_steps)
+        )
+        for depth in depths:
+            say(f"filling to {depth:,}")
+            for _ in range(depth - admin.describe(QUEUE)["depth"]):
+                producer.send_async(QUEUE, PAYLOAD)
+            producer.flush(900)
+            time.sleep(3)
+            say(f"measuring at {depth:,}")
+            consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=STEP)
+            for _ in range(WARM_UP):
+                _round(consumer, producer)
+            cost = measure(engine, told, partial(_round, consumer, producer), rounds)
+            row = {"trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb()}
+            consumer.close()
+            time.sleep(0.5)
+            rows.append(row)
+    first = rows[0][key]
+    return [{**r, "over_first": r[key] / first} for r in rows]
 
 
-def _measure(
-    engine: Engine, connection: Any, producer: Any, depth: int, rounds: int
-) -> dict[str, Any]:
-    consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=STEP)
+def _round(consumer: Any, producer: Any) -> None:
+    """1,000 come and are acknowledged, 1,000 are published, until they are stored."""
+    held = [consumer.receive(30) for _ in range(STEP)]
+    if None in held:
+        raise LakequeueError("A message is missing: the queue holds fewer than it should.")
+    for message in held:
+        message.ack()
+    # With a key each message is a record of its own: the rows of a batch can be counted.
+    sent = [producer.send_async(QUEUE, PAYLOAD, key=b"k") for _ in range(STEP)]
+    wait_for(lambda: all(f.done() for f in sent), 60, "a round")
+
+
+def _by_batches(
+    engine: Engine, told: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
+) -> float:
+    """The median of the batches that took in a round's messages and its acknowledgements."""
     batches: list[float] = []
-    for _ in range(rounds + 5):
-        held = [consumer.receive(30) for _ in range(STEP)]
-        assert None not in held, "a message is missing"
-        for message in held:
-            message.ack()
-        # With a key each message is a record of its own: the rows of a batch can be counted.
-        sent = [producer.send_async(QUEUE, PAYLOAD, key=b"k") for _ in range(STEP)]
+    for _ in range(rounds):
         before = len(engine.metrics.batches)
-        wait_for(lambda s=sent: all(f.done() for f in s), 60, "a round")  # type: ignore[misc]
+        one_round()
         time.sleep(0.15)
         batches += [ms for n, ms in engine.metrics.batches[before:] if n > STEP]
-    consumer.close()
-    time.sleep(0.5)
-    return {"depth": depth, "batch_ms": median(batches[5:]), "worker_rss_mb": worker_rss_mb()}
+    return median(batches)
+
+
+def _by_steps(
+    engine: Engine, told: list[dict[str, Any]], one_round: Callable[[], None], rounds: int
+) -> float:
+    """What all steps took, over the rounds."""
+    time.sleep(2 * BATCH_S)  # what came before is told by now
+    before = len(told)
+    for _ in range(rounds):
+        one_round()
+    time.sleep(2 * BATCH_S)
+    seen = [p.get("observedMetrics", {}).get(OBSERVATION) or {} for p in told[before:]]
+    steps_ms = sum(s.get("step_ms") or 0 for s in seen)
+    if not steps_ms:
+        raise LakequeueError("The engine did not say what its steps took.")
+    return steps_ms / rounds
 
 
 def worker_rss_mb() -> float:
@@ -62,5 +106,3 @@ def worker_rss_mb() -> float:
         if c.is_running() and "pyspark.daemon" in " ".join(c.cmdline())
     ]  # fmt: skip
     return max(sizes, default=0) / 1e6
-
-
