@@ -1,0 +1,128 @@
+"""What `up` and `run` say while they serve, and what ends them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakequeue.cli.service import logging_to, serve
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.streaming import supervision
+from lakequeue.streaming.kafka_watch import KafkaWatch
+
+
+def test_alerts_are_lines_for_people_and_libraries_have_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "home" / "spark.log"
+    with logging_to(file):
+        logging.getLogger("lakequeue.engine").warning("queue orders is 80 % full")
+        logging.getLogger("py4j").error("Exception while sending command.")
+    logging.getLogger("lakequeue.engine").warning("afterwards")
+    said = capsys.readouterr().err
+    assert "queue orders is 80 % full" in said
+    assert "sending command" not in said
+    assert "afterwards" not in said
+    assert "Exception while sending command." in file.read_text()
+
+
+class Engine:
+    """It waits until it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def wait(self) -> None:
+        self.stopped.wait(10)
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def test_what_else_fails_ends_the_service() -> None:
+    engine = Engine()
+    with pytest.raises(LakequeueError, match="Kafka is not started again"):
+        serve(engine, True, lambda: LakequeueError("Kafka is not started again"))
+    assert engine.stopped.is_set()
+
+
+# ---------------------------------------------------------------- the embedded Kafka
+
+
+class Kafka:
+    """A broker that runs, or does not start any more."""
+
+    log = Path("kafka.log")
+
+    def __init__(self, starts: bool = True) -> None:
+        self.running, self.ended, self.starts = True, "", starts
+        self.started = self.aborted = 0
+        self.stopped_within: list[float] = []
+
+    def die(self) -> None:
+        self.running, self.ended = False, "by signal 9"
+
+    def start(self) -> Any:
+        self.started += 1
+        if not self.starts:
+            raise LakequeueError("Kafka died while starting: no room on the disk")
+        self.running, self.ended = True, ""
+
+    def stop(self, seconds: float = 20.0) -> None:
+        self.stopped_within.append(seconds)
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_kafka_that_died_runs_again_and_it_is_said() -> None:
+    kafka, said = Kafka(), []
+    watch = KafkaWatch(kafka, said.append)  # type: ignore[arg-type]
+    watch.start()
+    kafka.die()
+    until(lambda: "Kafka runs again" in said)
+    assert said == ["Kafka ended, by signal 9; it is started again", "Kafka runs again"]
+    assert kafka.started == 1
+    watch.stop(2.0)
+    assert kafka.stopped_within[-1] == 2.0
+    assert watch.failure is None
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_kafka_that_does_not_start_ends_the_watch_with_the_reason() -> None:
+    kafka, said = Kafka(starts=False), []
+    watch = KafkaWatch(kafka, said.append)  # type: ignore[arg-type]
+    watch.start()
+    kafka.die()
+    until(lambda: watch.failure is not None)
+    assert "no room on the disk" in str(watch.failure)
+    assert "not started again" in str(watch.failure)
+    watch.stop(2.0)
+
+
+def test_a_stop_does_not_wait_for_a_pause() -> None:
+    kafka = Kafka(starts=False)
+    watch = KafkaWatch(kafka, lambda line: None)  # type: ignore[arg-type]
+    watch.start()
+    kafka.die()
+    until(lambda: kafka.started >= 1)
+    begin = time.monotonic()
+    watch.stop(2.0)
+    assert time.monotonic() - begin < 1.0
