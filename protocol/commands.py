@@ -283,7 +283,8 @@ _encoder = msgspec.json.Encoder()
 def decode_command(value: bytes | None) -> AnyCommand:
     """Read one command record; raises ValueError with a sentence for anything else."""
     try:
-        return _decoder.decode(value or b"")
+        command: AnyCommand = _decoder.decode(value or b"")
+        return command
     except msgspec.ValidationError as e:
         raise ValueError(f"not a command: {explain(e, value or b'')}") from e
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:

@@ -8,6 +8,7 @@ record: a step that is run again after a crash writes the same record again, and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -64,7 +65,7 @@ class Journal:
     time: int
     segments: list[Segment] = field(default_factory=list)
 
-    def rows(self) -> list[dict]:
+    def rows(self) -> list[dict[str, Any]]:
         """The journal as one dict per event; for tests and small tools."""
         out = []
         for s in self.segments:
@@ -126,7 +127,8 @@ def encode(journal: Journal) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def decode(value: bytes) -> pa.Table:

@@ -166,7 +166,7 @@ def _run(values: list[int]) -> Any:
 def _sequence(column: Any, n: int) -> list[int]:
     if isinstance(column, dict):
         return list(range(column["from"], column["from"] + n))
-    return column
+    return list(column)
 
 
 def decode_batch(value: bytes) -> Deliveries:

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
-from .deferred import came_early, settle_arrivals
-from .entering import lane_of, over_quota, program_of
-from .lifetime import expires_at
 from .message.entry import enter
+from .rules.deferred import came_early, settle_arrivals
+from .rules.entering import lane_of, over_quota, program_of
+from .rules.lifetime import expires_at
 from .storage import NEVER, Array
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .active_set import active_rows, first_inactive
-from .alerts import is_over, level_of
 from .broker import Broker, _decoder
 from .commands.topic_subscriptions import topics_of
-from .filters import matching
 from .limits import Limits
 from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
-from .order import seq_of
+from .phases.alerts import is_over, level_of
 from .queue import Queue
+from .rules.active_set import active_rows, first_inactive
+from .rules.filters import matching
+from .rules.order import seq_of
 from .storage import PAST, DictStore, MessagePage
 
 

@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 
 from ..definitions import QueueDefinition
-from .filters import Filters
 from .header import QueueHeader
 from .limits import Limits
 from .message.entry import Arrivals
 from .message.pages import QueuePage
 from .message.table import DELAYED, GONE, LEASED
-from .order import key_of
+from .rules.filters import Filters
+from .rules.order import key_of
 from .storage import NEVER, NO_ID, Array, Directory, ReadyIndex, Store, by_page
 
 _encode = msgspec.msgpack.encode

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
-from .admission import admit
-from .alerts import watch
 from .broker import Broker, Home
 from .commands.inbox import Inbox, answer_looks, take_commands
 from .commands.turns import go_on
-from .delivery import deliver
-from .expiry import act_on_deadlines
 from .isolation import Refused, isolated
 from .limits import Limits
+from .phases.admission import admit
+from .phases.alerts import watch
+from .phases.deadlines import act_on_deadlines
+from .phases.delivery import deliver
 from .storage import NEVER, Store
 
 

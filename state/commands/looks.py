@@ -11,16 +11,16 @@ import numpy as np
 
 from ...expressions import compile_program
 from ...protocol.commands import Browse, Describe, Events, Queues, Usage
-from ..active_set import active_rows, first_inactive
 from ..broker import Broker
-from ..fairness import backlog_of
-from ..filters import matching
 from ..header import Subscription
 from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, NAMES
 from ..message.table import COUNTERS
-from ..order import first_key_of
 from ..queue import Queue
+from ..rules.active_set import active_rows, first_inactive
+from ..rules.fairness import backlog_of
+from ..rules.filters import matching
+from ..rules.order import first_key_of
 from ..storage import Array
 from .answers import Part
 from .topic_subscriptions import topics_of

@@ -9,13 +9,13 @@ import numpy as np
 
 from ...expressions import compile_program
 from ...protocol.ids import Ranges, make_id
-from .. import deferred
-from ..active_set import first_inactive
 from ..broker import Broker
-from ..filters import matching
 from ..limits import Budget
 from ..message import GONE, LEASED
 from ..queue import Queue
+from ..rules import deferred
+from ..rules.active_set import first_inactive
+from ..rules.filters import matching
 from ..storage import Array
 from .turns import Task
 

@@ -20,12 +20,12 @@ from ...expressions import Program
 from ...protocol.commands import Redrive
 from ...protocol.ids import parse_ranges
 from ..broker import Broker
-from ..deferred import settle_arrivals
-from ..entering import Match, match, program_of, refusal
-from ..lifetime import expires_at
 from ..limits import Budget
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
+from ..rules.deferred import settle_arrivals
+from ..rules.entering import Match, match, program_of, refusal
+from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
 from .places import wanted_rows
 from .turns import Task

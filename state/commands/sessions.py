@@ -12,10 +12,10 @@ from typing import Any
 from ...expressions import compile_program
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from ..broker import Broker
-from ..fairness import backlog_of
 from ..header import Subscription
 from ..limits import Budget
 from ..queue import Queue
+from ..rules.fairness import backlog_of
 from ..storage import NEVER
 from .settling import return_held
 from .turns import Task, begin

@@ -16,13 +16,13 @@ from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
 from ...protocol.errors import Reason
 from ...protocol.ids import Ranges, format_ranges, parse_ranges
-from .. import transport
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
 from ..message import LEASED, Event, apply
 from ..message.returning import give_back
 from ..queue import Queue
+from ..rules import transport
 from ..storage import NEVER, Array
 from .places import (
     Part,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..filters import look_at
+from ..rules.filters import look_at
 from ..storage import Array
 
 if TYPE_CHECKING:

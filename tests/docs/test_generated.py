@@ -13,9 +13,11 @@ from lakequeue.definitions import configuration, definition, units
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import Reason, commands, wire
 from lakequeue.protocol.journal import SCHEMA
+from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.sinks import delta
 from lakequeue.sinks.metrics import Metrics
+from lakequeue.state import Batch, Limits, step
 from lakequeue.streaming.topics_admin import PARTITIONS
 
 Table = Callable[[str, str], dict[str, list[str]]]
@@ -164,8 +166,15 @@ def test_pages_of_the_state(table: Table) -> None:
     admin.subscribe_topic("orders", "a/>")
     connection.producer().send("orders", b"{}", ttl="1h")
     connection.consumer("orders")
-    connection.engine.command("default.commands", b"", b"not a command")
-    found = {key.partition("/")[0] for key in connection.engine.store.pages}
+    connection.producer().send("orders", b"{}")
+    connection.consumer("orders", filter="/n = 1")
+    engine = connection.engine
+    engine.command("default.commands", b"", b"not a command")
+    purge = commands.encode_command(commands.Purge(queue="orders"))
+    topic = ["default.commands"]
+    records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])
+    step(engine.store, Batch(commands=records), engine.now, limits=Limits(command_rows=1))
+    found = {key.partition("/")[0] for key in engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
 

@@ -17,8 +17,8 @@ ROOT = Path(session.__file__).parents[1]
 def test_rooms_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]
-    rooms = {package.split(".")[1] for package in packages if "." in package}
-    assert list(session.ROOMS) == sorted(rooms)
+    rooms = [name for name in sorted(packages) if name.count(".") == 1]
+    assert [f"lakequeue.{room}" for room in session.ROOMS] == rooms
 
 
 def test_the_zip_is_the_same_every_time(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lakequeue.protocol.messages import (
     encode_run,
 )
 from lakequeue.state import Batch, DictStore, Home, check, step
-from lakequeue.state.admission import Admission
+from lakequeue.state.phases.admission import Admission
 
 from .harness import Bench, drain
 

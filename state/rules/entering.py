@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from ..expressions import Program, as_priority, compile_program, is_true
-from ..protocol.errors import Reason
+from ...expressions import Program, as_priority, compile_program, is_true
+from ...protocol.errors import Reason
 
 if TYPE_CHECKING:
-    from .queue import Queue
+    from ..queue import Queue
 
 LOW_PRIORITY_BELOW = 4
 

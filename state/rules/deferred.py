@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .broker import Broker
-    from .queue import Queue
+    from ..broker import Broker
+    from ..queue import Queue
 
 
 def keep(broker: Broker, queue: Queue, first: int, last: int, subscription: str) -> None:
@@ -51,8 +51,8 @@ def came_early(queue: Queue, number: int) -> bool:
 def settle_arrivals(broker: Broker) -> None:
     """What follows when messages have got their rows: those that were acknowledged before they came
     go, and a queue with quota 0 keeps its last message only (L9, S10)."""
+    from ..message import Event, apply
     from .last_value import keep_last
-    from .message import Event, apply
 
     early, broker.early = broker.early, []
     for queue, seq in early:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .broker import Broker
-from .message import Event, apply
-from .queue import Queue
+from ..broker import Broker
+from ..message import Event, apply
+from ..queue import Queue
 
 
 def keep_last(broker: Broker, queue: Queue) -> None:

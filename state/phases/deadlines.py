@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..protocol.errors import Reason
-from . import producers
-from .limits import Budget
-from .message import DELAYED, GONE, LEASED, Event, apply
-from .message.pages import QueuePage
-from .message.returning import give_back
-from .storage import Array
+from ...protocol.errors import Reason
+from .. import producers
+from ..limits import Budget
+from ..message import DELAYED, GONE, LEASED, Event, apply
+from ..message.pages import QueuePage
+from ..message.returning import give_back
+from ..storage import Array
 
 if TYPE_CHECKING:
-    from .broker import Broker
-    from .queue import Queue
+    from ..broker import Broker
+    from ..queue import Queue
 
 
 def act_on_deadlines(broker: Broker) -> None:
     """Act on what is due: of queues, sessions and producers in the calendar, and of all queues in
     use. What is due for longest comes first; the budget is shared out over the queues."""
-    from .commands.sessions import lost
+    from ..commands.sessions import lost
 
     for name in broker.calendar.due(broker.now, broker.limits.due_names):
         if name[0] == "s":

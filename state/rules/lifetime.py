@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..definitions import QueueDefinition
-from .storage import NEVER
+from ...definitions import QueueDefinition
+from ..storage import NEVER
 
 
 def expires_at(

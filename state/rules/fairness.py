@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from ..definitions import QueueDefinition
-from .header import Subscription
+from ...definitions import QueueDefinition
+from ..header import Subscription
 
 UNLIMITED = 1 << 62
 

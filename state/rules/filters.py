@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..expressions import compile_program, is_true
-from .header import FilterState, QueueHeader
+from ...expressions import compile_program, is_true
+from ..header import FilterState, QueueHeader
+from ..storage import Array, ReadyIndex, Store, join_key, split_key
 from .order import first_key_of, seq_of
-from .storage import Array, ReadyIndex, Store, join_key, split_key
 
 if TYPE_CHECKING:
-    from .broker import Broker
-    from .limits import Budget, Limits
-    from .queue import Queue
+    from ..broker import Broker
+    from ..limits import Budget, Limits
+    from ..queue import Queue
 
 CHUNK = 64  # messages that are looked at together
 LOWEST = first_key_of(0)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .header import Subscription
-from .message.table import LEASED
-from .queue import Queue
-from .storage import Array
+from ..header import Subscription
+from ..message.table import LEASED
+from ..queue import Queue
+from ..storage import Array
 
 WAIT_MS = 2_000
 WAIT_MS_MAX = 60_000

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .active_set import first_inactive
-from .expiry import expire
-from .fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
-from .filters import look_ahead, matching
-from .limits import Budget
-from .order import first_key_of, seq_of
-from .storage import Array
+from ..limits import Budget
+from ..rules.active_set import first_inactive
+from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
+from ..rules.filters import look_ahead, matching
+from ..rules.order import first_key_of, seq_of
+from ..storage import Array
+from .deadlines import expire
 
 if TYPE_CHECKING:
-    from .broker import Broker
-    from .queue import Queue
+    from ..broker import Broker
+    from ..queue import Queue
 
 
 @dataclass(slots=True)

@@ -9,31 +9,33 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
-from ..expressions import Program
-from ..protocol import topics
-from ..protocol.bounds import TIME_MS_MAX
-from ..protocol.errors import Reason
-from ..protocol.journal import Segment
-from ..protocol.messages import (
+from ...expressions import Program
+from ...protocol import topics
+from ...protocol.bounds import TIME_MS_MAX
+from ...protocol.errors import Reason
+from ...protocol.journal import Segment
+from ...protocol.messages import (
     PLAIN,
     PublishHeader,
     Records,
     decode_publish_header,
     decode_run,
 )
-from .broker import Broker
-from .deferred import came_early, settle_arrivals
-from .entering import Match, match, program_of, refusal
-from .isolation import Refused
-from .lifetime import expires_at
-from .message import enter
-from .producers import Producer
-from .queue import Queue
-from .rejection import count_of_vpn, reject_record
-from .routing import Routes
-from .storage import NEVER
+from ..broker import Broker
+from ..isolation import Refused
+from ..message import enter
+from ..producers import Producer
+from ..queue import Queue
+from ..rejection import count_of_vpn, reject_record
+from ..routing import Routes
+from ..rules.deferred import came_early, settle_arrivals
+from ..rules.entering import Match, match, program_of, refusal
+from ..rules.lifetime import expires_at
+from ..storage import NEVER
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
@@ -41,6 +43,20 @@ MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, besi
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 NACK, DISCARD = "nack", "discard"
+
+
+class Incoming(NamedTuple):
+    """One message that comes in: a record's columns, and its place in the record."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes
+    meta: bytes | None
+    headers: str | None
+    item: int = 0
 
 
 def headers_size(text: str) -> int:
@@ -61,9 +77,9 @@ def is_json(payload: bytes) -> bool:
     return True
 
 
-def _payloads(header: PublishHeader, record: tuple) -> list[bytes]:
+def _payloads(header: PublishHeader, record: Incoming) -> list[bytes]:
     """A record's messages; raises ValueError for a run that is none."""
-    key, value, headers = record[4], record[5], record[7]
+    key, value, headers = record.key, record.value, record.headers
     if not header.count:
         return [value or b""]
     if key is not None or headers:
@@ -98,18 +114,18 @@ class Admission:
         self._look_at_files(records)
         columns = zip(
             records.topics, records.partitions, records.offsets, records.timestamps,
-            records.keys, records.values, records.metas, records.headers, [0] * len(records),
-            strict=True,
+            records.keys, (v or b"" for v in records.values), records.metas, records.headers,
+            [0] * len(records), strict=True,
         )  # fmt: skip
         sources: dict[str, str | None] = {}
-        for record in columns:
-            topic = record[0]
+        for record in map(Incoming._make, columns):
+            topic = record.topic
             if topic not in sources:
                 own = topics.split(topic)
                 sources[topic] = own[0] if own and own[1] == topics.PUBLISH else None
             vpn = sources[topic]
-            meta = record[6]
-            self._broker.at = place = record[:3]
+            meta = record.meta
+            self._broker.at = place = (topic, record.partition, record.offset)
             try:
                 if place in self._refused:
                     raise ValueError(f"it failed: {self._refused[place]}")
@@ -128,7 +144,7 @@ class Admission:
                 if self._take_all(name, header, queues, payloads, record):
                     continue
                 for item, payload in enumerate(payloads):
-                    one = (*record[:5], payload, *record[6:8], item)
+                    one = record._replace(value=payload, item=item)
                     self._publish(name, header, header.seq + item, queues, one)
         self._broker.at = None
 
@@ -141,7 +157,7 @@ class Admission:
         if sum(sizes) + sum(map(len, filter(None, records.headers))) * 4 >= room:
             self._file_room = room
 
-    def _malformed(self, vpn: str | None, record: tuple, error: str) -> None:
+    def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
         topic, partition, offset, _, key, value, *_ = record
         names = [vpn] if vpn else [name for name, _ in self._routes.of_record(topic)]
         for name in names:
@@ -149,7 +165,7 @@ class Admission:
 
     def _take_all(
         self, vpn: str, header: PublishHeader, queues: list[Queue], payloads: list[bytes],
-        record: tuple,
+        record: Incoming,
     ) -> bool:  # fmt: skip
         """Take in a record's messages at once, where it is plain that each gets in everywhere and
         as it is; else False: then one after the other."""
@@ -165,7 +181,7 @@ class Admission:
                 return False
             if d.message_type == "json" and not all(map(is_json, payloads)):
                 return False
-        text = record[7]
+        text = record.headers
         own = headers_size(text) if text else 0
         sizes = [len(payload) + own for payload in payloads]
         size = sum(sizes)
@@ -187,7 +203,7 @@ class Admission:
         return known
 
     def _publish(
-        self, vpn: str, header: PublishHeader, seq: int, queues: list[Queue], record: tuple
+        self, vpn: str, header: PublishHeader, seq: int, queues: list[Queue], record: Incoming
     ) -> None:
         """Take in one message: a record's columns, and its place in the record."""
         producer = None
@@ -203,9 +219,9 @@ class Admission:
         if self._file_room is not None and self._file_room <= 0:
             self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
             return
-        text = record[7]
-        size = len(record[5]) + (headers_size(text) if text else 0)
-        whole = len(record[5]) + len(text or "") + len(record[4] or b"")
+        text = record.headers
+        size = len(record.value) + (headers_size(text) if text else 0)
+        whole = len(record.value) + len(text or "") + len(record.key or b"")
         reasons = [self._reason(vpn, m.queue, header, size, whole) for m in matches]
         self._check_json(vpn, matches, reasons, record)
         for one, reason in zip(matches, reasons, strict=True):
@@ -224,15 +240,15 @@ class Admission:
         if producer:
             producer.stored(seq, number)
         if kept and self._file_room is not None:
-            texts = (record[4], record[5], text.encode() if text else None)
+            texts = (record.key, record.value, text.encode() if text else None)
             self._file_room -= sum(len(t) for t in texts if t)
 
     # ------------------------------------------------------------ matching
 
-    def _matches(self, queues: list[Queue], header: PublishHeader, record: tuple) -> list[Match]:
+    def _matches(self, queues: list[Queue], header: PublishHeader, record: Incoming) -> list[Match]:
         matches = []
         for queue in queues:
-            found = match(queue, self._program(queue), record[5], header.priority, record[4])
+            found = match(queue, self._program(queue), record.value, header.priority, record.key)
             if found is not None:
                 matches.append(found)
         return matches
@@ -244,7 +260,7 @@ class Admission:
         return self._programs[number]
 
     def _nowhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: Producer | None, record: tuple
+        self, vpn: str, header: PublishHeader, seq: int, producer: Producer | None, record: Incoming
     ) -> None:
         """S6: no queue takes it."""
         if not header.to:
@@ -278,12 +294,12 @@ class Admission:
         return refusal(queue, size, header.priority)
 
     def _check_json(
-        self, vpn: str, matches: list[Match], reasons: list[Reason | None], record: tuple
+        self, vpn: str, matches: list[Match], reasons: list[Reason | None], record: Incoming
     ) -> None:
         """What is no JSON in a `json` queue is counted and told, and refused where the queue's
         `on_invalid` says so."""
         kinds = [m.queue.definition.message_type == "json" for m in matches]
-        if not any(kinds) or is_json(record[5]):
+        if not any(kinds) or is_json(record.value):
             return
         for at, one in enumerate(matches):
             queue = one.queue
@@ -293,7 +309,7 @@ class Admission:
             if queue.number not in self._told:
                 self._told.add(queue.number)
                 name, invalid = queue.definition.name, queue.header.invalid
-                self._broker.event("invalid_json", vpn, name, topic=record[0], invalid=invalid)
+                self._broker.event("invalid_json", vpn, name, topic=record.topic, invalid=invalid)
             if queue.definition.on_invalid == NACK and reasons[at] is None:
                 reasons[at] = Reason.MALFORMED
 
@@ -306,7 +322,7 @@ class Admission:
             return DISCARD
         return NACK
 
-    def _count_discard(self, vpn: str, queue: Queue, reason: Reason, record: tuple) -> None:
+    def _count_discard(self, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
         queue.count("discarded")
         discarded = queue.header.discarded
         discarded[reason.value] = discarded.get(reason.value, 0) + 1
@@ -314,7 +330,7 @@ class Admission:
 
     def _refuse(
         self, vpn: str, seq: int, producer: Producer | None, queue: Queue,
-        reason: Reason, record: tuple,
+        reason: Reason, record: Incoming,
     ) -> None:  # fmt: skip
         name = queue.definition.name
         rejected = queue.header.rejected
@@ -324,19 +340,19 @@ class Admission:
             producer.refused(seq, reason.value, name, "")
 
     def _journal_refusal(
-        self, event: str, vpn: str, queue: str, reason: Reason, record: tuple
+        self, event: str, vpn: str, queue: str, reason: Reason, record: Incoming
     ) -> None:
         self._broker.journal.segments.append(
             Segment(
-                event, vpn, queue, reason=reason.value, topic=record[0],
-                partitions=[record[1]], offsets=[record[2]], items=[record[8]],
+                event, vpn, queue, reason=reason.value, topic=record.topic,
+                partitions=[record.partition], offsets=[record.offset], items=[record.item],
             )
         )
 
     # ------------------------------------------------------------ storing
 
     def _store(
-        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: tuple
+        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
     ) -> int:
         for one in matches:
             queue = one.queue
@@ -344,11 +360,11 @@ class Admission:
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size
-        return self._store_all(vpn, header, matches, [record[5]], [size], record)
+        return self._store_all(vpn, header, matches, [record.value], [size], record)
 
     def _store_all(
         self, vpn: str, header: PublishHeader, matches: list[Match], payloads: list[bytes],
-        sizes: list[int], record: tuple,
+        sizes: list[int], record: Incoming,
     ) -> int:  # fmt: skip
         """Store messages that follow each other in one record; returns the first one's id."""
         topic, partition, offset, timestamp, key, _, _, text, item = record

@@ -8,23 +8,23 @@ nor what has expired or lost its payload. Who gets what is decided in `selection
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..protocol.outputs import Deliveries
-from . import transport
-from .fairness import backlog_of
-from .filters import matching
-from .header import Subscription
-from .limits import Budget
-from .message import READY, Event, apply
+from ...protocol.outputs import Deliveries
+from ..header import Subscription
+from ..limits import Budget
+from ..message import READY, Event, apply
+from ..rules import transport
+from ..rules.fairness import backlog_of
+from ..rules.filters import matching
+from ..storage import NEVER, Array, Content
 from .selection import Chosen, choose_messages
-from .storage import NEVER, Array, Content
 
 if TYPE_CHECKING:
-    from .broker import Broker
-    from .queue import Queue
+    from ..broker import Broker
+    from ..queue import Queue
 
 ROUNDS = 64
 
@@ -216,9 +216,9 @@ def send_again(broker: Broker, queue: Queue) -> None:
                 _say(broker, queue, subscription, these, contents, end, again=True)
 
 
-def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict]:
+def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
     """What dead messages among these carry, by position."""
-    dead: dict[int, dict] = {}
+    dead: dict[int, dict[str, Any]] = {}
     for page, rows, where in queue.rows(seqs):
         if page.extras:
             positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()

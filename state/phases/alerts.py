@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..protocol.outputs import Alert
-from .broker import Broker
-from .queue import Queue
+from ...protocol.outputs import Alert
+from ..broker import Broker
+from ..queue import Queue
 
 WINDOW_MS = 60_000
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .message.pages import QueuePage
-from .message.table import GONE
-from .queue import Queue
-from .storage import Array
+from ..message.pages import QueuePage
+from ..message.table import GONE
+from ..queue import Queue
+from ..storage import Array
 
 
 def first_inactive(queue: Queue) -> int | None:
