@@ -54,6 +54,18 @@ class Arrivals:
         self.bytes += sum(sizes)
 
 
+    def add_moved(self, ids: list[int], sizes: list[int], expires: int) -> None:
+        """Messages that come from another queue and have neither priority, lane nor delay."""
+        self.ids += ids
+        self.sizes += sizes
+        n = len(ids)
+        self.priorities += [0] * n
+        self.expires += [expires] * n
+        self.until += [NEVER] * n
+        self.barriers += [0] * n
+        self.lanes += [0] * n
+        self.bytes += sum(sizes)
+
     @property
     def staying(self) -> int:
         """How many take room in the queue."""
