@@ -115,7 +115,7 @@ class Admin:
     ) -> Redriven:
         """Send dead messages of a queue back to where they came from, all or by predicate or ids.
 
-        They keep id, payload, key and headers (X6); a TTL that is spent no longer counts (X5).
+        They keep id, payload, key and headers (X6); the publisher's TTL no longer counts (X5).
         What cannot go back stays, and the answer says why.
         """
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
