@@ -1,0 +1,164 @@
+"""What a step reads and writes, and how long its loops are, as docs/internals/batch-cost.md says.
+
+Depth is made once for all tests of this file; each runs on a copy.
+"""
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.ids import format_ranges
+from lakequeue.protocol.outputs import Deadline, Deliveries
+from lakequeue.state import Batch, DictStore, Limits, step
+from rules.steps import CountingStore, Steps
+
+INBOX = c.Inbox("default.deliveries")
+SHALLOW, DEEP = 1_000, 60_000
+# One page more on the way for each level of the directory and the ready index.
+LEVELS = 6
+
+
+def queue(name: str, **keys: Any) -> c.Define:
+    usual = {"max_per_subscription_backlog": 5_000, "message_type": "binary", "name": name}
+    return c.Define(definition=usual | keys)
+
+
+def filled(depth: int) -> Steps:
+    steps = Steps(checked=False)
+    steps.run([queue("orders", dead_message_queue="dead"), queue("dead"), queue("other")])
+    for start in range(0, depth, 10_000):
+        steps.run(publishes=[("orders", b"x")] * min(10_000, depth - start))
+    return steps
+
+
+@pytest.fixture(scope="module")
+def stores() -> dict[int, tuple[bytes, int]]:
+    made = {depth: filled(depth) for depth in (SHALLOW, DEEP)}
+    return {depth: (steps.store.dump(), steps.offsets) for depth, steps in made.items()}
+
+
+def loaded(stores: dict[int, tuple[bytes, int]], depth: int) -> Steps:
+    dumped, offsets = stores[depth]
+    steps = Steps(CountingStore(DictStore.load(dumped).pages), checked=False)
+    steps.offsets = offsets
+    return steps
+
+
+def cost(steps: Steps, *given: c.Command, publishes: Any = ()) -> tuple[int, int]:
+    """Page reads and writes of one step."""
+    before = steps.store.reads, steps.store.writes
+    batch = Batch(steps.command_records(given), steps.publish_records(publishes))
+    step(steps.store, batch, steps.now, **steps.options)
+    return steps.store.reads - before[0], steps.store.writes - before[1]
+
+
+SUBSCRIBE = c.Subscribe(queue="orders", subscription="a", inbox=INBOX, max_backlog=10)
+OPERATIONS: dict[str, tuple[list[c.Command], list[Any]]] = {
+    "publish 10": ([], [("orders", b"x")] * 10),
+    "subscribe and deliver 10": ([SUBSCRIBE], []),
+    "acknowledge 10": ([c.Ack(queue="orders", ids="1-10")], []),
+    "acknowledge a range of everything, nothing held": (
+        [c.Ack(queue="other", ids="1-281474976710655")], [],
+    ),
+    "describe": ([c.Describe(queue="orders", reply=c.ReplyTo("default.deliveries"))], []),
+    "define again": ([queue("orders", priority="/@priority")], []),
+}  # fmt: skip
+READS_MAX, WRITES_MAX = 30, 26
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_O1_the_cost_of_a_step_follows_what_changes(
+    stores: dict[int, tuple[bytes, int]], name: str
+) -> None:
+    commands, publishes = OPERATIONS[name]
+    shallow, deep = (
+        cost(loaded(stores, depth), *commands, publishes=publishes) for depth in (SHALLOW, DEEP)
+    )
+    assert deep[0] <= READS_MAX, f"{deep[0]} pages read"
+    assert deep[1] <= WRITES_MAX, f"{deep[1]} pages written"
+    assert deep[0] <= shallow[0] + LEVELS
+    assert deep[1] <= shallow[1] + LEVELS
+
+
+def test_S12_what_came_in_this_step_is_not_read_back(
+    stores: dict[int, tuple[bytes, int]]
+) -> None:
+    steps = loaded(stores, SHALLOW)
+    steps.run([c.Purge(queue="orders"), SUBSCRIBE])
+    reads: list[str] = []
+    get = steps.store.get
+    steps.store.get = lambda key: reads.append(key) or get(key)  # type: ignore[method-assign]
+    out = steps.run(publishes=[("orders", b"new")] * 5)
+    assert [o.payloads for o in out if isinstance(o, Deliveries)] == [[b"new"] * 5]
+    assert not [key for key in reads if key.startswith("b/")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        c.Purge(queue="orders"),
+        c.Ack(queue="orders", ids="1-60000"),
+        c.Ack(queue="orders", where="@key IS NULL"),
+        c.Delete(queue="orders"),
+    ],
+    ids=["purge", "ack", "ack where", "delete"],
+)
+def test_L13_R6_no_step_changes_more_rows_than_its_limit(
+    stores: dict[int, tuple[bytes, int]], command: c.Command
+) -> None:
+    """And the queue beside it is served in each of these steps."""
+    steps = loaded(stores, DEEP)
+    steps.run([c.Subscribe(queue="other", subscription="b", inbox=INBOX, max_backlog=500)])
+    limits = Limits(command_rows=5_000)
+    batch = Batch(steps.command_records([command]))
+    rows: list[int] = []
+    for _ in range(60):
+        out = step(steps.store, batch, steps.now, limits=limits)
+        journal = [s for o in out if hasattr(o, "segments") for s in o.segments]
+        rows.append(sum(len(s.ids) for s in journal if s.queue == "orders"))
+        if len(rows) > 1:
+            assert [len(o.ids) for o in out if isinstance(o, Deliveries)] == [1]
+        at = [o.at for o in out if isinstance(o, Deadline)][-1]
+        if not 0 < at <= steps.now:
+            break
+        batch = Batch(publishes=steps.publish_records([("other", b"beside")]))
+    assert sum(rows) == DEEP
+    assert max(rows) <= 5_000 + 1_024, rows  # a page may be finished
+    assert len(rows) >= DEEP // 6_100
+
+
+def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps(
+    stores: dict[int, tuple[bytes, int]]
+) -> None:
+    steps = loaded(stores, SHALLOW)
+    steps.run([queue("orders", dead_message_queue="dead", expiration="1s")])
+    for _ in range(3):
+        steps.run(publishes=[("orders", b"x")] * 10_000)
+    steps.now += 1_000
+    limits = Limits(due_rows=4_000, command_rows=4_000)
+
+    def drive(batch: Batch) -> list[int]:
+        moved = []
+        while True:
+            out = step(steps.store, batch, steps.now, limits=limits)
+            journal = [s for o in out if hasattr(o, "segments") for s in o.segments]
+            moved.append(sum(len(s.ids) for s in journal if s.event == "spooled"))
+            at = [o.at for o in out if isinstance(o, Deadline)][-1]
+            if not 0 < at <= steps.now:
+                return moved
+            batch = Batch()
+
+    expired = drive(Batch())
+    assert (sum(expired), max(expired) <= 4_000) == (30_000, True)
+    back = drive(Batch(steps.command_records([c.Redrive(queue="dead")])))
+    assert (sum(back), max(back) <= 4_000 + 1_024) == (30_000, True)
+
+
+def test_L13_an_ack_of_what_is_held_does_not_read_what_is_gone(
+    stores: dict[int, tuple[bytes, int]]
+) -> None:
+    steps = loaded(stores, DEEP)
+    out = steps.run([SUBSCRIBE])
+    held = [i for o in out if isinstance(o, Deliveries) for i in o.ids]
+    ack = c.Ack(queue="orders", subscription="a", up_to=format_ranges([held[-1]]))
+    assert cost(steps, ack)[0] <= READS_MAX
