@@ -9,13 +9,8 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import msgspec
-
 from ...expressions import Program
 from ...protocol import topics
-from ...protocol.bounds import TIME_MS_MAX
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
 from ...protocol.messages import (
@@ -23,7 +18,6 @@ from ...protocol.messages import (
     PublishHeader,
     Records,
     decode_publish_header,
-    decode_run,
 )
 from ..broker import Broker
 from ..isolation import Refused
@@ -36,56 +30,20 @@ from ..rules.deferred import came_early, settle_arrivals
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
 from ..storage import NEVER
+from .incoming import (
+    Incoming,
+    Span,
+    headers_size,
+    is_json,
+    payloads_of,
+    span_from,
+    time_of,
+)
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
 
-_any_json = msgspec.json.Decoder(msgspec.Raw)
-
 NACK, DISCARD = "nack", "discard"
-
-
-class Incoming(NamedTuple):
-    """One message that comes in: a record's columns, and its place in the record."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes
-    meta: bytes | None
-    headers: str | None
-    item: int = 0
-
-
-def headers_size(text: str) -> int:
-    """Bytes of application headers: keys and values, as they were published (Q8)."""
-    size = 0
-    for header in msgspec.json.decode(text):
-        value = header.get("value") or ""
-        size += len(header["key"].encode()) + len(value) * 3 // 4 - value.count("=")
-    return size
-
-
-def is_json(payload: bytes) -> bool:
-    """Whether a payload is JSON; only read over, nothing is made of it."""
-    try:
-        _any_json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
-
-
-def _payloads(header: PublishHeader, record: Incoming) -> list[bytes]:
-    """A record's messages; raises ValueError for a run that is none."""
-    key, value, headers = record.key, record.value, record.headers
-    if not header.count:
-        return [value or b""]
-    if key is not None or headers:
-        what = "a key" if key is not None else "application headers"
-        raise ValueError(f"a run of {header.count} has {what}: only a single message can")
-    return decode_run(value, header.count)
 
 
 def admit(broker: Broker, records: Records, refused: Refused) -> None:
@@ -107,6 +65,7 @@ class Admission:
         self._programs: dict[int, Program | None] = {}
         self._spooled: dict[tuple[int, str], Segment] = {}
         self._told: set[int] = set()  # queues that an event tells of
+        self._alone = False  # records are taken in one by one: together they did not get in
         self._file_room: int | None = None  # bytes; None: all of this step fits (S8)
 
     def take(self, records: Records) -> None:
@@ -118,7 +77,10 @@ class Admission:
             [0] * len(records), strict=True,
         )  # fmt: skip
         sources: dict[str, str | None] = {}
-        for record in map(Incoming._make, columns):
+        behind = 0  # records before this one are taken in
+        for at, record in enumerate(map(Incoming._make, columns)):
+            if at < behind:
+                continue
             topic = record.topic
             if topic not in sources:
                 own = topics.split(topic)
@@ -132,7 +94,7 @@ class Admission:
                 header = PLAIN if meta is None else decode_publish_header(meta)
                 if vpn is not None and not header.to:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
-                payloads = _payloads(header, record)
+                payloads = payloads_of(header, record)
             except ValueError as error:
                 self._malformed(vpn, record, str(error))
                 continue
@@ -141,12 +103,28 @@ class Admission:
             else:
                 matched = self._routes.of_record(topic)
             for name, queues in matched:
+                if vpn is not None and self._may_be_joined(header, record):
+                    span = span_from(records, at, header, payloads, self._broker.now)
+                    if span is not None:
+                        self._broker.at = None  # if it fails, nobody knows by whom
+                    if span is not None and self._take_all(
+                        name, header, queues, span.payloads, record, span
+                    ):
+                        behind = at + span.records
+                        continue
+                    self._alone = span is not None or self._alone
+                    self._broker.at = place
                 if self._take_all(name, header, queues, payloads, record):
                     continue
                 for item, payload in enumerate(payloads):
                     one = record._replace(value=payload, item=item)
                     self._publish(name, header, header.seq + item, queues, one)
         self._broker.at = None
+
+    def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
+        """Whether a record's messages can be taken in together with those of the next records."""
+        plain = record.key is None and record.headers is None and header.ttl_ms is None
+        return plain and not self._alone and not self._refused
 
     def _look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
@@ -165,10 +143,10 @@ class Admission:
 
     def _take_all(
         self, vpn: str, header: PublishHeader, queues: list[Queue], payloads: list[bytes],
-        record: Incoming,
+        record: Incoming, span: Span | None = None,
     ) -> bool:  # fmt: skip
-        """Take in a record's messages at once, where it is plain that each gets in everywhere and
-        as it is; else False: then one after the other."""
+        """Take in a record's messages, or a span's, at once, where it is plain that each gets in
+        everywhere and as it is; else False: then one after the other."""
         if not queues or self._file_room is not None:
             return False
         producer = self._producer(vpn, header) if header.producer else None
@@ -188,7 +166,7 @@ class Admission:
         if any(self._reason(vpn, queue, header, size) is not None for queue in queues):
             return False
         matches = [Match(queue, 0, False) for queue in queues]
-        number = self._store_all(vpn, header, matches, payloads, sizes, record)
+        number = self._store_all(vpn, header, matches, payloads, sizes, record, span)
         if producer is not None:
             producer.high += len(payloads)
             producer.stored(header.seq, number, len(payloads))
@@ -365,14 +343,14 @@ class Admission:
 
     def _store_all(
         self, vpn: str, header: PublishHeader, matches: list[Match], payloads: list[bytes],
-        sizes: list[int], record: Incoming,
+        sizes: list[int], record: Incoming, span: Span | None = None,
     ) -> int:  # fmt: skip
-        """Store messages that follow each other in one record; returns the first one's id."""
+        """Store messages that follow each other in one record, or in a span of them; returns the
+        first one's id."""
         topic, partition, offset, timestamp, key, _, _, text, item = record
         broker = self._broker
         n = len(payloads)
-        if not 0 <= timestamp < TIME_MS_MAX:  # what the publisher's clock says may be anything
-            timestamp = broker.now
+        timestamp = time_of(timestamp, broker.now)
         ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
         due = NEVER
         if header.deliver_at is not None and header.deliver_at > broker.now:
@@ -382,7 +360,7 @@ class Admission:
             key,
             text.encode() if text else None,
             sizes,
-            timestamp,
+            [timestamp] * n if span is None else span.times,
             ttl_ends,
             header.priority,
             header.dmq,
@@ -397,9 +375,14 @@ class Admission:
             )  # fmt: skip
             segment = self._segment(vpn, queue, topic)
             segment.ids += range(number, number + n)
-            segment.partitions += [partition] * n  # type: ignore[operator]
-            segment.offsets += [offset] * n  # type: ignore[operator]
-            segment.items += range(item, item + n)  # type: ignore[operator]
+            if span is None:
+                segment.partitions += [partition] * n  # type: ignore[operator]
+                segment.offsets += [offset] * n  # type: ignore[operator]
+                segment.items += range(item, item + n)  # type: ignore[operator]
+            else:
+                segment.partitions += span.partitions  # type: ignore[operator]
+                segment.offsets += span.offsets  # type: ignore[operator]
+                segment.items += span.items  # type: ignore[operator]
         return number
 
     def _segment(self, vpn: str, queue: Queue, topic: str) -> Segment:

@@ -60,7 +60,7 @@ class Spool(Messages):
         key: bytes | None,
         headers: bytes | None,
         sizes: list[int],
-        time: int,
+        times: list[int],
         ttl_ends: int,
         priority: int,
         dmq: bool,
@@ -75,7 +75,7 @@ class Spool(Messages):
         s.keys += [key] * n
         s.headers += [headers] * n
         s.sizes += sizes
-        s.times += [time] * n
+        s.times += times
         s.ttl_ends += [ttl_ends] * n
         s.priorities += [priority] * n
         s.dmq += [dmq] * n

@@ -62,7 +62,8 @@ class Walk:
     def stage(self, payloads: list[bytes], key: Any, headers: Any, queues: list[int]) -> None:
         matches = [(queue, self.places) for queue in queues]
         sizes = [len(p) for p in payloads]
-        first = self.spool.stage(payloads, key, headers, sizes, 5, 9, 4, True, 1, matches)
+        times = [5] * len(payloads)
+        first = self.spool.stage(payloads, key, headers, sizes, times, 9, 4, True, 1, matches)
         assert first == make_id(BROKER, self.header.next_counter - len(payloads))
         for i, payload in enumerate(payloads):
             held = dict.fromkeys(queues, self.places + i)
