@@ -44,7 +44,7 @@ class Admin:
 
     def queues(self) -> list[dict[str, Any]]:
         """All queues of the VPN, as `describe` gives them, by name."""
-        return self._session.request(commands.Queues())
+        return self._session.request_list(commands.Queues(), "after")
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition."""
@@ -71,8 +71,8 @@ class Admin:
 
         where: an expression; state: `ready`, `leased` or `delayed`.
         """
-        rows = self._session.request(
-            commands.Browse(queue=queue, where=where, state=state, limit=limit)
+        rows = self._session.request_list(
+            commands.Browse(queue=queue, where=where, state=state, limit=limit), "start", "limit"
         )
         return [BrowsedMessage.of(queue, row) for row in rows]
 

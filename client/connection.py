@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ..protocol import ConfigError, commands
+from ..protocol import ConfigError, LakequeueError, commands
 from .admin import Admin
 from .consumer import Consumer
 from .producer import Producer
@@ -60,13 +60,18 @@ class Connection(Session):
         raise ConfigError("publish_raw: only on memory://")
 
     def close(self) -> None:
-        """Close producers and consumers, say goodbye, close the transport."""
+        """Close producers and consumers, say goodbye, close the transport. Then raises the first
+        error of a producer: Timeout, or Rejected for what nobody was told of."""
         if not self.is_open:
             return
+        errors: list[LakequeueError] = []
         try:
             for producer in list(self._producers.values()):
-                producer.close()
-        finally:
+                try:
+                    producer.close()
+                except LakequeueError as error:  # the others have something to send as well
+                    errors.append(error)
+        finally:  # also at Ctrl-C
             for consumer in list(self._consumers.values()):
                 consumer.close()
             self.command(commands.Bye(session=self.session))
@@ -75,6 +80,8 @@ class Connection(Session):
             self.runner.stop()
             self._transport.flush(FLUSH_S)
             self._transport.close()
+        if errors:
+            raise errors[0]
 
     def __enter__(self) -> Connection:
         return self

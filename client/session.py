@@ -209,6 +209,26 @@ class Session:
 
     def request(self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S) -> Any:
         """Send a command and wait for its answer; raises what the engine answers."""
+        return self._answer_to(command, timeout)["result"]
+
+    def request_list(self, command: Any, place: str, count: str | None = None) -> list[Any]:
+        """As `request`, for a list that the engine may give in parts.
+
+        place: the command's field that says where a part begins; count: the field that says how
+        many are wanted in all.
+        """
+        rows: list[Any] = []
+        while True:
+            answer = self._answer_to(command, REQUEST_TIMEOUT_S)
+            rows += answer["result"]
+            if answer.get("more") is None:
+                return rows
+            changes = {place: answer["more"]}
+            if count is not None:
+                changes[count] = getattr(command, count) - len(answer["result"])
+            command = msgspec.structs.replace(command, **changes)
+
+    def _answer_to(self, command: commands.Command, timeout: float) -> Answer:
         self.check_open()
         answers: list[Answer] = []
         request = self.ask(command, answers.append)
@@ -219,7 +239,7 @@ class Session:
             )
         answer = answers[0]
         if answer["error"] is None:
-            return answer["result"]
+            return answer
         if answer["problems"]:
             raise ConfigError([Problem(*p) for p in answer["problems"]])
         if answer["kind"] == "ConfigError":

@@ -24,7 +24,7 @@ from ..protocol.patterns import REGEX_CHARACTERS, compiled
 from . import definition_values as read
 from .units import format_duration, format_size
 
-UNSUPPORTED = frozenset({"partition_key", "recovery_point"})
+UNSUPPORTED = frozenset({"recovery_point"})
 _HARMLESS = {"recovery_point": "epoch"}  # a value that says what happens anyway
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")

@@ -33,6 +33,13 @@ def dead_letter(
     allowed = broker.spool.gather(ids, "dmq").astype(bool)
     moved: list[int] = []
     discarded: list[int] = []
+    if target is not None and takes_as_they_are(target, int(sizes.sum())):
+        plain = allowed & broker.spool.may_move(ids, queue.number, target.number)
+        about = _about(broker, queue, reason, detail)
+        _move_all(broker, queue, target, ids[plain], sizes[plain], counts[plain], about)
+        moved += ids[plain].tolist()
+        ids, sizes, counts = ids[~plain], sizes[~plain], counts[~plain]
+        allowed = allowed[~plain]
     for number, count, size, may in zip(
         ids.tolist(), counts.tolist(), sizes.tolist(), allowed.tolist(), strict=True
     ):
@@ -44,19 +51,53 @@ def dead_letter(
             why = refusal or why
             continue
         moved.append(number)
-        about = {
-            "reason": reason,
-            "queue": queue.definition.name,
-            "time": broker.now,
-            "deliveries": count,
-            "detail": detail,
-        }
-        _move(broker, queue, target, number, size, about)
+        about = _about(broker, queue, reason, detail)
+        _move(broker, queue, target, number, size, {**about, "deliveries": count})
     if moved and target is not None:
         enter(broker, target)
         broker.arrived_in.append(target)
         settle_arrivals(broker)
     _account(broker, queue, moved, discarded, why)
+
+
+def _about(broker: Broker, queue: Queue, reason: str, detail: str) -> dict[str, Any]:
+    """What a dead message carries."""
+    return {
+        "reason": reason,
+        "queue": queue.definition.name,
+        "time": broker.now,
+        "deliveries": 0,
+        "detail": detail,
+    }
+
+
+def takes_as_they_are(target: Queue, size: int) -> bool:
+    """Whether a queue takes messages of this size together in without a look at each: no quota is
+    near, no expression is asked, no ack waits for them."""
+    d = target.definition
+    special = d.max_spool_messages is not None or not d.max_spool_usage
+    return not (
+        special or target.header.deferred or program_of(target) or over_quota(target, size)
+    )
+
+
+def _move_all(
+    broker: Broker, queue: Queue, target: Queue, ids: Array, sizes: Array, counts: Array,
+    about: dict[str, Any],
+) -> None:  # fmt: skip
+    """Put messages into the dead message queue together."""
+    if not len(ids):
+        return
+    broker.spool.move_all(ids, queue.number, target.number, target.next_place())
+    arrivals = target.arrivals
+    known: dict[int, dict[str, Any]] = {}  # the same for all that were delivered as often
+    for at, count in enumerate(counts.tolist(), len(arrivals.ids)):
+        arrivals.dead[at] = known.get(count) or known.setdefault(
+            count, {**about, "deliveries": count}
+        )
+    expires = expires_at(target.definition, broker.now, NEVER, own_only=True)
+    arrivals.add_moved(ids.tolist(), sizes.tolist(), expires)
+    broker.record("spooled", target, ids.tolist(), reason=str(Reason(about["reason"])))
 
 
 def _account(

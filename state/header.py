@@ -73,7 +73,7 @@ class QueueHeader(msgspec.Struct):
     invalid: int = 0  # messages of a `json` queue that are no JSON
     subscriptions: list[Subscription] = []
     served: int = 0  # number of the subscription served last (F2)
-    ordered: bool = False  # some message has a priority, a generation or a lane
+    ordered: bool = False  # some message has a priority or a generation
     generation: int = 0  # barriers that entered since the queue was last empty (O3)
     barriers: list[list[int]] = []  # [place, generation] of barriers that wait, ascending (O3)
     deferred: list[list[int]] = []  # [first id, last id, expires] of acks that came early (L9)
@@ -83,6 +83,9 @@ class QueueHeader(msgspec.Struct):
     directory: list[int] = []  # the top of the page directory
     ready: list[list[int]] = []  # the top of the ready index
     next_ready: int = 0
+    keyed: bool = False  # some message has a lane (O4)
+    lanes: list[list[int]] = []  # the top of the index of lanes
+    next_lane_page: int = 0
     usage_high: bool = False  # the alert of the spool's usage is set (S9)
     flows_high: list[str] = []  # subscriptions whose alert is set (B4)
     marks: list[list[int]] = []  # earlier levels, for their rates

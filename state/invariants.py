@@ -13,6 +13,7 @@ import numpy as np
 from .broker import Broker, _decoder
 from .commands.topic_subscriptions import topics_of
 from .limits import Limits
+from .message.pages import QueuePage
 from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
 from .phases.alerts import is_over, level_of
 from .queue import Queue
@@ -58,6 +59,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     size, held = 0, {s.number: 0 for s in header.subscriptions}
     ready_seqs: set[int] = set()
     barriers: list[list[int]] = []
+    lanes: dict[int, list[tuple[int, ...]]] = {}
     for number in list(queue.directory.live()):
         page = queue.page(number)
         assert page is not None, f"{name}: page {number} is missing"
@@ -69,6 +71,10 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
             seq = (number << queue.bits) + row
             if page.barrier[row]:
                 barriers.append([seq, int(page.generation[row])])
+            elif page.lane[row]:
+                lanes.setdefault(int(page.lane[row]), []).append(
+                    (state == READY and not page.deliveries[row], *_order(page, row, seq), state)
+                )
             elif state == READY:
                 ready_seqs.add(seq)
             if state == LEASED:
@@ -79,6 +85,14 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
                 assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
             else:
                 assert page.holder[row] == 0, f"{name}: place {seq} has a holder, but no lease"
+    for lane, members in lanes.items():  # O4
+        *_, seq, state = min(members)
+        assert queue.lanes.next_of(lane) == seq, f"{name}: place {seq} is next in its lane"
+        ready_seqs.update([seq] if state == READY else [])
+        leased = [m for m in members if m[-1] == LEASED]
+        assert len(leased) <= 1, f"{name}: {len(leased)} messages of one key are leased"
+    assert len(queue.lanes) == sum(map(len, lanes.values())), f"{name}: lanes"
+    assert header.keyed or not lanes, f"{name}: lanes that the header does not know"
     assert header.depth == sum(states.values()), f"{name}: depth"
     assert header.leased == states.get(LEASED, 0), f"{name}: leased"
     assert header.delayed == states.get(DELAYED, 0), f"{name}: delayed"
@@ -96,6 +110,10 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     _check_limits(queue, held)
     _check_active(queue)
     _check_counters(queue)
+
+
+def _order(page: QueuePage, row: int, seq: int) -> tuple[int, int, int]:
+    return int(page.generation[row]), -int(page.priority[row]), seq
 
 
 def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:

@@ -81,17 +81,18 @@ class Producer:
 
     def _answer_repeats(self) -> None:
         """Who asks again has missed receipts: tell of that sequence and all that followed."""
-        seq = self._repeated
-        if seq is None:
+        if self._repeated is None:
             return
+        # What is new in this step may fill a gap before it: it is told of too.
+        seq = min([self._repeated, *(run[0] for run in self.receipt.runs)])
         known: list[list[int]] = []
         for first, count, start in self.runs:
             skip = max(seq - first, 0)
             if skip < count:
                 known.append([first + skip, count - skip, start + skip if start else 0])
         # Runs stand as they came, and what was sent again came late: look at all of them.
-        if not any(first == seq for first, _, _ in known):
-            known.insert(0, [seq, 1, 0])
+        if not any(first <= self._repeated < first + count for first, count, _ in known):
+            known.insert(0, [self._repeated, 1, 0])
         self.receipt.runs = known
 
     def discarded(self, seq: int, reason: str, queue: str) -> None:

@@ -19,6 +19,7 @@ from .message.entry import Arrivals
 from .message.pages import QueuePage
 from .message.table import DELAYED, GONE, LEASED
 from .rules.filters import Filters
+from .rules.lanes import Lanes
 from .rules.order import key_of
 from .storage import NEVER, NO_ID, Array, Directory, ReadyIndex, Store, by_page
 
@@ -40,6 +41,7 @@ class Queue:
         self.ready = ReadyIndex(
             store, f"o/{self.number}/", header.ready, header.next_ready, limits
         )
+        self.lanes = Lanes(store, f"l/{self.number}/", header, limits)
         self.filters = Filters(store, f"g/{self.number}/", header, limits)
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
@@ -75,6 +77,8 @@ class Queue:
         self.directory.flush()
         self.ready.flush()
         self.filters.flush()
+        if header.keyed or header.lanes:
+            self.lanes.flush()
         header.ready = self.ready.directory()
         header.next_ready = self.ready.pages
         self._store.put(f"q/{self.number}", _encode(header))
@@ -86,7 +90,7 @@ class Queue:
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
-        for index in (self.ready, *self.filters.indexes()):
+        for index in (self.ready, self.lanes, *self.filters.indexes()):
             index.drop()
             index.flush()
         self._store.delete(f"q/{self.number}")

@@ -129,9 +129,11 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return "max_delivered_unacked"
     if header.faulted:
         return f"faulted: {header.faulted}"
+    if header.keyed and not queue.ready:
+        return "partition_key"  # the key of each ready message has one under way (O4)
     if header.barriers:
         first = queue.ready.first()
-        if first is None or first >= first_key_of(header.barriers[0][1]):
+        if first is None or first >= first_key_of(header.barriers[0][1] + 1):
             return "barrier"
     if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"

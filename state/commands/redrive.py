@@ -20,6 +20,7 @@ from ...expressions import Program
 from ...protocol.commands import Redrive
 from ...protocol.ids import parse_ranges
 from ..broker import Broker
+from ..dead import takes_as_they_are
 from ..limits import Budget
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
@@ -50,7 +51,44 @@ class _Part:
         self.gone: list[int] = []  # places of those that go back to all their queues
 
     def take(self, seqs: Array) -> None:
-        """Take back what can go back."""
+        """Take back what can go back: together what came from one queue that takes it as it is."""
+        by_origin: dict[str, list[int]] = {}
+        states = self.source.gather(seqs, "state").tolist()
+        for seq, state in zip(seqs.tolist(), states, strict=True):
+            page, row = self.source.row(seq)
+            dead = page.extras.get(row)
+            if dead is not None and "also" not in dead and state != LEASED:
+                by_origin.setdefault(dead["queue"], []).append(seq)
+        done: set[int] = set()
+        for name, places in by_origin.items():
+            done.update(self.take_together(name, np.array(places, np.int64)).tolist())
+        self.take_one_by_one(np.array([s for s in seqs.tolist() if s not in done], np.int64))
+
+    def take_together(self, name: str, seqs: Array) -> Array:
+        """Give back messages from one queue that takes them as they are; gives their places."""
+        broker, source = self.broker, self.source
+        target = broker.find(broker.vpn_of(source), name)
+        sizes = source.gather(seqs, "size")
+        if target is None or not target.header.ingress:
+            return seqs[:0]
+        d = target.definition
+        limited = d.reject_low_priority_msg_limit is not None or sizes.max() > d.max_message_size
+        if limited or not takes_as_they_are(target, int(sizes.sum())):
+            return seqs[:0]
+        ids = source.gather(seqs, "id")
+        plain = broker.spool.may_move(ids, source.number, target.number)
+        ids, sizes, seqs = ids[plain], sizes[plain], seqs[plain]
+        if not len(ids):
+            return seqs
+        broker.spool.move_all(ids, source.number, target.number, target.next_place())
+        expires = expires_at(d, broker.now, NEVER, own_only=True)
+        target.arrivals.add_moved(ids.tolist(), sizes.tolist(), expires)
+        self.moved.setdefault(target.number, (target, []))[1].extend(ids.tolist())
+        self.gone += seqs.tolist()
+        return seqs
+
+    def take_one_by_one(self, seqs: Array) -> None:
+        """Take back what can go back, with a look at each."""
         spool, source = self.broker.spool, self.source
         ids = source.gather(seqs, "id")
         columns = zip(

@@ -230,7 +230,8 @@ def return_held(
     """Everything that a subscription holds returns, in place (L1, C3); whether that is all."""
     done = not subscription.held
     while not done and not budget.spent:
-        part = held_pages(queue, 0, subscription.number, budget)
+        part = held_pages(queue, task.cursor, subscription.number, budget)
+        task.cursor = part.next
         give_back(
             broker, queue, part.seqs, Event.RETURN, subscription=subscription.id,
             reason=subscription.ending,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..dead import dead_letter
+from ..rules.lanes import LaneChange
 from ..storage import NEVER, Array
-from .index import leave_ready, make_ready
+from .index import follow_lanes, leave_ready, make_ready
 from .pages import QueuePage
 from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCES, Event
 
@@ -72,11 +73,17 @@ def apply(
             bad = int(states[~_ALLOWED[event][states]][0])
             raise IllegalTransition(f"{queue.definition.name}: {event} from state {bad}")
     moved = _Moved(len(seqs))
+    lanes = LaneChange(queue, seqs) if queue.header.keyed else None
     if effect.to == LEASED and event in _REDELIVERED:
         _deliver(queue, pages, holder)
     for page, rows, where in pages:
         _move(queue, page, rows, where, effect.to, until, moved, event)
     _index(broker, queue, moved)
+    if lanes is not None:
+        follow_lanes(broker, queue, lanes)
+    if not queue.header.depth:  # nothing is left whose order would have to be kept
+        queue.header.ordered = queue.header.keyed = False
+        queue.header.generation = 0
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:
@@ -130,14 +137,15 @@ def _move(
         header.leased += len(rows) - len(held)
     header.delayed += (to == DELAYED) * len(rows) - int((states == DELAYED).sum())
     plain = page.barrier[rows] == 0
+    free = plain & (page.lane[rows] == 0)  # of lanes only the next one is in the index (O4)
     base = page.base
-    leaving = rows[(states == READY) & plain]
+    leaving = rows[(states == READY) & free]
     if len(leaving):
         moved.was_ready.append(leaving.astype(np.int64) + base)
     page.state[rows] = to
     page.until[rows] = until if to in (LEASED, DELAYED) else NEVER
     if to == READY:
-        moved.is_ready.append(rows[plain].astype(np.int64) + base)
+        moved.is_ready.append(rows[free].astype(np.int64) + base)
     elif to == GONE:
         sizes = page.size[rows].astype(np.int64)
         moved.sizes[where] = sizes
@@ -169,8 +177,6 @@ def _index(broker: Broker, queue: Queue, moved: _Moved) -> None:
     header = queue.header
     if moved.barriers:
         header.barriers = [b for b in header.barriers if b[0] not in moved.barriers]
-    if not header.depth:  # nothing is left whose order would have to be kept
-        header.ordered, header.generation = False, 0
 
 
 def _write_down(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..rules.lanes import LaneChange
 from ..storage import NEVER, Array
-from .index import make_ready
+from .index import follow_lanes, make_ready
 from .table import EFFECTS, READY, Event
 
 if TYPE_CHECKING:
@@ -53,6 +54,18 @@ class Arrivals:
         self.bytes += sum(sizes)
 
 
+    def add_moved(self, ids: list[int], sizes: list[int], expires: int) -> None:
+        """Messages that come from another queue and have neither priority, lane nor delay."""
+        self.ids += ids
+        self.sizes += sizes
+        n = len(ids)
+        self.priorities += [0] * n
+        self.expires += [expires] * n
+        self.until += [NEVER] * n
+        self.barriers += [0] * n
+        self.lanes += [0] * n
+        self.bytes += sum(sizes)
+
     @property
     def staying(self) -> int:
         """How many take room in the queue."""
@@ -81,7 +94,7 @@ def enter(broker: Broker, queue: Queue) -> None:
         "barrier": np.array(arrivals.barriers, np.uint8),
         "priority": np.array(arrivals.priorities, np.uint64),
         "generation": _generations(queue, first),
-        "lane": np.array(arrivals.lanes, np.uint64),
+        "lane": np.where(np.array(arrivals.barriers, bool), 0, np.array(arrivals.lanes, np.uint64)),
         "size": np.array(arrivals.sizes, np.uint32),
         "entered": np.full(total, broker.now, np.int64),
         "expires": np.array(arrivals.expires, np.int64),
@@ -101,8 +114,12 @@ def enter(broker: Broker, queue: Queue) -> None:
         header.ordered or columns["priority"].any() or columns["generation"].any()
     )
     queue.arrivals = Arrivals()
-    ready = np.flatnonzero((states == READY) & (columns["barrier"] == 0)) + first
-    make_ready(broker, queue, ready)
+    free = (columns["barrier"] == 0) & (columns["lane"] == 0)
+    make_ready(broker, queue, np.flatnonzero((states == READY) & free) + first)
+    if columns["lane"].any():
+        header.keyed = True
+        places = np.arange(first, first + total)
+        follow_lanes(broker, queue, LaneChange(queue, places, new=True))
     queue.wanted = True
 
 
@@ -111,10 +128,10 @@ def _generations(queue: Queue, first: int) -> Array:
     header, barriers = queue.header, queue.arrivals.barriers
     generations = np.full(len(barriers), header.generation, np.uint32)
     for at, barrier in enumerate(barriers if any(barriers) else ()):
-        if barrier:
-            header.generation += 1
-            generations[at:] = header.generation
+        if barrier:  # it is the last of its generation
             header.barriers.append([first + at, header.generation])
+            header.generation += 1
+            generations[at + 1 :] = header.generation
     return generations
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..rules.filters import look_at
+from ..rules.lanes import LaneChange
 from ..storage import Array
 
 if TYPE_CHECKING:
@@ -23,6 +24,15 @@ def make_ready(broker: Broker, queue: Queue, seqs: Array) -> None:
         queue.ready.add(keys)
         look_at(broker, queue, keys)
         queue.wanted = True
+
+
+def follow_lanes(broker: Broker, queue: Queue, lanes: LaneChange) -> None:
+    """Messages of lanes have changed: whose turn ended, and whose began (O4)."""
+    leave, enter = lanes.settle()
+    if len(leave):
+        leave_ready(queue, leave)
+    make_ready(broker, queue, enter)
+    queue.wanted = True
 
 
 def leave_ready(queue: Queue, seqs: Array) -> None:

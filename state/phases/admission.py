@@ -360,6 +360,7 @@ class Admission:
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size
+                one.barrier = False  # nobody will have to wait for it
         return self._store_all(vpn, header, matches, [record.value], [size], record)
 
     def _store_all(

@@ -52,6 +52,8 @@ def choose_messages(
     classes = {c.subscription.filter for c in candidates}
     if len(classes) == 1 and free in (0, len(candidates)):
         most = min(budget.rows, sum(c.room for c in candidates))
+        if free and header.keyed:  # with each that leaves, the next of its key takes its place
+            most = 1
         if not free:  # what leaves on send takes no lease
             most = min(most, room, free_unacked)
         keys = _within(queue, search.first_of(next(iter(classes)), most), budget)
@@ -123,7 +125,7 @@ class _Search:
 
 def _fence(queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    fences = [first_key_of(generation) for _, generation in queue.header.barriers[:1]]
+    fences = [first_key_of(generation + 1) for _, generation in queue.header.barriers[:1]]
     end = first_inactive(queue)
     if end is not None:
         fences.append(queue.keys(np.array([end], np.int64))[0])
@@ -164,7 +166,8 @@ def _one_by_one(
         return window[-1]
 
     exhausted: set[str | None] = set()
-    while len(taken) < budget.rows and size < budget.bytes:
+    most = 1 if queue.header.keyed and any(c.free for c in candidates) else budget.rows
+    while len(taken) < min(budget.rows, most) and size < budget.bytes:
         able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
         heads = [head for text in able_classes if (head := head_of(text)) is not None]
         if not heads:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...expressions import Program, as_priority, compile_program, is_true
 from ...protocol.errors import Reason
+from .lanes import LANE_BITS
 
 if TYPE_CHECKING:
     from ..queue import Queue
@@ -56,15 +57,15 @@ def program_of(queue: Queue) -> Program | None:
 
 
 def lane_of(key: object) -> int:
-    """The lane of a partition key's value: 64 bits of it, 0 for NULL (O4). Two keys that share a
-    lane, one pair in 2^64, would only wait for each other."""
+    """The lane of a partition key's value: 62 bits of it, 0 for NULL (O4). Two keys that share a
+    lane, one pair in 2^62, would only wait for each other."""
     if key is None:
         return 0
     if isinstance(key, float) and key.is_integer():
         key = int(key)  # 1 and 1.0 are the same number
     text = f"{type(key).__name__}:{key}"
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") or 1
+    return int.from_bytes(digest, "big") >> (64 - LANE_BITS) or 1
 
 
 @dataclass(slots=True)

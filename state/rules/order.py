@@ -1,7 +1,8 @@
 """The order of a queue as one integer a message: smaller goes out first (O1, O2, O3, L7).
 
-Behind every barrier begins a new *generation*, inside it the higher priority comes first, inside
-that the earlier place. All three are given as the message enters and never change (Q6), so a
+A barrier is the last of its *generation*, and what enters behind it belongs to the next one, also
+when the barrier is gone; inside a generation the higher priority comes first, inside that the
+earlier place. All three are given as the message enters and never change (Q6), so a
 message that returns goes back to exactly where it was, and a queue that is defined again in another
 way needs no new order (Q9). For a queue without priorities and barriers the key is the place.
 """

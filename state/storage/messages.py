@@ -41,6 +41,7 @@ class MessagePage(ColumnPage):
         ("priority", "|u1", 0),  # publisher's priority
         ("dmq", "|u1", 1),  # may go to a dead message queue
         ("vpn", "<u2", 0),
+        ("past", "<u4", 0),  # a queue that held it before the first match does, 0: none
     )
     __slots__ = tuple(name for name, _, _ in FIELDS)
     queue: Array
@@ -57,6 +58,7 @@ class MessagePage(ColumnPage):
     priority: Array
     dmq: Array
     vpn: Array
+    past: Array
 
     def spans(self, rows: Array) -> Array:
         """Bytes that payload, key and headers of rows take in a block."""
@@ -203,6 +205,30 @@ class Messages:
                 rest.append(list(to))
             page.extras[row] = [*rest, [queue, PAST]]
 
+    def may_move(self, ids: Array, queue: int, to: int) -> Array:
+        """Which messages have a match with one queue only, so that `move_all` can move it."""
+        out = np.zeros(len(ids), bool)
+        for page, rows, where in self.rows(ids):
+            if page is None:
+                continue
+            past = page.past[rows]
+            alone = (page.queue[rows] == queue) & ((past == 0) | (past == to) | (past == queue))
+            if page.extras:
+                alone &= np.array([row not in page.extras for row in rows.tolist()], bool)
+            out[where] = alone
+        return out
+
+    def move_all(self, ids: Array, queue: int, to: int, first: int) -> None:
+        """Replace the only match of each message by one with another queue, at places from
+        ``first`` on; for messages of which `may_move` says so."""
+        seqs = np.arange(first, first + len(ids), dtype=np.uint64)
+        for page, rows, where in self.rows(ids):
+            assert page is not None
+            page.queue[rows] = to
+            page.seq[rows] = seqs[where]
+            page.past[rows] = queue
+            page.dirty = True
+
     def add(self, number: int, to: tuple[int, int]) -> None:
         """Give a stored message one more match."""
         for page, rows, _ in self.rows(np.array([number], np.uint64)):
@@ -230,6 +256,7 @@ class Messages:
             if page is None:
                 continue
             mine = (page.queue[rows] == 0) | (page.queue[rows] == queue)
+            mine |= page.past[rows] == queue
             for at in np.flatnonzero(~mine).tolist() if page.extras else ():
                 mine[at] = any(m[0] == queue for m in page.extras.get(int(rows[at]), ()))
             held[where] = mine

@@ -38,7 +38,7 @@ def main(address: str, library: str, kind: str) -> None:
         for mode in MODES:
             name = queue_of(mode, point)
             consumer = open_consumer(connection, mode, point)
-            wait(lambda: len(consumer._buffer) == 3)  # noqa: B023 – called at once
+            wait(lambda: len(consumer._prefetch.buffer) == 3)  # noqa: B023 – called at once
 
             def fail(name: str = name, point: str = point) -> None:
                 there.add(name)

@@ -42,6 +42,24 @@ def test_P3_P6_and_by_close() -> None:
     connection.close()
 
 
+def test_P6_a_connection_that_closes_closes_all_and_then_says_it() -> None:
+    made = engine(ORDERS)
+    wire = Held(made)
+    connection = Connection(wire, "default", "app")
+    first, second = connection.producer(**GROUPACK), connection.producer(**GROUPACK)
+    wire.let_go.clear()
+    first.send("orders", "far too large")
+    second.send("orders", "fine")
+    second.send_async("orders", "gathered")
+    wire.let_go.set()
+    with pytest.raises(Rejected, match="message_too_large"):
+        connection.close()
+    assert not connection.is_open
+    look, _ = connect(made, "look")
+    assert [m.payload for m in look.admin().browse("orders")] == [b"fine", b"gathered"]
+    look.close()
+
+
 def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes() -> None:
     wire = Held(engine(ORDERS))
     connection = Connection(wire, "default", "app")

@@ -163,11 +163,14 @@ def test_pages_of_the_state(table: Table) -> None:
             "default_publish_target": "orders",
         }
     )
+    admin.define({"name": "keyed", "message_type": "json", "partition_key": "/n"})
+    connection.producer().send("keyed", b'{"n": 1}')
     admin.subscribe_topic("orders", "a/>")
     connection.producer().send("orders", b"{}", ttl="1h")
     connection.consumer("orders")
-    connection.producer().send("orders", b"{}")
-    connection.consumer("orders", filter="/n = 1")
+    for _ in range(3):
+        connection.producer().send("orders", b'{"n": 1}')
+    connection.consumer("orders", filter="/n = 1")  # takes one; the others wait in its index
     engine = connection.engine
     engine.command("default.commands", b"", b"not a command")
     purge = commands.encode_command(commands.Purge(queue="orders"))

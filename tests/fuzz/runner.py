@@ -12,13 +12,13 @@ import msgspec
 from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deadline, Receipt, RejectedRecord, Reply
-from lakequeue.state import Batch, DictStore, check, step
+from lakequeue.state import Batch, DictStore, Limits, check, step
 
 from .mutations import INBOX, QUEUES, Incoming, Mutator, encode
 
 NOW = 1_700_000_000_000
 RECORD_BYTES_MAX = 12 * 1024 * 1024
-STEPS_MAX = 10_000
+STEPS_MAX = 2_000
 OF_THE_ENGINE = ("receipts", "journal", "rejected")
 # What may differ between two commands that were refused: their counts, and their events.
 ACCOUNTS = ("e/", "x/")
@@ -46,6 +46,7 @@ class Fuzz:
 
     def __init__(self, seed: int, **options: Any) -> None:
         self.options = options
+        self.limits = options.get("limits", Limits())
         self.random = random.Random(seed)
         self.mutator = Mutator(seed)
         self.store = DictStore()
@@ -124,8 +125,8 @@ class Fuzz:
             if self.random.random() < 0.02:
                 self.store = DictStore.load(self.store.dump())
             if self.random.random() < 0.02:
-                check(self.store, self.now)
-        check(self.store, self.now)
+                check(self.store, self.now, self.limits)
+        check(self.store, self.now, self.limits)
 
     def try_batch(self, incoming: list[Incoming]) -> None:
         before = dict(self.store.pages)

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ KEYS = {
     "plain": {},
     "after": {},
 }
+# `copies` captures the topic `orders`, so there is none of its own name.
+TOPICS = ("default.commands", "default.publish", "orders", "dead", "plain", "keyed")
 DELIVERIES, REJECTED = "default.deliveries", "default.rejected"
 
 
@@ -59,13 +62,15 @@ def made(seed: int, total: int) -> list[Incoming]:
     new: set[str] = set()
     while len(out) < total:
         one = mutator.command() if mutator.random.random() < 0.6 else mutator.message()
-        if one.topic not in ("default.commands", "default.publish", *QUEUES):
+        if one.topic not in TOPICS:
             continue
         topic = names_a_new_topic(one) if one.topic == "default.commands" else None
         if topic is not None and topic not in new:
             if len(new) == TOPICS_NEW_MAX:
                 continue
             new.add(topic)
+        if one.value is None and one.key is None:  # the producer sends no such record
+            one = replace(one, key=b"k")
         out.append(one)
     return out
 

@@ -8,6 +8,7 @@ messages (Q9). Nothing of a client is in between: commands go to the step, outpu
 
 import json
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ Operation = tuple[Any, ...]
 Batches = list[list[Operation]]
 
 FLOWS_MAX = 6
+SHORTENING_S = 10.0
 FILTERS = (None, None, None, "/k = 0", "/k <> 0", "/n < 50 AND /k IN (0, 1)", "/p > 1")
 PERIODS = ("500ms", "2900ms", "11s", None)
 KEYED = "partition_key" not in UNSUPPORTED
@@ -432,17 +434,18 @@ def random_operation(r: random.Random, most: int) -> Operation:
 
 
 def shortest(batches: Batches, fails: Callable[[Batches], bool]) -> Batches:
-    """As little of a walk as still fails."""
+    """As little of a walk as still fails, as far as `SHORTENING_S` goes."""
+    until = time.monotonic() + SHORTENING_S
     size = max(len(batches) // 2, 1)
     while size:
         at = 0
-        while at < len(batches):
+        while at < len(batches) and time.monotonic() < until:
             rest = batches[:at] + batches[at + size :]
             at = at if fails(rest) and (batches := rest) is rest else at + size
         size //= 2
     for i in range(len(batches)):
         at = 0
-        while at < len(batches[i]):
+        while at < len(batches[i]) and time.monotonic() < until:
             rest = [*batches[:i], batches[i][:at] + batches[i][at + 1 :], *batches[i + 1 :]]
             at = at if fails(rest) and (batches := rest) is rest else at + 1
     return batches

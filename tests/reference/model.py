@@ -10,7 +10,8 @@ expression said of a message was said when it entered (Q6), and holds as long as
 - a message keeps the priority that it entered with, also while the queue has none; what entered
   without has 0; the order is always by the priorities that messages have (O2), then O1;
 - a barrier stays one: it waits for all that entered before it, and nothing that entered after it
-  goes before it, whatever its priority (O3);
+  goes before it, whatever its priority (O3). What entered after it stays behind what entered before
+  it, also when the barrier has left without being delivered; an empty queue forgets its barriers;
 - a message keeps its partition key (O4). Of the messages with one key one at a time is under way:
   leased, delayed, or given out before and back again; it goes first. Where none is, the first in
   the queue's order is next;
@@ -119,6 +120,7 @@ class Entry:
     entered: int = 0
     rank: int = 0
     is_barrier: bool = False
+    behind: int = 0  # barriers that entered before it
     partition: Any = None
     expires: int | None = None
     was_dead: bool = False
@@ -171,6 +173,7 @@ class Queue:
     deferred: dict[int, int] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     served_last: int = 0
+    barriers: int = 0  # that have entered since it was last empty
     counters: Counter[str] = field(default_factory=Counter)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -201,15 +204,7 @@ class Queue:
 
     def in_order(self) -> list[Entry]:
         """O1, O2: higher priority first, then as taken in; O3: no further than to a barrier."""
-        barriers = [e.arrival for e in self.entries if e.is_barrier]
-        if not barriers:
-            return sorted(self.entries, key=lambda e: (-e.rank, e.arrival))
-
-        def place(entry: Entry) -> tuple[int, bool, int, int]:
-            before = sum(arrival < entry.arrival for arrival in barriers)
-            return (before, entry.is_barrier, -entry.rank, entry.arrival)
-
-        return sorted(self.entries, key=place)
+        return sorted(self.entries, key=lambda e: (e.behind, e.is_barrier, -e.rank, e.arrival))
 
     def held_back(self, entry: Entry) -> bool:
         """O4: another message of the same key is under way, or comes before it."""
@@ -403,6 +398,9 @@ class Model:
             entry.rank = unsigned(entry.value(priority))
         if barrier := queue.get("barrier_expression"):
             entry.is_barrier = entry.matches(barrier)
+        queue.barriers = queue.barriers if queue.entries else 0
+        entry.behind = queue.barriers
+        queue.barriers += entry.is_barrier
         if (key := queue.get("partition_key")) and not entry.is_barrier:
             entry.partition = entry.value(key)
         entry.expires = self.life_of(queue, entry)

@@ -4,6 +4,7 @@ Records are encoded as for Kafka. One batch may hold many commands and publishes
 until the engine wants no further step at this time.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from lakequeue.protocol import commands as c
@@ -14,7 +15,7 @@ from lakequeue.state import Batch, DictStore, Limits, check, step
 NOW = 1_700_000_000_000
 INBOX = c.Inbox("default.deliveries")
 REPLY = c.ReplyTo("default.deliveries")
-STEPS_MAX = 20_000
+STEPS_MAX = 2_000
 
 
 class CountingStore(DictStore):
@@ -34,14 +35,21 @@ class CountingStore(DictStore):
 
 
 class Steps:
-    """An engine's state and what comes in; options go to `step` (limits, home)."""
+    """An engine's state and what comes in; options go to `step` (limits, home). watch: is told
+    what each step said."""
 
-    def __init__(self, store: DictStore | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        store: DictStore | None = None,
+        watch: Callable[[list[Any]], None] | None = None,
+        **options: Any,
+    ) -> None:
         self.store = CountingStore() if store is None else store
         self.options = options
+        self.limits = options.get("limits", Limits())
+        self.watch = watch
         self.now = NOW
         self.offsets = 0
-        self.outputs: list[Any] = []
 
     def run(
         self, commands: list[c.Command | bytes] = (), publishes: list[tuple[Any, ...]] = ()
@@ -51,17 +59,18 @@ class Steps:
         publishes: (to, payload[, keys of the header `lq`]).
         """
         batch = Batch(self.command_records(commands), self.publish_records(publishes))
-        out = list(step(self.store, batch, self.now, **self.options))
+        out: list[Any] = []
         for _ in range(STEPS_MAX):
-            deadline = [o.at for o in out if isinstance(o, Deadline)][-1]
+            said = step(self.store, batch, self.now, **self.options)
+            check(self.store, self.now, self.limits)
+            if self.watch is not None:
+                self.watch(said)
+            out += said
+            deadline = [o.at for o in said if isinstance(o, Deadline)][-1]
             if not 0 < deadline <= self.now:
-                break
-            out += step(self.store, Batch(), self.now, **self.options)
-        else:
-            raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
-        check(self.store, self.now, self.options.get("limits", Limits()))
-        self.outputs += out
-        return out
+                return out
+            batch = Batch()
+        raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
 
     def restart(self) -> None:
         """The state is written to bytes and loaded again."""

@@ -185,7 +185,7 @@ def test_Q7_keys_that_exclude_each_other(other: str) -> None:
     assert "barrier_expression" in problems(priority="/a", barrier_expression="/a")
 
 
-@pytest.mark.parametrize(("key", "value"), [("partition_key", "@key")])
+@pytest.mark.parametrize(("key", "value"), [("recovery_point", "now")])
 def test_Q7_what_this_version_lacks_is_refused_plainly(key: str, value: object) -> None:
     assert key in UNSUPPORTED
     assert "not supported by this version" in problems(**{key: value})[key].allowed

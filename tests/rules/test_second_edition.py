@@ -401,6 +401,15 @@ def test_L5_what_is_returned_untouched_was_no_attempt() -> None:
     assert (seen["expired"], seen["redelivered"]) == (1, 1)
 
 
+def test_P1_P3_what_fills_a_gap_is_told_of_beside_a_repetition() -> None:
+    """The receipt began at what was sent again; what was new and lower was stored in silence."""
+    steps = Steps()
+    steps.run([define()], [("orders", b"{}", {"producer": "p", "seq": n}) for n in (1, 9)])
+    again = [("orders", b"{}", {"producer": "p", "seq": n}) for n in (9, 5)]
+    (receipt,) = [o for o in steps.run(publishes=again) if isinstance(o, Receipt)]
+    assert sorted(receipt.runs) == [[5, 1, 3], [9, 1, 2]]
+
+
 def test_L5_each_delivery_has_a_number_of_its_own() -> None:
     steps = Steps()
     steps.run([define(**WIDE)])

@@ -1,0 +1,18 @@
+"""Limits so small that a short walk crosses each of them many times."""
+
+from typing import Any
+
+from lakequeue.state import Limits
+
+PAGES: dict[str, Any] = {
+    "page_bits": 2, "chunk_bits": 1, "leaf_keys": 3, "branch_entries": 2, "root_entries": 2,
+    "block_bytes": 100, "file_bytes": 300, "calendar_buckets": 2, "store_slack_bytes": 200,
+    "compact_bytes_per_step": 200, "compact_looks_per_step": 3, "deletes_per_step": 2,
+}  # fmt: skip
+BUDGETS: dict[str, Any] = {
+    "command_rows": 3, "command_bytes": 200, "due_rows": 3, "due_names": 2, "delivery_rows": 3,
+    "delivery_bytes": 200, "looks": 5,
+}  # fmt: skip
+SMALL_PAGES = Limits(**PAGES)  # the same order of events, from other pages
+SMALL_BUDGETS = Limits(**BUDGETS)
+TINY = Limits(**PAGES, **BUDGETS)
