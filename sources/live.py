@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
@@ -27,6 +27,9 @@ log = logging.getLogger("lakequeue.loop")
 
 CHUNK_RECORDS = 500
 POLL_S = 1.0
+ASK_S = 1.0
+ARRIVES_S = 0.2
+FRESH_S = 0.5
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
 
@@ -169,6 +172,15 @@ class Reader(threading.Thread):
         if good or ended:
             self._arrived.set()
 
+    def end_offset(self, topic: str, partition: int) -> int | None:
+        """Where a partition ends now; None: Kafka does not answer."""
+        try:
+            place = TopicPartition(topic, partition)
+            ends = self._consumer.get_watermark_offsets(place, timeout=ASK_S)
+        except (KafkaException, RuntimeError):
+            return None
+        return ends[1] if ends else None
+
     def first_offset(self, topic: str, partition: int) -> int:
         """Where a partition begins, as the newest fetch said."""
         ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
@@ -196,6 +208,8 @@ class LiveInputs:
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
         self.notes: list[str] = []
         self._ready = False
+        self._heard = 0.0  # when something came
+        self._command_ms = 0  # Kafka's time of the newest command that was taken
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
@@ -231,6 +245,7 @@ class LiveInputs:
                 self._take(reader, found)
         if not found:
             return None
+        self._heard = time.monotonic()
         taken = to_batch(found)
         for r in taken.ranges:
             self.records += r.count
@@ -246,6 +261,29 @@ class LiveInputs:
             commands = {place for place in self._expected if is_command(place[0])}
             self._ready = commands <= self._commands.at_end
         return self._ready
+
+    def up_to(self) -> int | None:
+        """Commands that are still to be taken came after this time; None: there are none."""
+        if self._all_commands_read() and not self._commands.messages:
+            return None
+        return self._command_ms
+
+    def current(self) -> bool:
+        """Whether all commands that are in Kafka by now were taken, as far as Kafka says; False
+        while it does not answer: deadlines wait, for who keeps one cannot say so either."""
+        if not self._all_commands_read():
+            return False
+        if time.monotonic() - self._heard < FRESH_S:
+            return True
+        for place in self.places():
+            if is_command(place[0]):
+                end = self._commands.end_offset(*place)
+                if end is None:
+                    return False
+                if end > self._expected[place]:
+                    # A moment for it to come; it may also be what no reader gets.
+                    self.arrived.wait(ARRIVES_S)
+        return not self._commands.messages
 
     def _look_for_losses(self, r: Range) -> None:
         """Records that retention took before they were read: nothing can bring them back, but it
@@ -270,6 +308,8 @@ class LiveInputs:
                 self.stopped |= m.value() == self._run
             else:
                 found.setdefault((topic, m.partition()), []).append(m)
+                if reader is self._commands:
+                    self._command_ms = max(self._command_ms, m.timestamp()[1])
         if size:
             self.bytes += size
             reader.taken(size)

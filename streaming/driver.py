@@ -62,6 +62,13 @@ class Inputs(Protocol):
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth, within its limits; None when nothing came in time."""
 
+    def up_to(self) -> int | None:
+        """Commands that are still to be taken came after this time, epoch ms; None: there are
+        none."""
+
+    def current(self) -> bool:
+        """Whether what is known is all that came until now; asks Kafka."""
+
 
 class Again(Protocol):
     """What came in before."""
@@ -153,15 +160,18 @@ class Driver:
         due = self.due_in()
         taken = inputs.take(timeout_s if due is None else min(timeout_s, due))
         if taken is None:
-            if self.due_in() != 0:
+            if self.due_in() != 0 or not inputs.current():
                 return None
             taken = Taken(Batch(), ())
+        # Time does not run ahead of commands that came in time: whoever sent heartbeats and acks
+        # while the engine was away is not late.
+        up_to = inputs.up_to()
+        now = max(self.now, self._clock() if up_to is None else up_to)
         acked = self._outbox.acked()
         pages, outputs = self._digests
         record = StepRecord(
-            steplog.FORMAT, self.step + 1, max(self._clock(), self.now),
-            self.step if acked is None else acked, pages, outputs, self.code, taken.ranges,
-            self._news,
+            steplog.FORMAT, self.step + 1, now, self.step if acked is None else acked, pages,
+            outputs, self.code, taken.ranges, self._news,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         records = self._encoded(self._compute(record, taken.batch))  # while the log is written

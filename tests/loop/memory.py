@@ -149,10 +149,18 @@ class World:
 
 
 class Some:
-    """Live inputs: at most so many records of each partition."""
+    """Live inputs: at most so many records of each partition. until: of commands that are left."""
+
+    until: int | None = None
 
     def __init__(self, world: World, driver: Driver, most: int) -> None:
         self._world, self._driver, self._most = world, driver, most
+
+    def up_to(self) -> int | None:
+        return self.until
+
+    def current(self) -> bool:
+        return self.until is None
 
     def take(self, timeout_s: float) -> Taken | None:
         found = {}

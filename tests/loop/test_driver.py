@@ -193,6 +193,35 @@ def test_the_walk_does_what_it_is_for() -> None:
     assert any(len(set(steps)) > 2 for steps in grouped), grouped
 
 
+def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
+    """A session whose heartbeats stand in the topic while the engine was away is not lost."""
+    walk = Walk()
+    world = walk.world
+    subscribe = {"command": "subscribe", "queue": "orders", "subscription": "s", "session": "x"}
+    world.command(**subscribe, inbox={"topic": "default.deliveries", "partition": 0})
+    walk.step(9)
+    before = world.now
+    for _ in range(10):
+        world.now += 10_000
+        world.command(command="heartbeat", session="x")
+    walk.restart()
+    inputs = Some(world, walk.driver, 1)
+    for n in range(1, 11):
+        inputs.until = before + 10_000 * n if n < 10 else None
+        walk.driver.one(inputs, 0.0)
+        assert walk.driver.now == before + 10_000 * n
+    inputs.until = walk.driver.now
+    world.now += 1_000_000
+    assert walk.driver.one(inputs, 0.0) is None, "a deadline waits for what is not read yet"
+    walk.step(1)
+    world.now += 1_000
+    walk.step(1)
+    judge(walk)
+    journals = {r.value for _, records in world.said for r in records if "journal" in r.topic}
+    events = [event for j in journals for event in journal.decode(j)["event"].to_pylist()]
+    assert events.count("session_lost") == 1, "only when it was really silent"
+
+
 # ---------------------------------------------------------------- what must not go on
 
 

@@ -268,6 +268,9 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Place) ->
             commands += len(taken.batch.commands)
             assert commands == 500 or not taken.batch.publishes
             publishes += len(taken.batch.publishes)
+            assert commands == 500 or inputs.up_to() is not None, "time waits for commands"
+    assert inputs.up_to() is None
+    assert inputs.current()
     inputs.close()
     assert publishes == 500
 
