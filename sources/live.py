@@ -172,15 +172,6 @@ class Reader(threading.Thread):
         if good or ended:
             self._arrived.set()
 
-    def end_offset(self, topic: str, partition: int) -> int | None:
-        """Where a partition ends now; None: Kafka does not answer."""
-        try:
-            place = TopicPartition(topic, partition)
-            ends = self._consumer.get_watermark_offsets(place, timeout=ASK_S)
-        except (KafkaException, RuntimeError):
-            return None
-        return ends[1] if ends else None
-
     def first_offset(self, topic: str, partition: int) -> int:
         """Where a partition begins, as the newest fetch said."""
         ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
@@ -205,6 +196,8 @@ class LiveInputs:
         ahead = 2 * limits.bytes
         self._commands = Reader("commands", kafka, self.arrived, ahead)
         self._messages = Reader("messages", kafka, self.arrived, ahead)
+        # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
+        self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
         self.notes: list[str] = []
         self._ready = False
@@ -277,13 +270,21 @@ class LiveInputs:
             return True
         for place in self.places():
             if is_command(place[0]):
-                end = self._commands.end_offset(*place)
+                end = self._end_offset(place)
                 if end is None:
                     return False
                 if end > self._expected[place]:
                     # A moment for it to come; it may also be what no reader gets.
                     self.arrived.wait(ARRIVES_S)
         return not self._commands.messages
+
+    def _end_offset(self, place: Place) -> int | None:
+        """Where a partition ends now; None: Kafka does not answer."""
+        try:
+            ends = self._asked.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
+        except (KafkaException, RuntimeError):
+            return None
+        return ends[1] if ends else None
 
     def _look_for_losses(self, r: Range) -> None:
         """Records that retention took before they were read: nothing can bring them back, but it
@@ -327,6 +328,7 @@ class LiveInputs:
         """End the threads."""
         self._commands.close()
         self._messages.close()
+        self._asked.close()
 
 
 def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
