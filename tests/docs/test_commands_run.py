@@ -28,7 +28,7 @@ from printed import PAGES, ROOT, Printed, calls, commands, examples_of_help, fen
 
 # What cannot run here, and why.
 ELSEWHERE = {
-    r"^make |^\. \.venv|^pip ": "installs, or runs these tests",
+    r"^make |^\. \.venv|^pip |^python3 -m venv|^app/bin/": "installs, or runs these tests",
     r"lakequeue (demo|bench)": "minutes of work; has tests of its own",
     r"lakequeue up": "runs already",
     r"kafka-1:9092|bootstrap kafka:9092|^docker |localhost:19092": "needs a cluster",

@@ -81,7 +81,9 @@ def send(servers: str, records: list[Incoming]) -> dict[tuple[str, int, int], In
     futures = []
     for one in records:
         headers = [] if one.meta is None else [("lq", one.meta)]
-        time_ms = one.timestamp if one.timestamp is not None and one.timestamp > 0 else None
+        time_ms = one.timestamp
+        if time_ms is not None and not 0 < time_ms < time.time() * 1000:
+            time_ms = None  # Kafka itself refuses what is more than an hour ahead
         futures.append(
             producer.send(one.topic, one.value, one.key, headers, timestamp_ms=time_ms)
         )
