@@ -1,0 +1,63 @@
+"""Q6: what is no JSON in a `json` queue says so; and who held a lease that ended is named (L4)."""
+
+import pytest
+from lakequeue.protocol.errors import Rejected
+from rules.harness import Bench, drain
+
+WRONG = (b"", b"{", b"\xff", b"{'a': 1}", b"[1, 2", b"nul", b'{"a": 1} x')
+
+
+def told(bench: Bench) -> list[int]:
+    return [e["invalid"] for e in bench.admin.events() if e["event"] == "invalid_json"]
+
+
+def test_Q6_what_is_no_json_is_kept_counted_and_told(empty: Bench) -> None:
+    empty.define(max_per_subscription_backlog=99)
+    for payload in WRONG:
+        empty.send(payload)
+    for payload in (b"null", b"1", b'"text"', b' {"a": [1, {"b": null}]} ', b"[]"):
+        empty.send(payload)
+    seen = empty.seen()
+    assert (seen["depth"], seen["invalid"]) == (len(WRONG) + 5, len(WRONG))
+    assert told(empty) == list(range(1, len(WRONG) + 1))
+    assert [m.payload for m in drain(empty.consumer())][: len(WRONG)] == list(WRONG)
+
+
+def test_Q6_a_queue_may_refuse_what_is_no_json(empty: Bench) -> None:
+    empty.define(on_invalid="nack")
+    with pytest.raises(Rejected) as refused:
+        empty.send(b"{")
+    assert (refused.value.reason, refused.value.queue) == ("malformed", "orders")
+    empty.send(b"{}")
+    seen = empty.seen()
+    assert (seen["depth"], seen["invalid"]) == (1, 1)
+    assert seen["counters"]["rejected"] == {"malformed": 1}
+
+
+def test_Q6_other_queues_take_any_bytes(empty: Bench) -> None:
+    empty.define("blobs", message_type="binary")
+    empty.define("texts", message_type="text", on_invalid="nack")
+    for queue in ("blobs", "texts"):
+        empty.send(b"{", queue)
+        assert (empty.seen(queue)["depth"], empty.seen(queue)["invalid"]) == (1, 0)
+    assert told(empty) == []
+
+
+def test_S5_one_that_refuses_what_is_no_json_refuses_for_all(empty: Bench) -> None:
+    empty.define("any", underlying_topic="t")
+    empty.define("strict", underlying_topic="t", on_invalid="nack")
+    with pytest.raises(Rejected):
+        empty.send(b"{", "t")
+    assert [empty.seen(q)["depth"] for q in ("any", "strict")] == [0, 0]
+
+
+def test_L4_the_journal_names_who_held_a_lease_that_ended(empty: Bench) -> None:
+    empty.define(lease_period="1s", max_per_subscription_backlog=9)
+    holders = [empty.consumer(name=name, backlog=1) for name in ("a", "b")]
+    for n in range(2):
+        empty.send({"n": n})
+    for holder in holders:
+        drain(holder)
+    empty.advance("1s")
+    rows = [r for r in empty.engine.journal() if r["event"] == "lease_ended"]
+    assert {r["subscription"] for r in rows} == {c.subscription for c in holders}
