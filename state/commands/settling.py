@@ -8,6 +8,7 @@ and journaled (L8); an ack for an id that this queue never held is kept for a wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
 from ...protocol.errors import Reason
-from ...protocol.ids import Ranges, format_ranges, parse_ranges
+from ...protocol.ids import format_ranges, parse_ranges
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
@@ -111,34 +112,29 @@ def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
 # ---------------------------------------------------------------- of leased messages
 
 
-def _held_part(
-    broker: Broker, queue: Queue, task: Task, command: Any, ranges: Ranges, budget: Budget
-) -> Part:
-    """The next of the named messages that this subscription leases; others are passed over and
-    counted."""
+def _held_parts(
+    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget
+) -> Iterator[Array]:
+    """Of the named messages those that this subscription leases, part by part; others are passed
+    over and counted. ``task.done["over"]`` says in the end whether that was all."""
     holder = queue.header.subscription(command.subscription)
-    part = by_ids(broker, queue, task, ranges, budget)
-    task.cursor = part.next
     number = holder.number if holder is not None else -1
-    mine = queue.gather(part.seqs, "holder") == number
-    if not mine.all():
-        ids = queue.gather(part.seqs[~mine], "id")
-        without_effect_of(broker, queue, ids, command.subscription, "not leased to it")
-        part.seqs = part.seqs[mine]
-    return part
+    ranges = parse_ranges(command.ids)
+    task.done["over"] = False
+    while not task.done["over"] and not budget.spent:
+        part = by_ids(broker, queue, task, ranges, budget)
+        task.cursor, task.done["over"] = part.next, part.last
+        mine = queue.gather(part.seqs, "holder") == number
+        if not mine.all():
+            ids = queue.gather(part.seqs[~mine], "id")
+            without_effect_of(broker, queue, ids, command.subscription, "not leased to it")
+        yield part.seqs[mine]
 
 
 def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Budget) -> bool:
     """Return messages, counting the cancel (L6), after a delay (L11)."""
-    ranges = parse_ranges(command.ids)
-    done = False
-    while not done and not budget.spent:
-        part = _held_part(broker, queue, task, command, ranges, budget)
-        done = part.last
-        if not len(part.seqs):
-            continue
-        most = queue.definition.max_cancels
-        seqs, name = part.seqs, command.subscription
+    for seqs in _held_parts(broker, queue, task, command, budget):
+        most, name = queue.definition.max_cancels, command.subscription
         over = queue.gather(seqs, "cancels") + 1 >= most if most else np.zeros(len(seqs), bool)
         apply(
             broker, queue, seqs[over], Event.CANCEL_LAST, subscription=name,
@@ -147,7 +143,7 @@ def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Bu
         rest = seqs[~over]
         delays = _delays(queue, rest, command.delay_ms)
         give_back(broker, queue, rest, Event.CANCEL, subscription=name, delays=delays)
-    return done
+    return bool(task.done["over"])
 
 
 def _delays(queue: Queue, seqs: Array, asked: int | None) -> Array:
@@ -169,16 +165,12 @@ def _delays(queue: Queue, seqs: Array, asked: int | None) -> Array:
 
 def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Budget) -> bool:
     """Messages go straight to the dead message queue, or are discarded (C7)."""
-    ranges = parse_ranges(command.ids)
-    done = False
-    while not done and not budget.spent:
-        part = _held_part(broker, queue, task, command, ranges, budget)
-        done = part.last
+    for seqs in _held_parts(broker, queue, task, command, budget):
         apply(
-            broker, queue, part.seqs, Event.REJECT, subscription=command.subscription,
+            broker, queue, seqs, Event.REJECT, subscription=command.subscription,
             reason=Reason.REJECTED.value, detail=command.reason,
         )  # fmt: skip
-    return done
+    return bool(task.done["over"])
 
 
 def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budget) -> bool:
@@ -188,14 +180,10 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
     if period is None:
         period = queue.definition.lease_period_ms
     until = NEVER if period is None else broker.now + max(period, 1)
-    ranges = parse_ranges(command.ids)
     renewed: list[int] = []
-    done = False
-    while not done and not budget.spent:
-        part = _held_part(broker, queue, task, command, ranges, budget)
-        done = part.last
-        endless = queue.gather(part.seqs, "until") == NEVER
-        for seqs, end in ((part.seqs[endless], NEVER), (part.seqs[~endless], until)):
+    for held in _held_parts(broker, queue, task, command, budget):
+        endless = queue.gather(held, "until") == NEVER
+        for seqs, end in ((held[endless], NEVER), (held[~endless], until)):
             ids = apply(
                 broker, queue, seqs, Event.RENEW, until=end, subscription=command.subscription
             )
@@ -205,23 +193,19 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
     joined = [*known, *(parse_ranges(text) if text else [])]
     task.done["renewed"] = ",".join(f"{a}-{b}" if a != b else str(a) for a, b in joined)
     task.result = {"lease_ms": period, "renewed": task.done["renewed"]}
-    return done
+    return bool(task.done["over"])
 
 
 def hand_back(
     broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget
 ) -> bool:
     """Messages that the client never showed to anyone return: no attempt (L5, C3)."""
-    ranges = parse_ranges(command.ids)
-    done = False
-    while not done and not budget.spent:
-        part = _held_part(broker, queue, task, command, ranges, budget)
-        done = part.last
+    for seqs in _held_parts(broker, queue, task, command, budget):
         apply(
-            broker, queue, part.seqs, Event.HAND_BACK, subscription=command.subscription,
+            broker, queue, seqs, Event.HAND_BACK, subscription=command.subscription,
             reason="untouched",
         )  # fmt: skip
-    return done
+    return bool(task.done["over"])
 
 
 def return_held(
