@@ -1,4 +1,4 @@
-"""Benchmarks that anyone can run: `lakequeue bench floor|depth|churn|latency|throughput|core`.
+"""Benchmarks that anyone can run: `lakequeue bench depth|churn|latency|throughput|core`.
 
 Each starts what it needs in a temporary folder, measures in one run, and prints a table for people
 or, with `--json`, one JSON object.

@@ -105,17 +105,6 @@ def _core(messages: int, batch: int) -> list[dict[str, Any]]:
 
 
 @_add(
-    "floor", "The engine over Spark's plain Kafka to Kafka copy",
-    "Against Spark's plain Kafka to Kafka copy of the same messages, taking turns.",
-    _messages(200_000),
-)  # fmt: skip
-def _floor(messages: int) -> list[dict[str, Any]]:
-    from .floor import run
-
-    return run(messages, _say)
-
-
-@_add(
     "depth", "The same traffic at growing depth",
     "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
     click.option("--depths", default="1000,100000,1000000", show_default=True),
