@@ -25,7 +25,7 @@ COMMANDS = {
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
     "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back where they came from."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
-    "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput, depth and more."),
+    "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput and more."),
 }
 
 main = LazyGroup(

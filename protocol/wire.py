@@ -23,6 +23,9 @@ from .outputs import Alert, Capture, Deadline, Deliveries, Output, Receipt, Reje
 
 BATCH_BYTES = 512_000
 JOURNAL_ROWS = 200_000
+JOURNAL_BYTES = 6_000_000  # of its texts and rows, before they are compressed
+RECEIPT_NACKS = 5_000  # in one record; a refusal has at most about a kilobyte
+ERROR_CHARACTERS_MAX = 2_000
 REJECTED_BYTES = 8_000_000  # a larger rejected record is cut, and says how long it was
 REJECTED_KEY_BYTES = 1_000_000
 FRAMING = "lq-framing"
@@ -88,7 +91,7 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
             case Deliveries():
                 yield from _batches(output) if output.framing == "batch" else _singles(output)
             case Receipt():
-                yield _receipt(output)
+                yield from _receipts(output)
             case Reply():
                 yield _reply(output)
             case RejectedRecord():
@@ -108,11 +111,13 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
     key = d.subscription.encode()
     headers = headers_json([(FRAMING, b"batch")])
     lengths = list(map(len, d.payloads))
+    columns = zip(lengths, d.keys, d.headers, strict=True)
+    sizes = [n + len(key or b"") + len(own or b"") for n, key, own in columns]
     start, total = 0, len(d.ids)
     while start < total:
         stop, size = start, 0
-        while stop < total and (stop == start or size + lengths[stop] <= BATCH_BYTES):
-            size += lengths[stop]
+        while stop < total and (stop == start or size + sizes[stop] <= BATCH_BYTES):
+            size += sizes[stop]
             stop += 1
         part = slice(start, stop)
         meta: dict[str, Any] = {
@@ -232,17 +237,32 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
 # ---------------------------------------------------------------- the rest
 
 
-def _receipt(r: Receipt) -> WireRecord:
+def _receipts(r: Receipt) -> Iterator[WireRecord]:
+    """One record, or several where much was refused: what a record says is settled, ``up_to``, is
+    never beyond the first refusal that a later record tells of."""
+    nacks = sorted(r.nacks)
+    for start in range(0, max(len(nacks), 1), RECEIPT_NACKS):
+        part = nacks[start : start + RECEIPT_NACKS]
+        later = nacks[start + RECEIPT_NACKS : start + RECEIPT_NACKS + 1]
+        up_to = min([r.up_to, *(seq - 1 for seq, *_ in later)])
+        first = start == 0
+        yield _receipt(r, up_to, part, r.runs if first else [], r.discarded if first else [])
+
+
+def _receipt(
+    r: Receipt, up_to: int, nacks: list[tuple[int, str, str, str]], runs: list[list[int]],
+    discarded: list[tuple[int, str, str]],
+) -> WireRecord:  # fmt: skip
     value = {
         "producer": r.producer,
-        "up_to": r.up_to,
-        "runs": [[first, count, str(number)] for first, count, number in r.runs],
+        "up_to": up_to,
+        "runs": [[first, count, str(number)] for first, count, number in runs],
         "nacks": [
             {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
-            for seq, reason, queue, detail in r.nacks
+            for seq, reason, queue, detail in nacks
         ],
         "discarded": [
-            {"seq": seq, "reason": reason, "queue": queue} for seq, reason, queue in r.discarded
+            {"seq": seq, "reason": reason, "queue": queue} for seq, reason, queue in discarded
         ],
     }
     return WireRecord(
@@ -266,7 +286,7 @@ def _reply(r: Reply) -> WireRecord:
 
 def _rejected(r: RejectedRecord) -> WireRecord:
     headers = [
-        ("lq-error", r.error.encode()),
+        ("lq-error", r.error[:ERROR_CHARACTERS_MAX].encode("utf-8", "backslashreplace")),
         ("lq-topic", r.topic.encode()),
         ("lq-partition", str(r.partition).encode()),
         ("lq-offset", str(r.offset).encode()),
@@ -280,19 +300,23 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:
-    """A record per VPN, and per 200,000 rows; ``lq-step`` names its last row's step, and the part.
+    """A record per VPN, and per 200,000 rows or 6 MB; ``lq-step`` names its last row's step, and
+    the part.
 
     So the rows themselves say which records are written down already: both only grow.
     """
     by_vpn: dict[str, list[list[Segment]]] = {}
-    sizes: dict[str, int] = {}
+    filled: dict[str, tuple[int, int]] = {}  # rows and bytes of the last part
     for segment in journal.segments:
         parts = by_vpn.setdefault(segment.vpn, [[]])
-        if sizes.get(segment.vpn, 0) >= JOURNAL_ROWS:
+        rows, size = filled.get(segment.vpn, (0, 0))
+        if rows >= JOURNAL_ROWS or size >= JOURNAL_BYTES:
             parts.append([])
-            sizes[segment.vpn] = 0
+            rows, size = 0, 0
         parts[-1].append(segment)
-        sizes[segment.vpn] = sizes.get(segment.vpn, 0) + max(len(segment.ids), 1)
+        n = max(len(segment.ids), 1)
+        texts = len(segment.reason) + len(segment.topic) + len(segment.subscription)
+        filled[segment.vpn] = rows + n, size + 20 * n + 4 * texts
     for vpn, parts in by_vpn.items():
         for number, segments in enumerate(parts):
             part = Journal(journal.broker, journal.step, journal.time, segments)

@@ -1,0 +1,62 @@
+"""What leaves fits into a Kafka record, headers included, whatever was said (S1)."""
+
+import json
+
+import pytest
+from lakequeue.protocol import wire
+from lakequeue.protocol.journal import Journal, Segment
+from lakequeue.protocol.outputs import Deliveries, Receipt, RejectedRecord
+
+KAFKA_MAX = 12_000_000
+
+
+def size_of(record: wire.WireRecord) -> int:
+    return sum(len(part or b"") for part in (record.key, record.value)) + len(record.headers or "")
+
+
+def test_P3_many_refusals_are_told_in_several_records() -> None:
+    nacks = [(seq, "queue_quota", "q" * 250, "x" * 250) for seq in range(20_001, 0, -1)]
+    records = list(wire.encode([Receipt("default", "p", 20_001, 0, [[30_000, 1, 7]], nacks)]))
+    assert len(records) == 5
+    assert max(map(size_of, records)) < KAFKA_MAX
+    told: set[int] = set()
+    settled = 0
+    for record in records:
+        value = json.loads(record.value or b"")
+        told |= {nack["seq"] for nack in value["nacks"]}
+        settled = value["up_to"]
+        assert set(range(1, settled + 1)) <= told, "settled, and not said that it was refused"
+    assert settled == 20_001
+    assert sum(len(json.loads(r.value or b"")["runs"]) for r in records) == 1
+
+
+@pytest.mark.parametrize("where", ["headers", "keys", "payloads"])
+def test_C6_a_batch_is_cut_by_all_that_is_in_it(where: str) -> None:
+    n, large = 40, b"x" * 100_000
+    columns = {"payloads": [b""] * n, "keys": [None] * n, "headers": [None] * n, where: [large] * n}
+    delivery = Deliveries(
+        "q", "s", "default.deliveries", 0, "batch", 0, ids=list(range(n)), numbers=list(range(n)),
+        counts=[1] * n, priorities=[4] * n, expires=[0] * n, times=[0] * n, **columns,
+    )  # fmt: skip
+    records = list(wire.encode([delivery]))
+    assert len(records) == 8
+    assert [i for r in records for i in wire.decode_batch(r.value or b"").ids] == list(range(n))
+
+
+def test_R1_a_journal_of_long_texts_is_cut() -> None:
+    reasons = (f"{i}" * 200 for i in range(20_000))
+    segments = [Segment("command_refused", "default", "q", reason=text) for text in reasons]
+    records = list(wire.encode([Journal("broker-0", 3, 0, segments)]))
+    assert len(records) > 1
+    assert max(map(size_of, records)) < KAFKA_MAX
+    steps = [dict(wire.headers_list(r.headers))["lq-step"] for r in records]
+    assert steps == [f"3.{i}".encode() for i in range(len(records))]
+
+
+def test_S1_a_rejected_record_is_cut() -> None:
+    rejected = RejectedRecord(
+        "default", "t" * 249, 0, 0, b"k" * 5_000_000, b"v" * 11_000_000, "why\ud800" * 1_000_000
+    )
+    (record,) = wire.encode([rejected])
+    assert size_of(record) < KAFKA_MAX
+    assert dict(wire.headers_list(record.headers))["lq-truncated"] == b"11000000"
