@@ -110,6 +110,14 @@ class Admin:
         """Not in this version: raises LakequeueError."""
         raise _later("replay", "read the Delta table 'messages' and publish again")
 
+    def move(self, queue: str, **_: Any) -> Any:
+        """Not in this version (R6): raises LakequeueError."""
+        raise _later("move", "consume the messages and publish them again")
+
+    def edit(self, queue: str, **_: Any) -> Any:
+        """Not in this version (R6): raises LakequeueError."""
+        raise _later("edit", "consume the messages and publish them with other headers")
+
     def redrive(
         self, queue: str, where: str | None = None, ids: list[str] | str | None = None
     ) -> Redriven:
