@@ -57,6 +57,7 @@ class BrokerHeader(msgspec.Struct):
     earliest: dict[int, int] = {}
     unacked: int = 0  # leased over all queues (B4)
     waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
+    unserved: bool = False  # a budget ended before all of these were served
     pending: dict[int, bool] = {}  # queues with commands that go on, the next one first
     turn: int = 0  # the queue that delivery served last
     alerts: list[str] = []  # set now, of the broker and of VPNs (S9)

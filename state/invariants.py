@@ -48,7 +48,7 @@ def check(store: DictStore, now: int, limits: Limits = Limits()) -> None:  # noq
     leased = sum(queue.header.leased for queue in queues.values())
     assert header.unacked == leased, f"delivered and unacked: {header.unacked}, leased {leased}"
     assert set(header.waiting) <= set(queues), "a deleted queue waits for acks"
-    full = header.unacked >= header.system.max_delivered_unacked
+    full = header.unserved or header.unacked >= header.system.max_delivered_unacked
     assert full or not header.waiting, f"there is room for what waits: {header.waiting}"
     _check_alerts(broker, queues)
 

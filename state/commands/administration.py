@@ -25,7 +25,7 @@ from ..routing import add_route, drop_route
 from ..storage import NEVER
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
-from .turns import Task, begin, cancel_all
+from .turns import Task, begin, cancel_all, resume
 
 
 def configure(broker: Broker, vpn: str, command: Configure) -> None:
@@ -60,7 +60,9 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     add_route(broker, definition, existing.number)
     follow_definition(broker, vpn, existing, old, definition)
     existing.header.definition = definition
-    existing.header.faulted = ""
+    if existing.header.faulted:
+        existing.header.faulted = ""
+        resume(broker, existing)
     existing.wanted = True
     broker.event("defined", vpn, definition.name, again=True)
 

@@ -130,6 +130,12 @@ def _go_on_with(broker: Broker, queue: Queue, budget: Budget) -> bool:
     return bool(waiting)
 
 
+def resume(broker: Broker, queue: Queue) -> None:
+    """The queue was left alone and is served again: so are the commands that wait there."""
+    if _tasks(broker, queue):
+        broker.header.pending[queue.number] = True
+
+
 def cancel_all(broker: Broker, queue: Queue) -> None:
     """The queue is deleted: what waits for its turn there has nothing left to do."""
     for packed in _tasks(broker, queue):

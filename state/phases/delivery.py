@@ -35,6 +35,7 @@ def deliver(broker: Broker) -> None:
     broker.count_unacked()
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks)
+    broker.header.unserved = False
     _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
         wanting = [q for q in broker.active() if q.wanted]
@@ -55,6 +56,7 @@ def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
     waiting = broker.header.waiting
     while waiting and broker.unacked_total < broker.header.system.max_delivered_unacked:
         if budget.spent or looks.spent:
+            broker.more_to_do = broker.header.unserved = True
             return
         number = next(iter(waiting))
         del waiting[number]

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipt, RejectedRecord, Reply
-from lakequeue.state import DictStore
-from lakequeue.state.commands import settling
+from lakequeue.state import DictStore, Limits
+from lakequeue.state.commands import administration, settling, turns
 from lakequeue.state.phases import admission, delivery
 from lakequeue.state.storage import StoreFailed
 from rules.steps import Steps
@@ -154,3 +154,43 @@ def test_P4_a_producer_is_answered_although_another_failed(steps: Steps, bomb: N
     ]
     out = steps.run(publishes=sent)
     assert [(r.producer, r.up_to) for r in of(Receipt, out)] == [("p", 1)]
+
+
+def test_S1_what_waits_in_a_queue_that_failed_goes_on_when_it_is_defined_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Steps(limits=Limits(command_rows=3))
+    steps.run([c.Define(definition={"name": "orders", "message_type": "binary"})])
+    steps.run(publishes=[("orders", b"x")] * 10)
+    calls: list[int] = []
+
+    def failing(*arguments: Any) -> bool:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("planted")
+        return administration.purge(*arguments)
+
+    monkeypatch.setitem(turns.IN_TURN, c.Purge, failing)
+    steps.run([c.Purge(queue="orders")])
+    look = c.Describe(queue="orders", reply=c.ReplyTo("default.deliveries"))
+    seen = of(Reply, steps.run([look]))[0].result
+    assert (seen["faulted"], seen["depth"]) == ("RuntimeError: planted", 7)
+    steps.run([c.Define(definition={"name": "orders", "message_type": "binary"})])
+    seen = of(Reply, steps.run([look]))[0].result
+    assert (seen["faulted"], seen["depth"], seen["purged"]) == (None, 0, 10)
+
+
+def test_B4_who_waits_for_others_acks_is_served_in_the_next_step_too() -> None:
+    """Where a step's budget ends before all that wait were served, another step is asked for."""
+    steps = Steps(limits=Limits(delivery_rows=2))
+    names = [f"q{n}" for n in range(6)]
+    steps.run([c.Configure(system={"max_delivered_unacked": 6})])
+    for name in names:
+        definition = {"name": name, "message_type": "binary", "max_per_subscription_backlog": 6}
+        subscribe = c.Subscribe(queue=name, subscription=name, inbox=INBOX, max_backlog=6)
+        steps.run([c.Define(definition=definition), subscribe])
+    steps.run(publishes=[("q0", b"x")] * 6)
+    for name in names[1:]:
+        steps.run(publishes=[(name, b"y")])
+    out = steps.run([c.Ack(queue="q0", ids="1-6")])
+    assert sorted(d.queue for d in of(Deliveries, out)) == names[1:]
