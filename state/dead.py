@@ -33,26 +33,28 @@ def dead_letter(
     allowed = broker.spool.gather(ids, "dmq").astype(bool)
     moved: list[int] = []
     discarded: list[int] = []
+    about = _about(broker, queue, reason, detail)
+    plain = np.zeros(len(ids), bool)
     if target is not None and takes_as_they_are(target, int(sizes.sum())):
         plain = allowed & broker.spool.may_move(ids, queue.number, target.number)
-        about = _about(broker, queue, reason, detail)
-        _move_all(broker, queue, target, ids[plain], sizes[plain], counts[plain], about)
-        moved += ids[plain].tolist()
-        ids, sizes, counts = ids[~plain], sizes[~plain], counts[~plain]
-        allowed = allowed[~plain]
-    for number, count, size, may in zip(
-        ids.tolist(), counts.tolist(), sizes.tolist(), allowed.tolist(), strict=True
-    ):
-        refusal = why if may else "not eligible"
-        if target is not None and may and over_quota(target, size):
-            refusal = "dead message queue full"
-        if refusal or target is None:
-            discarded.append(number)
-            why = refusal or why
+    # In their order: what goes together goes together with its neighbours only.
+    for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(plain)) + 1):
+        if target is not None and plain[run[0]]:
+            _move_all(broker, queue, target, ids[run], sizes[run], counts[run], about)
+            moved += ids[run].tolist()
             continue
-        moved.append(number)
-        about = _about(broker, queue, reason, detail)
-        _move(broker, queue, target, number, size, {**about, "deliveries": count})
+        for at in run.tolist():
+            number, size = int(ids[at]), int(sizes[at])
+            refusal = why if allowed[at] else "not eligible"
+            if target is not None and allowed[at] and over_quota(target, size):
+                refusal = "dead message queue full"
+            if refusal or target is None:
+                discarded.append(number)
+                why = refusal or why
+                continue
+            moved.append(number)
+            one = {**about, "deliveries": int(counts[at])}
+            _move(broker, queue, target, number, size, one)
     if moved and target is not None:
         enter(broker, target)
         broker.arrived_in.append(target)

@@ -44,25 +44,32 @@ class Inbox:
                 reject_record(broker, vpn, *place, records.keys[at], value, str(error))
                 _answer_what_is_none(broker, vpn, value, str(error))
                 continue
-            if _is_ours(broker, vpn, command):
-                self.given.append((vpn, command, place))
-            else:
+            if not _has_begun(broker, vpn, command):
                 count_of_vpn(broker, vpn, "earlier_home")
+            elif _names_others(broker, command):
+                count_of_vpn(broker, vpn, "other_home")
+                refuse(broker, vpn, command, LakequeueError(_OTHER_HOME))
+            else:
+                self.given.append((vpn, command, place))
         broker.at = None
 
 
-def _is_ours(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
-    """Whether a command is for this home: what stands before its beginning is not, nor what names
-    ids of another."""
+_OTHER_HOME = "epoch: these ids belong to another home; subscribe again to learn this one's"
+
+
+def _has_begun(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
+    """Whether this home has begun in the topic; what stands before was for an earlier one."""
     header = broker.header
     if not header.epoch:
         return True
     if isinstance(command, c.Begin) and command.epoch == header.epoch and vpn not in header.begun:
         header.begun.append(vpn)
-    if vpn not in header.begun:
-        return False
-    named = isinstance(command, c.Named) and command.epoch
-    return not named or named == header.epoch
+    return vpn in header.begun
+
+
+def _names_others(broker: Broker, command: c.AnyCommand) -> bool:
+    """Whether a command names ids of another home."""
+    return isinstance(command, c.Named) and command.epoch not in (0, broker.header.epoch)
 
 
 def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:

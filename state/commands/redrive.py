@@ -51,41 +51,43 @@ class _Part:
         self.gone: list[int] = []  # places of those that go back to all their queues
 
     def take(self, seqs: Array) -> None:
-        """Take back what can go back: together what came from one queue that takes it as it is."""
-        by_origin: dict[str, list[int]] = {}
+        """Take back what can go back, in its order: neighbours that came from one queue together,
+        where it takes them as they are."""
         states = self.source.gather(seqs, "state").tolist()
+        runs: list[tuple[str, list[int]]] = []
         for seq, state in zip(seqs.tolist(), states, strict=True):
             page, row = self.source.row(seq)
-            dead = page.extras.get(row)
-            if dead is not None and "also" not in dead and state != LEASED:
-                by_origin.setdefault(dead["queue"], []).append(seq)
-        done: set[int] = set()
-        for name, places in by_origin.items():
-            done.update(self.take_together(name, np.array(places, np.int64)).tolist())
-        self.take_one_by_one(np.array([s for s in seqs.tolist() if s not in done], np.int64))
+            dead = page.extras.get(row) or {}
+            simple = "also" not in dead and state != LEASED
+            name = dead.get("queue", "") if simple else ""
+            if not runs or runs[-1][0] != name:
+                runs.append((name, []))
+            runs[-1][1].append(seq)
+        for name, places in runs:
+            run = np.array(places, np.int64)
+            if not name or not self.take_together(name, run):
+                self.take_one_by_one(run)
 
-    def take_together(self, name: str, seqs: Array) -> Array:
-        """Give back messages from one queue that takes them as they are; gives their places."""
+    def take_together(self, name: str, seqs: Array) -> bool:
+        """Give messages back to the queue they came from, if it takes all of them as they are."""
         broker, source = self.broker, self.source
         target = broker.find(broker.vpn_of(source), name)
         sizes = source.gather(seqs, "size")
         if target is None or not target.header.ingress:
-            return seqs[:0]
+            return False
         d = target.definition
         limited = d.reject_low_priority_msg_limit is not None or sizes.max() > d.max_message_size
         if limited or not takes_as_they_are(target, int(sizes.sum())):
-            return seqs[:0]
+            return False
         ids = source.gather(seqs, "id")
-        plain = broker.spool.may_move(ids, source.number, target.number)
-        ids, sizes, seqs = ids[plain], sizes[plain], seqs[plain]
-        if not len(ids):
-            return seqs
+        if not broker.spool.may_move(ids, source.number, target.number).all():
+            return False
         broker.spool.move_all(ids, source.number, target.number, target.next_place())
         expires = expires_at(d, broker.now, NEVER, own_only=True)
         target.arrivals.add_moved(ids.tolist(), sizes.tolist(), expires)
         self.moved.setdefault(target.number, (target, []))[1].extend(ids.tolist())
         self.gone += seqs.tolist()
-        return seqs
+        return True
 
     def take_one_by_one(self, seqs: Array) -> None:
         """Take back what can go back, with a look at each."""
