@@ -56,7 +56,7 @@ class Options:
     batch_s: float = 30.0
     batch_bytes: int = 128_000_000
     replay_s: float = 2.0
-    cache_bytes: int = 256_000_000
+    cache_bytes: int = 160_000_000
     limits: InputLimits = field(default_factory=InputLimits)
 
 
