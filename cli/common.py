@@ -186,7 +186,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the event; a second one interrupts at once. `timeout 10 lakequeue …`
     sends its signal twice, to the process and to its group: that is one.
 
-    Works in the main thread only; elsewhere the event is just an event.
+    Works in the main thread only; elsewhere the event is just an event. Once a signal has come,
+    this stays: the second half of one signal may come while the command is ending.
     """
     event = threading.Event()
     first = 0.0
@@ -206,7 +207,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
     try:
         yield event
     finally:
-        for which, handler in before.items():
+        for which, handler in before.items() if not event.is_set() else ():
             signal.signal(which, handler)
 
 

@@ -1,0 +1,45 @@
+"""Signals to a command: `timeout` sends its own twice, and the second may come late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lakequeue.cli.common import SAME_SIGNAL_S, stop_on_signals
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A signal that came leaves its handler; here others run after it."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for which, handler in before.items():
+        signal.signal(which, handler)
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_half_of_a_signal_may_come_while_the_command_ends(which: int) -> None:
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), which)
+        assert stop.is_set()
+    os.kill(os.getpid(), which)  # raises here when the handlers of before are back
+
+
+def test_a_signal_that_comes_again_later_interrupts_at_once() -> None:
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set()
+        time.sleep(SAME_SIGNAL_S + 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_without_a_signal_the_handlers_are_as_before() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_signals():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
