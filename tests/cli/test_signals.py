@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
 from lakequeue.cli.common import SAME_SIGNAL_S, stop_on_signals
 
 
