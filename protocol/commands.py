@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .bounds import Count, DurationMs, Ids, Name, Number, Partition, Text, Topic, explain
+from .bounds import Count, DurationMs, Ids, Name, Number, OrderKey, Partition, Text, Topic, explain
 
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,13 +213,13 @@ class Describe(Command, frozen=True, tag="describe"):
 
 class Browse(Command, frozen=True, tag="browse"):
     """Look at messages without taking them (R6). Where not all that is asked for is given, the
-    answer's ``more`` is the ``start`` to ask with next."""
+    answer's ``more`` is the ``start`` to ask with next: a place in the queue's order."""
 
     queue: Name
     where: Text | None = None
     state: Text | None = None
     limit: Count = 100
-    start: Count = 0
+    start: OrderKey | None = None
 
 
 class Purge(Named, frozen=True, kw_only=True, tag="purge"):

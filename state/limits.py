@@ -22,7 +22,7 @@ class Limits:
     due_names: int = 1_000  # queues, sessions, producers whose time has come
     delivery_rows: int = 20_000
     delivery_bytes: int = 16_000_000
-    looks: int = 20_000  # messages that filters look at
+    looks: int = 20_000  # messages that consumers' filters look at
     compact_bytes_per_step: int = 1_000_000
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
@@ -31,8 +31,9 @@ class Limits:
     early_acks: int = 10_000  # ranges of one queue (L9)
     ignored_acks: int = 10_000  # ids of one command that are named in the journal (L8)
     # Answers.
-    browse_rows: int = 10_000
-    browse_bytes: int = 4_000_000
+    browse_rows: int = 10_000  # messages that one answer looks at
+    browse_bytes: int = 4_000_000  # payloads that it reads
+    browse_pages: int = 500  # pages of any kind that it reads
     queues_listed: int = 1_000
     # What is remembered.
     events: int = 1_000

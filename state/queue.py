@@ -41,8 +41,11 @@ class Queue:
         self.ready = ReadyIndex(
             store, f"o/{self.number}/", header.ready, header.next_ready, limits
         )
+        self.aside = ReadyIndex(
+            store, f"a/{self.number}/", header.aside, header.next_aside, limits
+        )
         self.lanes = Lanes(store, f"l/{self.number}/", header, limits)
-        self.filters = Filters(store, f"g/{self.number}/", header, limits)
+        self.filters = Filters(store, header, limits)
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
         self.arrivals = Arrivals()
@@ -76,11 +79,14 @@ class Queue:
                     self._store.delete(f"p/{self.number}/{number}")
         self.directory.flush()
         self.ready.flush()
+        self.aside.flush()
         self.filters.flush()
         if header.keyed or header.lanes:
             self.lanes.flush()
         header.ready = self.ready.directory()
         header.next_ready = self.ready.pages
+        header.aside = self.aside.directory()
+        header.next_aside = self.aside.pages
         self._store.put(f"q/{self.number}", _encode(header))
 
     def drop(self) -> None:
@@ -90,7 +96,7 @@ class Queue:
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
-        for index in (self.ready, self.lanes, *self.filters.indexes()):
+        for index in (self.ready, self.aside, self.lanes, *self.filters.indexes()):
             index.drop()
             index.flush()
         self._store.delete(f"q/{self.number}")

@@ -2,15 +2,23 @@
 
 Not everything that is ready is in the index: a barrier waits on its own (O3), and of a partition
 key only the message whose turn it is (O4).
+
+Where the order is not by place, what is stored and not in the ready index stands *aside*, in an
+index of its own by the same keys, so that both together are the queue in its order (`looks`):
+
+    aside = {keys of messages from `ordered_from` on} - ready index
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..rules.filters import look_at
+import numpy as np
+
+from ..rules.filters import note_ready
 from ..rules.lanes import LaneChange
 from ..storage import Array
+from .table import GONE, READY
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -22,17 +30,36 @@ def make_ready(broker: Broker, queue: Queue, seqs: Array) -> None:
     if len(seqs):
         keys = queue.keys(seqs)
         queue.ready.add(keys)
-        look_at(broker, queue, keys)
+        note_ready(queue, keys)
         queue.wanted = True
 
 
-def follow_lanes(broker: Broker, queue: Queue, lanes: LaneChange) -> None:
-    """Messages of lanes have changed: whose turn ended, and whose began (O4)."""
+def follow_lanes(broker: Broker, queue: Queue, lanes: LaneChange) -> Array:
+    """Messages of lanes have changed: whose turn ended, and whose began (O4); gives both."""
     leave, enter = lanes.settle()
     if len(leave):
         leave_ready(queue, leave)
     make_ready(broker, queue, enter)
     queue.wanted = True
+    return np.concatenate((leave, enter))
+
+
+def set_aside(queue: Queue, seqs: Array) -> None:
+    """What became of these places has been done; those that are stored and not in the ready index
+    stand aside."""
+    if not queue.header.ordered:
+        return
+    seqs = np.unique(seqs[seqs >= queue.header.ordered_from])
+    if not len(seqs):
+        return
+    if queue.aside:
+        queue.aside.discard(queue.keys(seqs))
+    states, barriers, lanes = (queue.gather(seqs, n) for n in ("state", "barrier", "lane"))
+    out = (states != GONE) & ((states != READY) | (barriers != 0))
+    waiting = np.flatnonzero((states == READY) & (barriers == 0) & (lanes != 0))
+    for at in waiting.tolist():
+        out[at] = queue.lanes.next_of(int(lanes[at])) != int(seqs[at])
+    queue.aside.add(queue.keys(seqs[out]))
 
 
 def leave_ready(queue: Queue, seqs: Array) -> None:

@@ -43,6 +43,8 @@ def deliver(broker: Broker) -> None:
             break
         after = [q for q in wanting if q.number > broker.header.turn]
         for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
+            if budget.spent or looks.spent:
+                break
             _serve(broker, queue, budget, looks, len(wanting) - at)
             broker.header.turn = queue.number
     for queue in broker.active():
@@ -98,7 +100,7 @@ def free_unacked(broker: Broker, queue: Queue) -> int:
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; whether a budget ended it."""
     while not share.spent:
-        while queue.header.barriers and not share.spent and _barrier(broker, queue):
+        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
         chosen = choose_messages(
             broker, queue, free_unacked(broker, queue), share, looks
@@ -110,6 +112,8 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
             _lose(broker, queue, chosen.seqs, contents)
             continue
         _send(broker, queue, chosen, contents)
+        if chosen.unfinished:
+            return True
     return True
 
 
@@ -230,7 +234,7 @@ def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
     return dead
 
 
-def _barrier(broker: Broker, queue: Queue) -> bool:
+def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
     header = queue.header
     seq = header.barriers[0][0]
@@ -239,10 +243,11 @@ def _barrier(broker: Broker, queue: Queue) -> bool:
     place = np.array([seq], np.int64)
     if queue.gather(place, "state")[0] != READY:
         return False
-    receivers = [
-        s for s in header.subscriptions
-        if not s.ending and (s.filter is None or matching(broker, queue, place, s.filter)[0])
-    ]  # fmt: skip
+    going = [s for s in header.subscriptions if not s.ending]
+    texts = {s.filter for s in going if s.filter is not None}
+    looks.take(len(texts))
+    passed = {None, *(text for text in texts if matching(broker, queue, place, text)[0])}
+    receivers = [s for s in going if s.filter in passed]
     ids = queue.gather(place, "id")
     contents = broker.spool.contents(ids)
     if not receivers:
