@@ -121,10 +121,10 @@ class Bye(Command, frozen=True, tag="bye"):
 
 
 class Named(Command, frozen=True, kw_only=True):
-    """A command that names messages by id, which mean something in one home only.
+    """A command for messages of one home: their ids mean something there only.
 
-    epoch: the home's, from the answer to `Subscribe` or the delivery; 0 says nothing. With another
-    epoch than the home's a command is refused.
+    epoch: the home's, from the delivery or an answer; 0 says nothing. With another epoch than the
+    home's a command is refused.
     """
 
     epoch: Count = 0

@@ -136,7 +136,7 @@ def lowest(one: int | None, other: int | None) -> int | None:
 
 
 def note_ready(queue: Queue, keys: list[int]) -> None:
-    """Keys that have become ready, ascending: filters that have looked beyond have not seen them."""
+    """Keys that have become ready, ascending; filters that have looked beyond did not see them."""
     for one in queue.filters.all():
         one.unseen.add([k for k in keys if k < one.cursor])
 
