@@ -266,6 +266,17 @@ class Events(Command, frozen=True, tag="events"):
     limit: Count = 1000
 
 
+class RecordsLost(Command, frozen=True, tag="records_lost"):
+    """Kafka deleted records of a topic before they were read. The engine says so, for the events.
+
+    reader: ``engine``, or ``tables`` where only the Delta tables lack them.
+    """
+
+    topic: Topic
+    records: Count
+    reader: Name = "engine"
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -273,7 +284,8 @@ class Tick(Command, frozen=True, tag="tick"):
 AnyCommand = (
     Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
     | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
-    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
+    | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -56,8 +56,8 @@ class Inbox:
 
 def _other_home(broker: Broker, command: Any) -> str:
     return (
-        f"epoch: {command.epoch} – the messages that this command is for belong to another home than "
-        f"this one, {broker.header.epoch}: subscribe or look again to learn what is here"
+        f"epoch: {command.epoch} – the messages that this command is for belong to another home "
+        f"than this one, {broker.header.epoch}: subscribe or look again to learn what is here"
     )
 
 

@@ -119,7 +119,7 @@ def test_L8_an_administrator_changes_what_was_seen_only(look: str, command: str)
     homes.become(7)
     getattr(admin, look)(*([] if look == "queues" else ["orders"]))
     homes.become(8)
-    with pytest.raises(LakequeueError, match="epoch: 7 – .* another home than this one, 8"):
+    with pytest.raises(LakequeueError, match=r"epoch: 7 – .* another home than this one, 8"):
         getattr(admin, command)("orders", ids="1")
     homes.connection.consumer("orders", max_backlog=1).close()  # who hears of 8 has not looked
     with pytest.raises(LakequeueError, match="another home"):
