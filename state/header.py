@@ -33,9 +33,12 @@ class Subscription(msgspec.Struct):
     base: int = 1  # numbers below are confirmed, or were sent again under others
     unconfirmed: list[list[int]] = []  # per step [last number, sent at, first, last place]
     patience: int = 2_000  # ms that the oldest entry waits
+    again: list[list[int]] = []  # [first, last place] of what is being sent again
 
     def again_at(self) -> int:
         """When what is not confirmed is sent again, epoch ms (C2)."""
+        if self.again:
+            return 0
         if not self.unconfirmed or not self.held:
             return NEVER
         return self.unconfirmed[0][1] + self.patience

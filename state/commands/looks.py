@@ -188,20 +188,28 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> Part:
     limit, pages = command.limit, reads_of(broker) + broker.limits.browse_pages
     start = None if command.start is None else int(command.start)
     out: list[dict[str, Any]] = []
-    for following, seqs in _in_order(queue, start):
+    end = first_inactive(queue)
+    for keys, seqs in _in_order(queue, start):
         if len(out) >= limit:
             break
         budget.take(len(seqs))
+        following = keys[-1] + 1
+        here = seqs < (queue.header.next_seq if end is None else end)
         if command.state is not None:
-            seqs = seqs[queue.gather(seqs, "state") == wanted[command.state]]
+            here &= queue.gather(seqs, "state") == wanted[command.state]
+        if not here.all():
+            keys = [key for key, yes in zip(keys, here.tolist(), strict=True) if yes]
+            seqs = seqs[here]
+        sizes = queue.gather(seqs, "size") + np.int64(len(command.where or ""))
+        n = 0 if out and len(seqs) and sizes[0] > budget.bytes else budget.fits(sizes)
+        cut = n < len(seqs)
+        if cut:
+            following, seqs = keys[n], seqs[:n]
+        budget.take(0, int(sizes[:n].sum()))
         if command.where is not None:
-            budget.take(0, int(queue.gather(seqs, "size").sum()))
             seqs = seqs[np.array(matching(broker, queue, seqs, command.where), bool)]
-        seqs = seqs[: limit - len(out)]
-        sizes = int(queue.gather(seqs, "size").sum())
-        budget.take(0, sizes)
-        out += _shown(broker, queue, seqs)
-        spent = budget.spent or reads_of(broker) >= pages
+        out += _shown(broker, queue, seqs[: limit - len(out)])
+        spent = cut or budget.spent or reads_of(broker) >= pages
         if spent and len(out) < limit:
             return Part(out, str(following))
     return Part(out, None)
@@ -216,15 +224,14 @@ def reads_of(broker: Broker) -> int:
 TOGETHER = 16  # messages that are looked at before the budget is asked again
 
 
-def _in_order(queue: Queue, start: int | None) -> Iterator[tuple[int, Array]]:
-    """Places of active messages in the order of delivery (O1, O2, R5), in parts, each with the key
-    to go on with. Nothing is sorted: it costs what is read of it."""
-    end = first_inactive(queue)
+def _in_order(queue: Queue, start: int | None) -> Iterator[tuple[list[int], Array]]:
+    """Keys and places in the order of delivery (O1, O2), in parts, until nothing more is active
+    where that ends at a place (R5). Nothing is sorted: it costs what is read of it."""
+    end = None if queue.header.ordered else first_inactive(queue)
     keys = _keys_in_order(queue, start)
     while part := list(islice(keys, TOGETHER)):
-        seqs = np.array([seq_of(key) for key in part], np.int64)
-        yield part[-1] + 1, seqs if end is None else seqs[seqs < end]
-        if end is not None and not queue.header.ordered and seqs[-1] >= end:
+        yield part, np.array([seq_of(key) for key in part], np.int64)
+        if end is not None and seq_of(part[-1]) >= end:
             return
 
 

@@ -72,10 +72,8 @@ def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
     if not keys:
         return keys
     sizes = queue.gather(np.array([seq_of(k) for k in keys], np.int64), "size")
-    sums = np.cumsum(sizes, dtype=np.int64)
-    n = max(int(np.searchsorted(sums, budget.bytes, side="right")), 1)
-    n = min(n, len(keys))
-    budget.take(0, int(sums[n - 1]))
+    n = budget.fits(sizes)
+    budget.take(0, int(sizes[:n].sum(dtype=np.int64)))
     return keys[:n]
 
 

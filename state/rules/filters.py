@@ -148,12 +148,23 @@ def look(broker: Broker, queue: Queue, one: Filter, below: int | None, budget: B
         return False
     most = min(CHUNK, budget.rows)
     if keys := one.unseen.peek(most, below):
+        keys = _affordable(queue, keys, one.text, budget)
         one.settle(keys, _let_through(broker, queue, keys, one.text))
     elif keys := list(islice(queue.ready.scan(one.cursor, below), most)):
+        keys = _affordable(queue, keys, one.text, budget)
         one.index.add(_let_through(broker, queue, keys, one.text))
         one.cursor = keys[-1] + 1
-    budget.take(len(keys))
     return bool(keys)
+
+
+def _affordable(queue: Queue, keys: list[int], text: str, budget: Budget) -> list[int]:
+    """As many of the first keys as the budget allows, one at least; they are counted. A look reads
+    a payload and the filter."""
+    seqs = np.array([seq_of(k) for k in keys], np.int64)
+    sizes = queue.gather(seqs, "size") + np.int64(len(text))
+    n = budget.fits(sizes)
+    budget.take(n, int(sizes[:n].sum()))
+    return keys[:n]
 
 
 def lets_through(broker: Broker, queue: Queue, text: str, key: int, budget: Budget) -> bool:
@@ -161,8 +172,7 @@ def lets_through(broker: Broker, queue: Queue, text: str, key: int, budget: Budg
     one = queue.filters.of(text)
     if key < one.cursor and key not in one.unseen:
         return key in one.index
-    budget.take(1)
-    fit = _let_through(broker, queue, [key], text)
+    fit = _let_through(broker, queue, _affordable(queue, [key], text, budget), text)
     if key < one.cursor:
         one.settle([key], fit)
     return bool(fit)

@@ -44,8 +44,8 @@ def test_no_step_has_more_records_than_its_limit(commands: int, publishes: int) 
     whole = Batch(commands=records([1] * commands), publishes=records([1] * publishes))
     parts = list(in_parts(whole, 1_000, 3))
     assert max(max(len(p.commands), len(p.publishes)) for p in parts) <= 3
-    assert sum((p.commands.offsets for p in parts), []) == whole.commands.offsets
-    assert sum((p.publishes.offsets for p in parts), []) == whole.publishes.offsets
+    assert [at for p in parts for at in p.commands.offsets] == whole.commands.offsets
+    assert [at for p in parts for at in p.publishes.offsets] == whole.publishes.offsets
     first = next((n for n, p in enumerate(parts) if len(p.publishes)), len(parts))
     assert not any(len(p.commands) for p in parts[first + 1 :]), "a message before a command"
     assert max(len(p.commands) for p in in_parts(whole, 2, 99)) <= 2
