@@ -141,13 +141,11 @@ class Queue:
         """The keys of places, ascending (`order`)."""
         if not self.header.ordered:
             return sorted(seqs.tolist())
-        columns = zip(
-            seqs.tolist(),
-            self.gather(seqs, "priority").tolist(),
-            self.gather(seqs, "generation").tolist(),
-            strict=True,
-        )
-        return sorted(key_of(*row) for row in columns)
+        ranks = [self.gather(seqs, name).tolist() for name in ("priority", "generation")]
+        # Few ranks, many messages: what is the same in their keys is made once.
+        first = {rank: key_of(0, *rank) for rank in set(zip(*ranks, strict=True))}
+        places = zip(seqs.tolist(), zip(*ranks, strict=True), strict=True)
+        return sorted([first[rank] + seq for seq, rank in places])
 
     def live_rows(self, start: int = 0) -> Iterator[tuple[QueuePage, Array]]:
         """Pages with their rows that hold a message, from the page of a place on, in order."""

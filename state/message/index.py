@@ -49,17 +49,28 @@ def set_aside(queue: Queue, seqs: Array) -> None:
     stand aside."""
     if not queue.header.ordered:
         return
-    seqs = np.unique(seqs[seqs >= queue.header.ordered_from])
+    seqs = seqs[seqs >= queue.header.ordered_from]
     if not len(seqs):
         return
-    if queue.aside:
-        queue.aside.discard(queue.keys(seqs))
-    states, barriers, lanes = (queue.gather(seqs, n) for n in ("state", "barrier", "lane"))
-    out = (states != GONE) & ((states != READY) | (barriers != 0))
-    waiting = np.flatnonzero((states == READY) & (barriers == 0) & (lanes != 0))
-    for at in waiting.tolist():
-        out[at] = queue.lanes.next_of(int(lanes[at])) != int(seqs[at])
-    queue.aside.add(queue.keys(seqs[out]))
+    states = queue.gather(seqs, "state")
+    out = (states != GONE) & (states != READY)
+    if queue.header.barriers:
+        out |= (states == READY) & (queue.gather(seqs, "barrier") != 0)
+    if queue.header.keyed:
+        seqs, first = np.unique(seqs, return_index=True)
+        out = out[first] | _behind_others(queue, seqs)
+    keys = queue.keys(seqs) if queue.aside or out.all() else []
+    queue.aside.discard(keys)
+    queue.aside.add(keys if out.all() else queue.keys(seqs[out]))
+
+
+def _behind_others(queue: Queue, seqs: Array) -> Array:
+    """Which of these are ready, and not the next of their key (O4)."""
+    states, lanes = queue.gather(seqs, "state"), queue.gather(seqs, "lane")
+    behind = (states == READY) & (lanes != 0) & (queue.gather(seqs, "barrier") == 0)
+    for at in np.flatnonzero(behind).tolist():
+        behind[at] = queue.lanes.next_of(int(lanes[at])) != int(seqs[at])
+    return behind
 
 
 def leave_ready(queue: Queue, seqs: Array) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..limits import Budget, Limits
     from ..queue import Queue
 
-CHUNK = 64  # messages that are looked at together
+CHUNK = 128  # messages that are looked at together
 LOWEST = first_key_of(0)
 
 
