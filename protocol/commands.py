@@ -69,7 +69,8 @@ class Delete(Command, frozen=True, tag="delete"):
 
 
 class Subscribe(Command, frozen=True, tag="subscribe"):
-    """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN.
+    """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN. A queue
+    and a session have at most 10,000 subscriptions.
 
     session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
     removal on send; framing: ``single`` (a record a message) or ``batch``; transport_acks: the
