@@ -1,5 +1,5 @@
-"""`lakequeue.aio`: the client for asyncio. See `lakequeue.client.aio`."""
+"""`lakequeue.aio`: the client for asyncio. See `lakequeue.client.awaited`."""
 
-from .client.aio import Admin, Connection, Consumer, Producer, connect
+from .client.awaited import Admin, Connection, Consumer, Producer, connect
 
 __all__ = ["Admin", "Connection", "Consumer", "Producer", "connect"]

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from ..client import connect
-from ..client.kafka import LIBRARY_VARIABLE, open_kafka
+from ..client.kafka_library import LIBRARY_VARIABLE, open_kafka
 from ..client.transport import Record, Transport
 from ..protocol import commands as c
 from ..protocol import topics, wire

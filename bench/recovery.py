@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from .harness import QUEUE, Say, broker, running, url
-from .processes import EngineProcess, workers
+from .os_processes import EngineProcess, workers
 from .steady import traffic
 
 BACK_S_MAX = 180.0

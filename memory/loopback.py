@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..client.transport import Record
-from .engine import MemoryEngine
+from .in_process import MemoryEngine
 
 PARTITIONS = 1
 

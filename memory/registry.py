@@ -18,9 +18,9 @@ from ..client.connection import Connection
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
 from ..protocol import ConfigError
-from .engine import MemoryEngine
-from .runner import Inline
-from .transport import MemoryTransport
+from .in_process import MemoryEngine
+from .inline import Inline
+from .loopback import MemoryTransport
 
 CLIENT_NAME = "client"
 

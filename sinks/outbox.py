@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..protocol.wire import WireRecord, headers_list
-from .step_log import Stopping
+from .log_writer import Stopping
 
 _NEVER = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from .broker import Broker, Home
-from .commands.inbox import Inbox, answer_looks, take_commands
+from .commands.inbox import Inbox, answer_inspections, take_commands
 from .commands.turns import go_on
 from .isolation import Refused, isolated
 from .limits import Limits
@@ -57,7 +57,7 @@ PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: deliver(broker),
     lambda broker, _: compact(broker),
     lambda broker, _: watch(broker),
-    lambda broker, given: answer_looks(broker, given.inbox),
+    lambda broker, given: answer_inspections(broker, given.inbox),
 )
 
 

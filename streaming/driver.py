@@ -25,10 +25,10 @@ from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord
-from ..sources.messages import Taken
+from ..sources.step_batch import Taken
 from ..state import Batch, Home, Store
 from .deciding import Decided, decide
-from .gathering import Gathering
+from .journal_buffer import Gathering
 
 
 class Refused(LakequeueError):

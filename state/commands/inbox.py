@@ -20,7 +20,7 @@ from ..broker import Broker
 from ..isolation import Place, Refused
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse
-from .table import LOOKS, OF_BROKER, OF_QUEUE, TOLERANT
+from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, TOLERANT
 from .turns import begin
 
 Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
@@ -93,13 +93,13 @@ def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: s
 
 
 def take_commands(broker: Broker, inbox: Inbox) -> None:
-    """Carry out commands in the order of their log, but for looks."""
-    _carry_out(broker, [g for g in inbox.given if type(g[1]) not in LOOKS])
+    """Carry out commands in the order of their log, but for inspections."""
+    _carry_out(broker, [g for g in inbox.given if type(g[1]) not in INSPECTIONS])
 
 
-def answer_looks(broker: Broker, inbox: Inbox) -> None:
-    """Looks see what the step has done."""
-    _carry_out(broker, [g for g in inbox.given if type(g[1]) in LOOKS])
+def answer_inspections(broker: Broker, inbox: Inbox) -> None:
+    """Inspections come last: they see what the step has done."""
+    _carry_out(broker, [g for g in inbox.given if type(g[1]) in INSPECTIONS])
 
 
 def _carry_out(broker: Broker, given: list[Given]) -> None:

@@ -1,4 +1,4 @@
-"""Looks: describe, queues, usage, events, browse (R6). They change nothing, and see what the step
+"""Inspection: describe, queues, usage, events, browse (R6). They change nothing, and see what the step
 has done. A long answer is given in parts: ``more`` says where the next one begins."""
 
 from __future__ import annotations

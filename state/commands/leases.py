@@ -23,7 +23,7 @@ from ..limits import Budget
 from ..message import LEASED, Event, apply
 from ..message.returning import give_back
 from ..queue import Queue
-from ..rules import transport
+from ..rules import transport_acks
 from ..storage import NEVER, Array
 from .places import (
     Part,
@@ -45,7 +45,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         task.done = {"n": 0}
         subscription = queue.header.subscription(command.subscription)
         if command.received and subscription is not None:
-            transport.confirm(subscription, command.received, broker.now)
+            transport_acks.confirm(subscription, command.received, broker.now)
         if command.ids is not None:
             early(broker, queue, parse_ranges(command.ids), command.subscription)
     done = False
@@ -77,7 +77,7 @@ def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -
     """The client has what was sent up to a number (C1); an unknown subscription has ended."""
     subscription = queue.header.subscription(command.subscription)
     if subscription is not None:
-        transport.confirm(subscription, command.received, broker.now)
+        transport_acks.confirm(subscription, command.received, broker.now)
 
 
 def _one_choice(command: Ack) -> None:

@@ -17,7 +17,7 @@ from ..limits import Budget
 from ..queue import Queue
 from ..rules.fairness import backlog_of
 from ..storage import NEVER
-from .settling import return_held
+from .leases import return_held
 from .turns import Task, begin
 
 BACKLOG_MAX = 1_000_000

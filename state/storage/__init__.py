@@ -10,7 +10,7 @@ from .columns import NEVER, Array, ColumnPage, by_page
 from .directory import NO_ID, Directory
 from .files import SpoolHeader
 from .index_pages import join_key, split_key
-from .messages import PAST, MessagePage
+from .message_pages import PAST, MessagePage
 from .overlay import Overlay, StoreFailed
 from .ready_index import ReadyIndex
 from .spool import Spool

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main, presence
-from lakequeue.client.kafka import open_kafka
+from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import topics
 from lakequeue.streaming.heartbeat import Heartbeat
 from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port

@@ -6,7 +6,7 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipt, RejectedRecord, Reply
 from lakequeue.state import DictStore, Limits
-from lakequeue.state.commands import administration, settling, turns
+from lakequeue.state.commands import administration, leases, turns
 from lakequeue.state.phases import admission, delivery
 from lakequeue.state.storage import StoreFailed
 from rules.steps import Steps
@@ -41,7 +41,7 @@ def of(kind: type, outputs: list[Any]) -> list[Any]:
 def bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancel with a delay of 13 ms raises what nobody thought of, after it has changed rows; so
     does a message `bomb` as it comes in, and serving the queue `orders` if it holds `mine`."""
-    delays = settling._delays
+    delays = leases._delays
     serve = delivery.choose_messages
 
     def failing_delays(queue: Any, seqs: Any, asked: int | None) -> Any:
@@ -64,7 +64,7 @@ def bomb(monkeypatch: pytest.MonkeyPatch) -> None:
         return serve(broker, queue, *more)
 
     reason = admission.Admission._reason
-    monkeypatch.setattr(settling, "_delays", failing_delays)
+    monkeypatch.setattr(leases, "_delays", failing_delays)
     monkeypatch.setattr(admission.Admission, "_reason", failing_size)
     monkeypatch.setattr(delivery, "choose_messages", failing_serve)
 
