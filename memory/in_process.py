@@ -28,7 +28,7 @@ log = logging.getLogger("lakequeue.memory")
 TICKS_MAX = 100_000
 
 
-class Client(Protocol):
+class AttendedClient(Protocol):
     """Whose duties are done as time passes: due acks, reading of an inbox, callbacks."""
 
     @property
@@ -62,7 +62,7 @@ class MemoryEngine:
         self._journal: list[dict[str, Any]] = []
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
-        self._clients: list[weakref.ref[Client]] = []
+        self._clients: list[weakref.ref[AttendedClient]] = []
         self._beat_ms = 0
         self._broker = DEFAULT_BROKER
         if configuration is not None:
@@ -165,11 +165,11 @@ class MemoryEngine:
                 stops.append(due)
         return min(stops, default=1 << 62)
 
-    def attend(self, client: Client) -> None:
+    def attend(self, client: AttendedClient) -> None:
         """Have a client's duties done as time passes, until it is closed or forgotten."""
         self._clients.append(weakref.ref(client))
 
-    def _attending(self) -> list[Client]:
+    def _attending(self) -> list[AttendedClient]:
         clients = [(r, r()) for r in self._clients]
         self._clients = [r for r, client in clients if client is not None and client.is_open]
         return [client for _, client in clients if client is not None and client.is_open]

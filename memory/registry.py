@@ -26,7 +26,7 @@ CLIENT_NAME = "client"
 
 
 @dataclass(slots=True)
-class _Named:
+class _SharedEngine:
     """An engine with a name. users: its open connections."""
 
     engine: MemoryEngine
@@ -34,7 +34,7 @@ class _Named:
     keep: bool = False
 
 
-_named: dict[str, _Named] = {}
+_named: dict[str, _SharedEngine] = {}
 _lock = threading.RLock()  # a forgotten connection is noticed at any moment, here too
 
 
@@ -106,7 +106,7 @@ def open_memory(
     with _lock:
         named = _named.get(name)
         if named is None:
-            named = _named[name] = _Named(_engine(configuration))
+            named = _named[name] = _SharedEngine(_engine(configuration))
         elif configuration is not None:
             named.engine.configure(configuration)
         named.users += 1

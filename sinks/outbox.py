@@ -48,7 +48,7 @@ class _Step:
 
 
 class Outbox:
-    """Writes outputs; what `driver.Outbox` asks for. stop: whether to give up waiting."""
+    """Writes outputs; what `driver.OutputWriter` asks for. stop: whether to give up waiting."""
 
     def __init__(self, kafka: dict[str, Any], stop: Callable[[], bool]) -> None:
         self._stop = stop

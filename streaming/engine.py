@@ -35,7 +35,7 @@ from ..sinks.metrics import Metrics
 from ..sources.discovery import captured_topics
 from ..sources.live import kafka_client
 from ..state import Home
-from .heartbeat import Heartbeat
+from .heartbeat import EngineHeartbeat
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
@@ -105,7 +105,7 @@ class Engine:
         self._query: StreamingQuery | None = None
         self._tables_query: StreamingQuery | None = None
         self._ticker = Ticker(self._tick)
-        self._heartbeat = Heartbeat(self._beat, self.home)
+        self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._captured: set[str] = set()
         self._more: set[str] = set()
         self._more_topics = False

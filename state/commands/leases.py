@@ -26,7 +26,7 @@ from ..queue import Queue
 from ..rules import transport_acks
 from ..storage import NEVER, Array
 from .places import (
-    Part,
+    FoundPlaces,
     by_ids,
     early,
     held_pages,
@@ -62,7 +62,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
 
 def _next_part(
     broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget
-) -> Part:
+) -> FoundPlaces:
     if command.where is not None:
         return wanted_rows(broker, queue, task, command.where, None, budget)
     if command.up_to is None:

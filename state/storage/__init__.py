@@ -14,7 +14,7 @@ from .message_pages import PAST, MessagePage
 from .overlay import Overlay, StoreFailed
 from .ready_index import ReadyIndex
 from .spool import Spool
-from .store import CountingStore, DictStore, Notes, Store
+from .store import CountingStore, DictStore, Store, ValuePages
 
 __all__ = [
     "NEVER",
@@ -28,13 +28,13 @@ __all__ = [
     "DictStore",
     "Directory",
     "MessagePage",
-    "Notes",
     "Overlay",
     "ReadyIndex",
     "Spool",
     "SpoolHeader",
     "Store",
     "StoreFailed",
+    "ValuePages",
     "by_page",
     "join_key",
     "split_key",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deliveries, Receipt, RejectedRecord, Reply
+from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord, Reply
 from lakequeue.state import DictStore, Limits
 from lakequeue.state.commands import administration, leases, turns
 from lakequeue.state.phases import admission, delivery
@@ -153,7 +153,7 @@ def test_P4_a_producer_is_answered_although_another_failed(steps: Steps, bomb: N
         ("orders", b"b", {"producer": "bad", "seq": 1, "ttl_ms": 13}),
     ]
     out = steps.run(publishes=sent)
-    assert [(r.producer, r.up_to) for r in of(Receipt, out)] == [("p", 1)]
+    assert [(r.producer, r.up_to) for r in of(Receipts, out)] == [("p", 1)]
 
 
 def test_S1_what_waits_in_a_queue_that_failed_goes_on_when_it_is_defined_again(

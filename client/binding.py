@@ -29,7 +29,7 @@ class Wanted:
         return replace(self, max_backlog=max_backlog)
 
 
-class Subscription:
+class Binding:
     """Made anew whenever a consumer binds. What the engine answered: removes_on_send, backlog (the
     one that holds, B2), lease_ms (the queue's lease period, None without end), epoch."""
 
