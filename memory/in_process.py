@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from ..client.transport import Record
+from ..client.transport import Headers, Record
 from ..client.values import duration_ms
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands
@@ -85,13 +85,9 @@ class MemoryEngine:
     # ------------------------------------------------------------ input
 
     def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
         timestamp: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """One record on a topic, taken in by a step of its own."""
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])

@@ -50,13 +50,9 @@ class MemoryConnection(Connection):
         self.engine.advance(duration)
 
     def publish_raw(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
-        timestamp: int | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None = None,
+        headers: dict[str, bytes] | None = None, timestamp: int | None = None,
+    ) -> None:  # fmt: skip
         """A plain record on a topic, as any Kafka producer would write it."""
         self.engine.publish(topic, value, key, list((headers or {}).items()), timestamp)
         self.runner.sent()
