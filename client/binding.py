@@ -1,4 +1,4 @@
-"""A subscription: one consumer's flow bound to a queue, and what can be said of its messages.
+"""A binding: one consumer's flow bound to a queue, and what can be said of its messages.
 
 Commands that name messages carry the epoch of the home in which they got their ids: another home,
 begun on the same Kafka, must not take them for its own messages.

@@ -1,6 +1,6 @@
 """Consumers: receive messages and settle them (C1–C7, L5, L8, L10, L11, L13).
 
-A consumer is one subscription (`subscription`). Deliveries come into its buffer (`prefetch`); what
+A consumer is one subscription (`binding`). Deliveries come into its buffer (`prefetch`); what
 the application was given is settled (`settling`) as its mode says (`acking`); callbacks are
 called in `serving`.
 """

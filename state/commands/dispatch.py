@@ -11,7 +11,7 @@ from .redriving import redrive
 from .turns import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
-    c.Begin: lambda broker, vpn, command: None,  # see `inbox`
+    c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
     c.Define: administration.define,
     c.Heartbeat: sessions.heartbeat,
