@@ -16,7 +16,7 @@ from ...protocol.outputs import Deliveries
 from ..header import Subscription
 from ..limits import Budget
 from ..message import READY, Event, apply
-from ..rules import transport
+from ..rules import transport_acks
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..storage import NEVER, Array, Content
@@ -172,7 +172,7 @@ def _say(
     ids = queue.gather(seqs, "id")
     flow = None
     if subscription.transport_acks:
-        flow = transport.number(subscription, seqs, broker.now)
+        flow = transport_acks.number(subscription, seqs, broker.now)
     _emit(
         broker, queue, subscription, ids, contents,
         counts=queue.gather(seqs, "deliveries").tolist(),
@@ -219,13 +219,13 @@ def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
             continue
         queue.wanted = True  # it may take new ones as soon as this is done
         while not budget.spent:
-            seqs = transport.overdue(queue, subscription, broker.now, budget.rows)
+            seqs = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
             if not len(seqs):
                 break
             sizes = queue.gather(seqs, "size")
             n = budget.fits(sizes)
             budget.take(n, int(sizes[:n].sum(dtype=np.int64)))
-            transport.sent_again(subscription, int(seqs[n - 1]))
+            transport_acks.sent_again(subscription, int(seqs[n - 1]))
             _send_as_it_was(broker, queue, subscription, seqs[:n])
 
 
