@@ -134,7 +134,7 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
 def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
     """Every step reads a queue's subscriptions, and a session ends in one step."""
     limits, bound = broker.limits, queue.header.subscriptions
-    own = broker.notes.read(_session_key(vpn, command.session)) if command.session else None
+    own = broker.values.read(_session_key(vpn, command.session)) if command.session else None
     for what, there in (("queue", len(bound)), ("session", len(own or ()))):
         if there >= limits.subscriptions:
             raise ValueError(
