@@ -67,7 +67,7 @@ def set_aside(queue: Queue, seqs: Array) -> None:
 def _behind_others(queue: Queue, seqs: Array) -> Array:
     """Which of these are ready, and not the next of their key (O4)."""
     states, lanes = queue.gather(seqs, "state"), queue.gather(seqs, "lane")
-    behind = (states == READY) & (lanes != 0) & (queue.gather(seqs, "barrier") == 0)
+    behind: Array = (states == READY) & (lanes != 0) & (queue.gather(seqs, "barrier") == 0)
     for at in np.flatnonzero(behind).tolist():
         behind[at] = queue.lanes.next_of(int(lanes[at])) != int(seqs[at])
     return behind
