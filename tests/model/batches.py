@@ -351,12 +351,14 @@ class Walk:
         """All that is in a queue, in as many parts as it is answered."""
         found: list[int] = []
         command = c.Browse(queue=name, limit=10_000, reply=REPLY)
-        while True:
+        checked, self.steps.checked = getattr(self.steps, "checked", False), False
+        while command is not None:  # nothing changes meanwhile
             (answer,) = replies(self.steps.run([command]))
             found += [int(m["id"]) for m in answer.result]
-            if answer.more is None:
-                return found
-            command = c.Browse(queue=name, limit=10_000, start=answer.more, reply=REPLY)
+            more = answer.more
+            command = more and c.Browse(queue=name, limit=10_000, start=more, reply=REPLY)
+        self.steps.checked = checked
+        return found
 
     def look(self) -> None:
         """Everything that can be asked for; `run` has checked the invariants."""
