@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lakequeue
+from job.processes import until
 
 PER_SECOND = 60
 CANCELED_SHARE = 0.03
@@ -74,6 +75,13 @@ class Traffic:
             else:
                 m.ack()
                 self.acked.append(m.payload)
+
+    def goes_on(self, more: int, seconds: float) -> float:
+        """Until so many more were acknowledged; how long it took."""
+        begun, enough = time.monotonic(), len(self.acked) + more
+        until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic goes on")
+        assert not self.errors, self.errors
+        return time.monotonic() - begun
 
     def finish_producing(self) -> None:
         self._producing.clear()
