@@ -40,6 +40,7 @@ from .kafka_base import (
     LibraryLog,
     no_answer,
     normal,
+    refused,
     require_broker,
 )
 from .transport import Record
@@ -47,6 +48,7 @@ from .transport import Record
 _T = TypeVar("_T")
 _CHUNK_RECORDS = 500
 _WATCH_SECONDS = 3.0
+_TRY_SECONDS = 1.0
 _MISSING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -85,9 +87,11 @@ class ConfluentTransport(KafkaTransport):
             "log.connection.close": False,
             "log_level": 4,
         }
+        self._unknown: str | None = None  # why Kafka does not take our credentials
         self._producer: Producer = Producer(
             {
                 **self._shared,
+                "error_cb": _weakly(self._faulty),
                 "enable.idempotence": True,  # and with it acks=all, order, endless retries
                 "acks": "all",
                 "linger.ms": LINGER_MS,
@@ -115,19 +119,35 @@ class ConfluentTransport(KafkaTransport):
         stop = threading.Event()
         self._stop = stop
         super().__init__(bootstrap, client_name)
-        try:
-            self._producer.list_topics(timeout=max(0.5, deadline - time.monotonic()))
-        except KafkaException as error:
-            self._closed = True
-            raise no_answer(
-                bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"
-            ) from error
+        self._require_answer(deadline)
         self._server = threading.Thread(
             target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
         )
         self._server.start()
         # A transport that is dropped without close() must not leave its thread behind.
         weakref.finalize(self, stop.set)
+
+    def _require_answer(self, deadline: float) -> None:
+        """Raise NotConnected unless the library reaches Kafka, and Kafka takes us, until then."""
+        while True:
+            left = max(0.5, deadline - time.monotonic())
+            try:
+                self._producer.list_topics(timeout=min(left, _TRY_SECONDS))
+                return
+            except KafkaException as error:
+                self._producer.poll(0)  # what `_faulty` is told
+                if self._unknown is None and time.monotonic() < deadline:
+                    continue
+                self._closed = True
+                if self._unknown is not None:
+                    raise refused(self.bootstrap, self._unknown) from error
+                why = f"something listens there but does not speak Kafka ({_said(error)})"
+                raise no_answer(self.bootstrap, why) from error
+
+    def _faulty(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTHENTICATION:
+            said = error.str().partition("error: ")[2] or error.str()
+            self._unknown = said.partition(" (after")[0]
 
     def publish(
         self,

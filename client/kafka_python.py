@@ -41,6 +41,7 @@ from .kafka_base import (
     LibraryLog,
     no_answer,
     normal,
+    refused,
     require_broker,
 )
 from .transport import Record
@@ -93,6 +94,8 @@ class KafkaPythonTransport(KafkaTransport):
                 allow_auto_create_topics=False,
                 metrics_enabled=False,
             )
+        except kafka_errors.SaslAuthenticationFailedError as error:
+            raise refused(bootstrap, _said(error)) from error
         except kafka_errors.KafkaError as error:
             raise no_answer(
                 bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"

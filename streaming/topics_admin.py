@@ -7,8 +7,9 @@ from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, SaslAuthenticationFailedError, TopicAlreadyExistsError
 
+from ..client.kafka_base import refused
 from ..protocol import NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from ..sources.kafka import LEGAL_TOPIC
@@ -50,6 +51,8 @@ def ensure_topics(
             bootstrap_servers=bootstrap, client_id="lakequeue-engine",
             **for_kafka_python(kafka_settings()),
         )  # fmt: skip
+    except SaslAuthenticationFailedError as error:
+        raise refused(bootstrap, str(error)) from error
     except KafkaError as error:
         raise NotConnected(
             f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"

@@ -9,9 +9,11 @@ whole for this: an engine that retains enough batches of Spark never trims it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -90,8 +92,9 @@ def steps_say(bootstrap: str, epoch: int, broker: str = "broker-0") -> tuple[int
     return len(numbers), ear.records
 
 
-def judge_what_was_said(bootstrap: str, epoch: int, vpn: str = "default") -> dict[str, int]:
+def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dict[str, int]:
     """All that this module's first lines promise. Counts: steps, records, said again."""
+    epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
     steps, wanted = steps_say(bootstrap, epoch)
     due: dict[tuple[str, int | None], list[Said]] = defaultdict(list)
     for r in wanted:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from job.processes import EngineProcess, loop_workers, until
-from job.traffic import Traffic, judge
+from job.traffic import Traffic, drain
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.step_log import read_steps
 from lakequeue.streaming import EmbeddedKafka
@@ -44,14 +44,6 @@ def start(place: tuple[EmbeddedKafka, Path]) -> EngineProcess:
     return EngineProcess(kafka.bootstrap_servers, folder / "home", config, *batches)
 
 
-def drained(traffic: Traffic) -> None:
-    traffic.finish_producing()
-    admin = traffic.connections[0].admin()
-    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
-    traffic.finish_consuming()
-    judge(traffic, set())
-
-
 def test_a_killed_worker_is_replaced_and_loses_nothing(
     place: tuple[EmbeddedKafka, Path],
 ) -> None:
@@ -68,7 +60,7 @@ def test_a_killed_worker_is_replaced_and_loses_nothing(
             for worker in workers:
                 worker.kill()
             assert traffic.goes_on(60, 60) < BACK_S_MAX
-        drained(traffic)
+        drain(traffic)
         assert engine.terminate() == 0
         assert "Traceback" not in engine.errors()
         logged = read_steps(kafka_client(place[0].bootstrap_servers, "look"), "broker-0.steps", 0)
@@ -101,7 +93,7 @@ def test_a_frozen_worker_outlives_its_engine_and_says_nothing(
             with contextlib.suppress(psutil.Error):
                 worker.send_signal(signal.SIGCONT)
         until(lambda: not any(w.is_running() for w in zombies), 60, "the frozen worker ends")
-        drained(traffic)
+        drain(traffic)
         assert successor.terminate() == 0
     finally:
         engine.kill()

@@ -100,6 +100,15 @@ class Traffic:
         return {p for p, f in self.sent.items() if f.done() and f.exception() is None}
 
 
+def drain(traffic: Traffic) -> None:
+    """The traffic comes to its end, the queue to its bottom, and all of it is judged."""
+    traffic.finish_producing()
+    admin = traffic.connections[0].admin()
+    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
+    traffic.finish_consuming()
+    judge(traffic, set())
+
+
 def judge(traffic: Traffic, left: set[bytes]) -> None:
     """Nothing lost, nothing invented, and whoever gets something again is told so."""
     assert not traffic.errors

@@ -179,6 +179,7 @@ def test_the_walk_does_what_it_is_for(limits: str) -> None:
         for record in said(walk.world, ".journal")
         for event in journal.decode(record.value)["event"].to_pylist()
     }
-    assert {"queue_faulted", "acknowledged", "expired", "dead_lettered", "deleted"} <= events, events
+    due = {"queue_faulted", "acknowledged", "expired", "dead_lettered", "deleted"}
+    assert due <= events, due - events
     assert walk.world.replayed > 3
     assert len(said(walk.world, ".deliveries")) > 3
