@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -79,23 +79,22 @@ class KafkaPythonTransport(KafkaTransport):
         self._consumer: Any = None
         self._wanted: list[tuple[TopicPartition, int]] = []
         try:
-            self._producer = KafkaProducer(
-                **self._shared,
-                bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
-                acks="all",
-                enable_idempotence=True,
-                linger_ms=LINGER_MS,
-                batch_size=_BATCH_BYTES,
-                compression_type=None,
-                max_request_size=MESSAGE_BYTES_MAX,
-                max_block_ms=int(FULL_SECONDS_MAX * 1000),
-                # No record is given up while Kafka is away: the buffer is the bound, not time.
-                delivery_timeout_ms=_FOREVER_MS,
-                allow_auto_create_topics=False,
-                metrics_enabled=False,
-            )
-        except kafka_errors.SaslAuthenticationFailedError as error:
-            raise refused(bootstrap, _said(error)) from error
+            with refusals_told(bootstrap):
+                self._producer = KafkaProducer(
+                    **self._shared,
+                    bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
+                    acks="all",
+                    enable_idempotence=True,
+                    linger_ms=LINGER_MS,
+                    batch_size=_BATCH_BYTES,
+                    compression_type=None,
+                    max_request_size=MESSAGE_BYTES_MAX,
+                    max_block_ms=int(FULL_SECONDS_MAX * 1000),
+                    # No record is given up while Kafka is away: the buffer is the bound, not time.
+                    delivery_timeout_ms=_FOREVER_MS,
+                    allow_auto_create_topics=False,
+                    metrics_enabled=False,
+                )
         except kafka_errors.KafkaError as error:
             raise no_answer(
                 bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"
@@ -333,6 +332,34 @@ class KafkaPythonTransport(KafkaTransport):
         super()._forget()
         # The producer would wait at the child's exit for records that the parent sends.
         getattr(self._producer, "_unregister_cleanup", lambda: None)()
+
+
+@contextlib.contextmanager
+def refusals_told(bootstrap: str) -> Iterator[None]:
+    """Around the making of a client of the library, which tries on for its whole timeout with
+    credentials that Kafka refuses, and says why in its log only."""
+    heard = _Refusals(logging.ERROR)
+    log = logging.getLogger("kafka.net.manager")
+    log.addHandler(heard)
+    try:
+        yield
+    except kafka_errors.KafkaError as error:
+        if heard.why is not None:
+            raise refused(bootstrap, heard.why) from error
+        raise
+    finally:
+        log.removeHandler(heard)
+
+
+class _Refusals(logging.Handler):
+    """Hears why Kafka refuses us."""
+
+    why: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for part in record.args or ():
+            if isinstance(part, kafka_errors.SaslAuthenticationFailedError):
+                self.why = _said(part).rpartition("SaslAuthenticationFailedError: ")[2]
 
 
 def _said(error: BaseException) -> str:

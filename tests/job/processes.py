@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -21,6 +22,16 @@ START_S_MAX = 150.0
 STOP_S_MAX = 90.0
 
 
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopts() -> None:
+    """Linux: its grandchildren become its children when their parents die. Else the death of Java
+    leaves the workers' process group an orphan, and the kernel ends what is frozen in it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 class EngineProcess:
     """`lakequeue run` as a child. Its session holds everything that it starts: driver, JVM,
     executors, Python workers; Kafka is somebody else's."""
@@ -35,7 +46,7 @@ class EngineProcess:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments], stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True, cwd=home.parent,
+                start_new_session=True, cwd=home.parent, preexec_fn=_adopts,
             )  # fmt: skip
         self._ready = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -124,6 +135,20 @@ def loop_workers(engine: EngineProcess) -> list[psutil.Process]:
             if ours and "pyspark.daemon" in " ".join(parent.cmdline()):
                 found.append(process)
     return found
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended, though its parent may not have looked."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def thaw(process: psutil.Process) -> None:
+    """Let go on who was frozen with SIGSTOP, and wait until it finds that it is of no use."""
+    assert process.status() == psutil.STATUS_STOPPED, "it was not frozen all the time"
+    process.send_signal(signal.SIGCONT)
+    until(lambda: gone(process), 60, "the frozen one ends")
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:

@@ -8,7 +8,7 @@ SIGKILL, in an order drawn from a seed:
 - *kafka*: the embedded broker;
 - *driver*: the process that the user started, alone or with all that it started;
 - *frozen*: a worker stands still (SIGSTOP), its daemon and Spark's Java process die, a successor
-  works. It comes back (SIGCONT) at the end, after longer than any timeout of Kafka's transactions.
+  works. It goes on (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
 
 A death does not always wait until the one before is mended. At the end, once, for the whole of it:
 nothing that was confirmed is lost, nothing came twice without saying so (`traffic.judge`), every
@@ -38,7 +38,7 @@ from pathlib import Path
 import psutil
 import pytest
 from job.heard import UNTRIMMED, judge_what_was_said
-from job.processes import UpProcess, loop_workers, until
+from job.processes import UpProcess, gone, loop_workers, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
 
@@ -52,7 +52,7 @@ FROZEN_S = BATCH_S + 95
 HASTE = 0.3  # the share of deaths that do not wait for traffic
 ALONE = 0.5  # the share of drivers that die alone
 BACK_S_MAX = 90.0
-DECK = ["worker"] * 6 + ["kafka"] * 3 + ["java", "driver"]
+DECK = ["worker"] * 6 + ["kafka"] * 3 + ["java"]
 CONFIG = """
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
@@ -100,7 +100,7 @@ class Chaos:
         victim = self._found(find)
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
-        until(lambda: not victim.is_running() or _is_zombie(victim), 20, "it is dead")
+        until(lambda: gone(victim), 20, "it is dead")
 
     def _worker(self) -> None:
         for worker in self._found(self.workers):
@@ -124,12 +124,7 @@ class Chaos:
             self.engine.process.kill()
             self.engine.process.wait(30)
         else:
-            frozen = {process.pid for _, process in self.frozen}
-            for process in [*self.engine.family(), *self.engine.family()]:
-                if process.pid not in frozen:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-            self.engine.process.wait(30)
+            self.engine.kill()
         self.start()
 
     def _found(self, find: Callable):
@@ -144,16 +139,13 @@ class Chaos:
 
         return until(look, BACK_S_MAX, "there is somebody to die")
 
-    def thaw(self, wait: bool) -> None:
-        """Those who were frozen for longer than any timeout go on, and find that they are not
-        wanted any more. wait: all of them."""
-        due = time.monotonic() - (0 if wait else FROZEN_S)
-        for since, worker in [(at, w) for at, w in self.frozen if at < due]:
+    def thaw(self) -> None:
+        """Those who were frozen, for longer than any timeout, go on, and find that they are not
+        wanted any more."""
+        for since, worker in self.frozen:
             time.sleep(max(0.0, since + FROZEN_S - time.monotonic()))
-            assert worker.status() == psutil.STATUS_STOPPED, "it was frozen all the time"
-            worker.send_signal(signal.SIGCONT)
-            until(lambda w=worker: not w.is_running() or _is_zombie(w), 60, "the frozen one ends")
-            self.frozen.remove((since, worker))
+            thaw(worker)
+        self.frozen.clear()
 
     def kill(self) -> None:
         for engine in self.engines:
@@ -166,12 +158,6 @@ def _is_java(process: psutil.Process) -> bool:
     return False
 
 
-def _is_zombie(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
-
-
 @pytest.fixture
 def chaos(tmp_path: Path) -> Iterator[Chaos]:
     one = Chaos(tmp_path, random.Random(SEED))
@@ -182,13 +168,16 @@ def chaos(tmp_path: Path) -> Iterator[Chaos]:
         one.kill()
 
 
-def deaths(chance: random.Random) -> list[str]:
-    """Who dies, in this order. The first is frozen: it has the rest of the time for it."""
-    drawn = ["frozen"]
-    while len(drawn) < DEATHS:
-        deck = [*DECK, "frozen"] if len(drawn) > 1 else list(DECK)
-        drawn += chance.sample(deck, len(deck))
-    return drawn[:DEATHS]
+def deaths(chance: random.Random) -> Iterator[list[str]]:
+    """Who dies, in rounds: a driver early in each, for it takes along who is frozen; then somebody
+    is frozen, who has the rest of the round for it."""
+    left = DEATHS
+    while left > 0:
+        deck = chance.sample(DECK, len(DECK))
+        at = chance.randrange(3)
+        deck[at:at] = ["driver", "frozen"]
+        yield deck[:left]
+        left -= len(deck)
 
 
 def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
@@ -198,15 +187,15 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     traffic = Traffic(f"kafka://{bootstrap}", SEED)
     traffic.goes_on(30, 60)
     begun = time.monotonic()
-    for kind in deaths(chance):
-        time.sleep(chance.uniform(0.0, 1.5))
-        at = time.monotonic()
-        chaos.die(kind)
-        back = 0.0 if chance.random() < HASTE else traffic.goes_on(20, BACK_S_MAX)
-        print(f"{at - begun:6.1f} s {kind}: {back:.1f} s without a word", flush=True)
-        chaos.thaw(wait=False)
-    traffic.goes_on(30, BACK_S_MAX)
-    chaos.thaw(wait=True)
+    for kinds in deaths(chance):
+        for kind in kinds:
+            time.sleep(chance.uniform(0.0, 1.5))
+            at = time.monotonic()
+            chaos.die(kind)
+            back = 0.0 if chance.random() < HASTE else traffic.goes_on(20, BACK_S_MAX)
+            print(f"{at - begun:6.1f} s {kind}: {back:.1f} s without a word", flush=True)
+        traffic.goes_on(30, BACK_S_MAX)
+        chaos.thaw()
     traffic.goes_on(30, BACK_S_MAX)
     traffic.finish_producing()
     admin = traffic.connections[0].admin()

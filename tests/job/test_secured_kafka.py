@@ -53,7 +53,13 @@ def test_a_client_without_credentials_is_told(
     assert len(sentence) < 300
 
 
-def test_an_engine_without_credentials_is_told(kafka: SecuredKafka, tmp_path: Path) -> None:
+@pytest.mark.parametrize("password", [None, "not it"])
+def test_an_engine_without_credentials_is_told(
+    kafka: SecuredKafka, tmp_path: Path, password: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if password is not None:
+        monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "SCRAM-SHA-512", password)))
     config = tmp_path / "queues.yaml"
     config.write_text(CONFIG)
     done = subprocess.run(
