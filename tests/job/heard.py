@@ -80,6 +80,11 @@ def steps_say(bootstrap: str, epoch: int, broker: str = "broker-0") -> tuple[int
     logged = read_steps(kafka, topics.topic(broker, topics.STEPS), 0)
     numbers = [record.step for _, record in logged]
     assert numbers == list(range(1, len(numbers) + 1)), "a step is missing, or stands there twice"
+    taken: dict[tuple[str, int], int] = {}
+    for _, record in logged:
+        for r in record.ranges:  # between them may be marks of transactions
+            assert r.first > taken.get((r.topic, r.partition), -1), f"step {record.step}: {r} again"
+            taken[r.topic, r.partition] = r.last
     loud = [(at, msgspec.structs.replace(record, acked=0)) for at, record in logged]
     ear = _Ear()
     home = Home(broker, 0, epoch)

@@ -143,6 +143,16 @@ def engine(limits: Limits) -> Iterator[None]:
         yield
 
 
+def each_record_is_taken_once(world: World) -> None:
+    """What the steps took of a partition follows one on the other: nothing twice, nothing missed."""
+    due = dict.fromkeys(PLACES, 0)
+    for _, record in world.logged():
+        for r in record.ranges:
+            assert r.first == due[r.topic, r.partition], f"step {record.step}: {r}"
+            assert r.count == r.last - r.first + 1
+            due[r.topic, r.partition] = r.last + 1
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(LIMITS)), operations)
 def test_any_split_with_any_limits_and_mistakes(limits: str, walk: list[Operation]) -> None:
@@ -150,6 +160,7 @@ def test_any_split_with_any_limits_and_mistakes(limits: str, walk: list[Operatio
         one = HardWalk()
         one.go(walk)
         judge(one)
+        each_record_is_taken_once(one.world)
 
 
 def said(world: World, kind: str) -> list[Any]:
