@@ -144,7 +144,7 @@ def engine(limits: Limits) -> Iterator[None]:
 
 
 def each_record_is_taken_once(world: World) -> None:
-    """What the steps took of a partition follows one on the other: nothing twice, nothing missed."""
+    """What the steps took of a partition is all of it, one after the other, nothing twice."""
     due = dict.fromkeys(PLACES, 0)
     for _, record in world.logged():
         for r in record.ranges:
