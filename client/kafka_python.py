@@ -338,7 +338,7 @@ class KafkaPythonTransport(KafkaTransport):
 def refusals_told(bootstrap: str) -> Iterator[None]:
     """Around the making of a client of the library, which tries on for its whole timeout with
     credentials that Kafka refuses, and says why in its log only."""
-    heard = _Refusals(logging.ERROR)
+    heard = _Refusals(logging.WARNING)
     log = logging.getLogger("kafka.net.manager")
     log.addHandler(heard)
     try:
