@@ -15,7 +15,7 @@ from job.heard import UNTRIMMED, judge_what_was_said
 from job.processes import EngineProcess, loop_workers, until
 from job.traffic import Traffic, drain
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.session import package_zip
+from lakequeue.streaming.spark import package_zip
 
 pytestmark = pytest.mark.job
 

@@ -18,7 +18,7 @@ import pytest
 from job.processes import EngineProcess, loop_workers, thaw
 from job.traffic import Traffic, drain
 from lakequeue.sources.live import kafka_client
-from lakequeue.sources.step_log import read_steps
+from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
