@@ -22,7 +22,7 @@ from lakequeue.protocol import topics
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.sources.again import ReadAgain
 from lakequeue.sources.live import kafka_client
-from lakequeue.sources.step_log import read_steps
+from lakequeue.sources.log_reader import read_steps
 from lakequeue.state import DictStore, Home
 from lakequeue.streaming.driver import Driver, Snapshot
 from lakequeue.streaming.topics_admin import PARTITIONS

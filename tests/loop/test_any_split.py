@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from lakequeue.protocol import journal
 from lakequeue.protocol.wire import headers_list
 from lakequeue.state import Limits, step
-from lakequeue.state.commands import settling
+from lakequeue.state.commands import leases
 from lakequeue.state.phases import admission, delivery
 from lakequeue.streaming import deciding
 from loop.memory import PLACES, POINTS, World
@@ -113,7 +113,7 @@ def engine(limits: Limits) -> Iterator[None]:
     """The engine with these limits, and with mistakes in it: after it has changed something, a
     message with the planted time to live, and a cancel with the planted delay, raise; and so does
     serving the queue `orders` while seven messages of it are ready, which stops that queue."""
-    delays, serve = settling._delays, delivery.choose_messages
+    delays, serve = leases._delays, delivery.choose_messages
     reason = admission.Admission._reason
 
     def failing_delays(queue: Any, seqs: Any, asked: int | None) -> Any:
@@ -136,7 +136,7 @@ def engine(limits: Limits) -> Iterator[None]:
 
     with (
         mock.patch.object(deciding, "step", functools.partial(step, limits=limits)),
-        mock.patch.object(settling, "_delays", failing_delays),
+        mock.patch.object(leases, "_delays", failing_delays),
         mock.patch.object(admission.Admission, "_reason", failing_reason),
         mock.patch.object(delivery, "choose_messages", failing_serve),
     ):
