@@ -47,7 +47,7 @@ pytestmark = pytest.mark.job
 DEATHS = int(os.environ.get("LAKEQUEUE_CHAOS_DEATHS", "12"))
 SEED = int(os.environ.get("LAKEQUEUE_CHAOS_SEED", "20261122"))
 BATCH_S = 3
-# Longer than a transaction of the log may be open (`log_writer.TRANSACTION_MS`), and than a session.
+# Longer than a transaction of the log may be open (`log_writer.TRANSACTION_MS`).
 FROZEN_S = BATCH_S + 95
 HASTE = 0.3  # the share of deaths that do not wait for traffic
 ALONE = 0.5  # the share of drivers that die alone
