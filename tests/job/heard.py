@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, TopicPartition
 from lakequeue.protocol import topics
+from lakequeue.protocol.steplog import StepRecord
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.sources.again import ReadAgain
 from lakequeue.sources.live import kafka_client
@@ -31,6 +32,7 @@ from lakequeue.streaming.version import code_version
 UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")
 SAID = (topics.DELIVERIES, topics.RECEIPTS, topics.JOURNAL, topics.REJECTED)
 READ_S_MAX = 60.0
+QUIET_S, QUIET_S_MAX = 2.5, 60.0
 
 Said = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]  # key, value, headers
 
@@ -73,11 +75,24 @@ def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
     return found
 
 
+def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]]:
+    """The log, once no step follows any more: the journal comes a second after all else."""
+    logged = read_steps(kafka, topic, 0)
+    deadline = time.monotonic() + QUIET_S_MAX
+    while True:
+        time.sleep(QUIET_S)
+        more = read_steps(kafka, topic, logged[-1][0] + 1)
+        if not more:
+            return logged
+        logged += more
+        assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
+
+
 def steps_say(bootstrap: str, epoch: int, broker: str = "broker-0") -> tuple[int, list[WireRecord]]:
     """All steps of the log once more, aloud: how many, and what they say. Raises Refused where the
     outcome of one is not what the log says."""
     kafka = kafka_client(bootstrap, "judge")
-    logged = read_steps(kafka, topics.topic(broker, topics.STEPS), 0)
+    logged = _whole_log(kafka, topics.topic(broker, topics.STEPS))
     numbers = [record.step for _, record in logged]
     assert numbers == list(range(1, len(numbers) + 1)), "a step is missing, or stands there twice"
     taken: dict[tuple[str, int], int] = {}
