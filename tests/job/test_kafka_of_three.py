@@ -62,8 +62,8 @@ def test_one_of_three_dies_and_comes_back_and_then_another(
         for _ in range(DEATHS):
             victim = look.leader_of_the_log()
             victim.kill()
-            took = traffic.goes_on(100, 60)
-            print(f"without {victim.home.name}: 100 messages in {took:.1f} s")
+            took = traffic.goes_on(60, 60)
+            print(f"without {victim.home.name}: 60 messages in {took:.1f} s")
             victim.start()
             until(look.whole, 60, "the node has all that it missed")
             traffic.goes_on(30, 60)
