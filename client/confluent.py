@@ -36,6 +36,7 @@ from .transport import Acked, Headers, Record
 _T = TypeVar("_T")
 _CHUNK_RECORDS = 500
 _WATCH_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
 _TRY_SECONDS = 1.0
 _MISSING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -295,7 +296,8 @@ class ConfluentTransport(KafkaTransport):
             )
         self._asked_next = dict(self._next)
         places = {TopicPartition(*key): OffsetSpec.latest() for key in self._next}
-        self._asked = dict(self._lookup().list_offsets(places, request_timeout=_WATCH_SECONDS))
+        # Not longer: librdkafka knocks at a dead leader 4,000 times a second for as long.
+        self._asked = dict(self._lookup().list_offsets(places, request_timeout=_LOOK_SECONDS))
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and not self._closed:

@@ -4,6 +4,7 @@ log of steps and the clients go on with those that are left."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.job
 
 SEED = 3
 DEATHS = 2
+KNOCKS_MAX = 30_000  # in all; a client that knocks without a pause comes to 100,000 in 30 s
 STEPS = "broker-0.steps"
 CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
 
@@ -47,6 +49,12 @@ class Look:
         return all(len(p.isrs) == 3 for t in topics for p in t.partitions.values())
 
 
+def knocks(log: Path) -> int:
+    """How often the loop's clients asked for a connection in vain, beside those in the log."""
+    counts = re.findall(r"([0-9]+) identical error\(s\) suppressed", log.read_text())
+    return sum(map(int, counts))
+
+
 def test_one_of_three_dies_and_comes_back_and_then_another(
     cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
@@ -70,6 +78,7 @@ def test_one_of_three_dies_and_comes_back_and_then_another(
         drain(traffic)
         print(judge_what_was_said(cluster.bootstrap_servers, tmp_path / "home"))
         assert engine.terminate() == 0
+        assert knocks(tmp_path / "home" / "spark.log") < KNOCKS_MAX
         assert "Traceback" not in engine.errors()
     finally:
         engine.kill()
