@@ -38,7 +38,7 @@ from ..state import Home
 from .heartbeat import EngineHeartbeat
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
-from .losses import LossWatch
+from .losses import LossWatch, notices
 from .queries import MICRO_BATCH, REAL_TIME, TRIGGERS, start_batches, start_loop
 from .supervision import Restarts, passes, within
 from .ticker import Ticker
@@ -114,7 +114,7 @@ class Engine:
         self._lock = threading.RLock()
         self._unasked: set[str] = set()  # VPNs whose queues may capture more than is read
         self._losses = LossWatch(
-            bootstrap_servers, lambda loss: self.metrics.lost(loss.topic, loss.count)
+            bootstrap_servers, lambda loss: self._on_loss(loss.topic, loss.count, loss.query)
         )
         self._restarts = Restarts(self._stopping)
         self.trigger = self._setting("trigger", REAL_TIME)
@@ -376,6 +376,15 @@ class Engine:
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
 
+    def _on_loss(self, topic: str, records: int, query: str) -> None:
+        self.metrics.lost(topic, records)
+        reader = "tables" if query == TABLES_QUERY else "engine"
+        for vpn, command in notices(topic, records, reader, self._vpns()):
+            try:
+                self._transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
+            except LakequeueError as error:  # Kafka is away; the log and the metric have it
+                log.warning("a loss is not told in the events: %s", error)
+
     def _beat(self, value: bytes) -> None:
         for vpn in self._vpns():
             self._transport.command(topics.topic(vpn, topics.ENGINE), b"engine", value)
@@ -395,7 +404,7 @@ class Engine:
             topic, _, count = rest.rpartition(":")
             log.error("%s records of topic %r are gone before they were read: Kafka's retention is "
                       "shorter than the engine's rest", count, topic)  # fmt: skip
-            self.metrics.lost(topic, int(count))
+            self._on_loss(topic, int(count), QUERY)
         elif kind == "refused":
             log.error("Kafka does not take records for %s", rest)
         elif kind == "stopped":
