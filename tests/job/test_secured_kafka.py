@@ -14,7 +14,7 @@ import pytest
 from job.processes import EngineProcess, until
 from job.secured import SecuredKafka, settings_file
 from job.tables import check_tables
-from lakequeue.client.kafka import LIBRARIES
+from lakequeue.client.kafka_library import LIBRARIES
 from lakequeue.protocol.kafka_settings import VARIABLE
 
 pytestmark = pytest.mark.job
