@@ -30,6 +30,8 @@ POLL_S = 1.0
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
+# Behind an absence of Kafka: clients look for it every second, then their heartbeats come.
+RETURN_S = 4.0
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
 
@@ -99,6 +101,7 @@ class Reader(threading.Thread):
         self._helped: dict[Place, int] = {}
         self._anew = False
         self.at_end: set[Place] = set()  # partitions that were read to their end once
+        self.down = False  # no node of Kafka can be reached; whoever reaches one takes it back
 
     def assign(self, places: dict[Place, int]) -> None:
         """Read these too, from these offsets on. Before the start, or from any thread."""
@@ -164,6 +167,8 @@ class Reader(threading.Thread):
                 place = m.topic() or "", m.partition() or 0
                 ended = ended or place not in self.at_end
                 self.at_end.add(place)
+            elif error is not None and error.code() == KafkaError._ALL_BROKERS_DOWN:
+                self.down = True
             elif error is not None and error.code() not in _AWAY:
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
         self._next.update({(m.topic(), m.partition()): m.offset() + 1 for m in good})
@@ -203,6 +208,8 @@ class LiveInputs:
         self._ready = False
         self._heard = 0.0  # when something came
         self._command_ms = 0  # Kafka's time of the newest command that was taken
+        self._held_ms = 0  # the same, before Kafka was away
+        self._held_until = 0.0
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
@@ -224,6 +231,7 @@ class LiveInputs:
 
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
+        self._returning()
         readers = (self._commands, self._messages)
         if not any(r.messages for r in readers):
             begun = time.monotonic()
@@ -239,6 +247,7 @@ class LiveInputs:
         if not found:
             return None
         self._heard = time.monotonic()
+        self._commands.down = False
         taken = to_batch(found)
         for r in taken.ranges:
             self.records += r.count
@@ -257,14 +266,31 @@ class LiveInputs:
 
     def up_to(self) -> int | None:
         """Commands that are still to be taken came after this time; None: there are none."""
+        if self._returning():
+            return self._held_ms
         if self._all_commands_read() and not self._commands.messages:
             return None
         return self._command_ms
+
+    def _returning(self) -> bool:
+        """Whether Kafka is or was away, and what waits for it in clients may not be in it yet: time
+        stands still, or who was there all the time would be late (C3)."""
+        now = time.monotonic()
+        if self._commands.down:
+            if now >= self._held_until:
+                self._held_ms = self._command_ms
+            self._held_until = now + RETURN_S
+        return now < self._held_until
 
     def current(self) -> bool:
         """Whether all commands that are in Kafka by now were taken, as far as Kafka says; False
         while it does not answer: deadlines wait, for who keeps one cannot say so either."""
         if not self._all_commands_read():
+            return False
+        if self._returning():
+            if self._commands.down and self._end_offset((self._control, 0)) is not None:
+                self._commands.down = False
+            self.arrived.wait(ARRIVES_S)
             return False
         if time.monotonic() - self._heard < FRESH_S:
             return True
