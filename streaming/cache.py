@@ -3,7 +3,11 @@
 A batch is long, and most pages are written again and again in it: the state gets each once. Three
 sorts of pages are here: *dirty* ones, which the state does not have; *leaving* ones, which a thread
 is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
-that rests is written early, so that the end of the batch, when nobody steps, has little to write.
+that rests is written early, so that the end of the batch has little to write.
+
+Between two batches there is no state to ask: steps go on with what is here, and one that needs
+another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,
+`call` and `detach`; all else belongs to the thread that steps.
 
 What is here counts only as long as the state is what this cache wrote: see `loop.Loop`.
 """
@@ -13,11 +17,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Protocol
+
+from ..protocol.errors import LakequeueError
 
 REST_S = 1.0  # a page that nobody wrote for so long has settled
 LEAVING_BYTES_MAX = 8_000_000
 PAGE_BYTES = 200  # what a page takes in memory beside its content
+
+
+class GivenUp(LakequeueError):
+    """The cache was closed while a page was waited for."""
 
 
 class Pages(Protocol):
@@ -40,7 +51,7 @@ class PageCache:
     """A store over ``below``. bytes_max: for all pages; dirty ones alone may pass it, until they
     are written.
 
-    written_bytes, written_pages: since `begin`, what the state was given.
+    written_bytes, written_pages: since `count_anew`, what the state was given.
     """
 
     def __init__(self, below: Pages, bytes_max: int) -> None:
@@ -51,13 +62,26 @@ class PageCache:
         self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
         self.dirty_bytes = 0
         self.misses = 0
-        self.begin(below)
+        self._writer = Writer()
+        self.count_anew()
+        self.attach(below)
 
-    def begin(self, below: Pages) -> None:
-        """A new batch: the same pages, behind a new handle."""
-        self._below = below
-        self._writer = Writer(below)
+    def attach(self, below: Pages) -> None:
+        """A batch begins: the same pages, behind a new handle."""
+        self._writer.attach(below)
+
+    def detach(self) -> None:
+        """A batch ends: its handle is not touched any more."""
+        self._writer.detach()
+
+    def count_anew(self) -> None:
+        """What the state was given is counted from here on."""
         self.written_bytes = self.written_pages = 0
+
+    @property
+    def waited_s(self) -> float:
+        """How long pages were waited for until there was a batch."""
+        return self._writer.waited_s
 
     @property
     def held_bytes(self) -> int:
@@ -138,11 +162,18 @@ class PageCache:
             self._keep(key, value)
         self._writer.write(key, value)
 
-    def save(self) -> None:
-        """Everything is in the state; raises what went wrong."""
+    def hand_over(self) -> None:
+        """Everything as it is now goes to the state; between two steps."""
         for key in list(self._dirty):
             self._leave(key)
+
+    def settle(self) -> None:
+        """Wait until all that was handed over is in the state; raises what went wrong."""
         self._writer.finish()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Call the handle for something else than a page."""
+        self._writer.call(what)
 
     def close(self) -> None:
         """Give up: what is not written is not written."""
@@ -152,16 +183,29 @@ class PageCache:
 class Writer:
     """Writes pages in a thread of its own, in the order in which they come, while steps go on."""
 
-    def __init__(self, below: Pages) -> None:
-        self._below = below
-        self._calls = threading.Lock()  # a handle takes one call at a time
+    def __init__(self) -> None:
+        self._below: Pages | None = None
+        self._calls = threading.Condition()  # a handle takes one call at a time
         self._changed = threading.Condition()
         self._queue: deque[tuple[str, bytes | None]] = deque()
         self._newest: dict[str, bytes | None] = {}
         self._thread: threading.Thread | None = None
-        self._end = False
+        self._end = self._closed = False
         self._failure: BaseException | None = None
         self.bytes = 0
+        self.waited_s = 0.0
+
+    def attach(self, below: Pages) -> None:
+        """There is a state to write to."""
+        self._end = False
+        with self._calls:
+            self._below = below
+            self._calls.notify_all()
+
+    def detach(self) -> None:
+        """There is none; whoever reads waits."""
+        with self._calls:
+            self._below = None
 
     def get(self, key: str) -> bytes | None:
         """A page that the state has, or will have."""
@@ -169,7 +213,22 @@ class Writer:
             if key in self._newest:
                 return self._newest[key]
         with self._calls:
-            return self._below.get(key)
+            return self._there().get(key)
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Let somebody else have the handle for a moment."""
+        with self._calls:
+            what()
+
+    def _there(self) -> Pages:
+        begun = time.monotonic()
+        while self._below is None:
+            if self._closed:
+                raise GivenUp("the state is gone: the engine begins again from its snapshot")
+            self._calls.wait()
+            self.waited_s += time.monotonic() - begun
+            begun = time.monotonic()
+        return self._below
 
     def write(self, key: str, value: bytes | None) -> None:
         """Write a page, or remove it (None), soon."""
@@ -192,6 +251,10 @@ class Writer:
 
     def abandon(self) -> None:
         """End the thread; what is waiting is dropped."""
+        with self._calls:
+            self._closed = True
+            self._below = None
+            self._calls.notify_all()
         self._stop(drop=True)
 
     def _stop(self, drop: bool) -> None:
@@ -200,8 +263,9 @@ class Writer:
                 self._queue.clear()
             self._end = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
         try:
@@ -213,10 +277,11 @@ class Writer:
                         self._changed.wait()
                     key, value = self._queue[0]
                 with self._calls:
+                    below = self._there()
                     if value is None:
-                        self._below.delete(key)
+                        below.delete(key)
                     else:
-                        self._below.put(key, value)
+                        below.put(key, value)
                 with self._changed:
                     if self._queue:
                         self._queue.popleft()
