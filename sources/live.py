@@ -32,6 +32,10 @@ CHUNK_RECORDS = 500
 # order in which it came: little, so that the turns are taken here (`ReadAhead`).
 FETCH_BYTES = 1_000_000
 POLL_S = 1.0
+# While there is little room for what messages bring, a step takes a part of it: large records wait
+# then, small ones go on.
+ROOM_SHARE = 8
+ROOM_S = 0.01  # how often a loop without room looks whether there is some again
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
@@ -110,9 +114,9 @@ class Reader(threading.Thread):
         """Read these too, from these offsets on. Before the start, or from any thread."""
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
-    def take(self) -> tuple[dict[Place, list[Any]], int]:
-        """A step's worth of what is there, and its bytes."""
-        found, size = self.ahead.take()
+    def take(self, most: int | None) -> tuple[dict[Place, list[Any]], int]:
+        """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
+        found, size = self.ahead.take(most)
         if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
         return found, size
@@ -220,6 +224,7 @@ class LiveInputs:
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
+        self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
     def start(self, places: dict[Place, int]) -> None:
@@ -240,20 +245,20 @@ class LiveInputs:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         readers = (self._commands, self._messages)
         if not self._commands.ahead and not (self._messages.ahead and self._all_commands_read()):
-            begun = time.monotonic()
-            self.arrived.wait(timeout_s)
-            self.waited_s += time.monotonic() - begun
+            self._wait(timeout_s)
         self.arrived.clear()
         found: dict[Place, list[Any]] = {}
         for reader in readers:
             if reader.failure is not None:
                 raise reader.failure
             if reader is self._commands or self._all_commands_read():
-                some, size = reader.take()
+                some, size = reader.take(None if reader is self._commands else self._most())
                 found |= some
                 self.bytes += size
         self._told(found)
         if not found:
+            if self._messages.ahead:
+                self._wait(min(timeout_s, ROOM_S))
             return None
         self._heard = time.monotonic()
         taken = to_batch(found)
@@ -264,6 +269,15 @@ class LiveInputs:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
+
+    def _wait(self, seconds: float) -> None:
+        begun = time.monotonic()
+        self.arrived.wait(seconds)
+        self.waited_s += time.monotonic() - begun
+
+    def _most(self) -> int | None:
+        """Of messages, the bytes that a step may take; None: as many as ever."""
+        return None if self.room_bytes is None else max(0, self.room_bytes // ROOM_SHARE)
 
     def _all_commands_read(self) -> bool:
         """Whether commands were read to their end once, and nothing of that is left to take."""

@@ -8,7 +8,8 @@ hold something get the same share, whatever the size of their records; one that 
 all of it; and within a partition the order stays.
 
 A record's price is its size, and at least the step's bytes over the step's records: one budget
-keeps both limits. The last record of a step may overdraw it, so one of any size is taken.
+keeps both limits. The last record of a step may overdraw it, so one of any size is taken; but not
+where a step is given less than usual: then what is too large waits, and others pass it.
 """
 
 from __future__ import annotations
@@ -72,24 +73,31 @@ class ReadAhead(Generic[T]):
         with self._lock:
             return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
 
-    def take(self) -> tuple[dict[Place, list[T]], int]:
-        """A step's worth, each partition's in its order; and its bytes."""
+    def take(self, most: int | None = None) -> tuple[dict[Place, list[T]], int]:
+        """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
+        more."""
+        budget = self._budget if most is None else min(most, self._budget)
         with self._lock:
-            if self._price > self._budget:
-                return self._by_turns()
+            if self._price > budget:
+                return self._by_turns(budget)
             size, self.bytes, self._price = self.bytes, 0, 0
             lanes, self._lanes = self._lanes, OrderedDict()
         return {place: [one for _, one in lane.waiting] for place, lane in lanes.items()}, size
 
-    def _by_turns(self) -> tuple[dict[Place, list[T]], int]:
+    def _by_turns(self, budget: int) -> tuple[dict[Place, list[T]], int]:
         found: dict[Place, list[T]] = {}
-        left, before = self._budget, self.bytes
-        while left > 0 and self._lanes:
+        left, before = budget, self.bytes
+        passed: set[Place] = set()  # their next is too large for a small budget
+        while left > 0 and len(passed) < len(self._lanes):
             place, lane = next(iter(self._lanes.items()))
             waiting = lane.waiting
             while waiting and left > 0:
                 size = waiting[0][0]
                 price = max(size, self._price_min)
+                if price > left and budget < self._budget:
+                    passed.add(place)
+                    self._lanes.move_to_end(place)
+                    break
                 if price > lane.grant:
                     lane.grant += self.grant
                     self._lanes.move_to_end(place)

@@ -117,6 +117,27 @@ def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveIn
     assert taken.batch.publishes.offsets == [0]
 
 
+def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> None:
+    publish = topics.topic("a", topics.PUBLISH), 0
+    inputs.also({publish: 0})
+    inputs._commands.at_end |= {A, B}
+    inputs._messages.ahead.put(publish, [record(publish, 0)])
+    inputs.room_bytes = 0
+    begun, waited = time.monotonic(), inputs.waited_s
+    assert inputs.take(0.5) is None
+    assert 0.005 < time.monotonic() - begun < 0.4, "it looks again soon, and does not spin"
+    assert inputs.waited_s > waited
+    inputs._commands.ahead.put(A, [record(A, 0)])
+    taken = inputs.take(0.5)
+    assert taken is not None
+    assert taken.batch.commands.offsets == [0]
+    assert not taken.batch.publishes
+    inputs.room_bytes = 1_000_000
+    taken = inputs.take(0.5)
+    assert taken is not None
+    assert taken.batch.publishes.offsets == [0]
+
+
 def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
     inputs: LiveInputs,
 ) -> None:

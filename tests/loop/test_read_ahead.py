@@ -32,6 +32,7 @@ walks = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(PLACES), st.lists(st.integers(1, SIZE_MAX), max_size=30)),
         st.just("take"),
+        st.tuples(st.just("take"), st.integers(0, BYTES)),
     ),
     max_size=40,
 )
@@ -43,13 +44,17 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
     put: dict[Place, list[Item]] = {place: [] for place in PLACES}
     taken: dict[Place, list[Item]] = {place: [] for place in PLACES}
 
-    def take() -> None:
+    def take(most: int | None = None) -> None:
         held = waiting.bytes
-        found, size = waiting.take()
+        found, size = waiting.take(most)
         one_by_one = [item for these in found.values() for item in these]
         assert size == sum(item[2] for item in one_by_one) == held - waiting.bytes
         assert len(one_by_one) <= RECORDS
-        assert not one_by_one or sum(map(price, one_by_one)) - BYTES < max(map(price, one_by_one))
+        prices = list(map(price, one_by_one))
+        if most is None or most == BYTES:
+            assert sum(prices) - BYTES < max(prices, default=1), "the last may overdraw it"
+        else:
+            assert sum(prices) <= most
         for place, these in found.items():
             assert these
             taken[place] += these
@@ -57,6 +62,8 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
     for what in walk:
         if what == "take":
             take()
+        elif what[0] == "take":
+            take(what[1])
         else:
             place, sizes = what
             new = items(place, sizes, len(put[place]))
@@ -119,6 +126,20 @@ def test_small_ones_pass_large_ones_of_another_partition() -> None:
     assert len(found[small]) == 50
     assert len(found[large]) == 4
     assert [len(these) for these in waiting.take()[0].values()] == [4]
+
+
+def test_with_little_room_large_ones_wait_and_small_ones_go_on() -> None:
+    large, small = PLACES[:2]
+    waiting = ahead(2_000, 4_000_000)
+    waiting.put(large, items(large, [1_000_000] * 8))
+    waiting.put(small, items(small, [1_000] * 50))
+    found, _ = waiting.take(500_000)
+    assert list(found) == [small]
+    assert len(found[small]) == 50
+    assert waiting.take(500_000) == ({}, 0)
+    assert waiting.take(0) == ({}, 0)
+    assert len(waiting.take(1_500_000)[0][large]) == 1
+    assert len(waiting.take()[0][large]) == 4
 
 
 def test_very_many_small_ones_leave_room_too() -> None:
