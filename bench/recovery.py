@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from .harness import QUEUE, Say, broker, running, url
-from .processes import EngineProcess, workers
+from .os_processes import KillableEngine, workers
 from .steady import traffic
 
 BACK_S_MAX = 180.0
@@ -76,7 +76,7 @@ def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
         address = kafka.bootstrap_servers
         config = home / "queues.yaml"
         config.write_text(yaml.safe_dump({"queues": [_DEFINITION]}))
-        engine = EngineProcess(address, home, config, trigger)
+        engine = KillableEngine(address, home, config, trigger)
         try:
             start_s = engine.wait_ready()
             with traffic(f"kafka://{address}", QUEUE, rate) as flow:
@@ -85,7 +85,7 @@ def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
                 say("killing the engine")
                 moment = time.time()
                 engine.kill()
-                engine = EngineProcess(address, home, config, trigger)
+                engine = KillableEngine(address, home, config, trigger)
                 driver_ms = flow.first_after(moment, BACK_S_MAX)
         finally:
             engine.stop()

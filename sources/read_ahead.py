@@ -19,7 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from .messages import Place
+from .step_batch import Place
 
 TURNS = 64  # in a step, where every lane is full
 

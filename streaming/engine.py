@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..client.kafka import open_kafka
 from ..client.kafka_base import require_broker
+from ..client.kafka_library import open_kafka
 from ..definitions import Configuration, is_regex
 from ..definitions.as_commands import configure_commands
 from ..protocol import (
@@ -35,7 +35,7 @@ from ..sinks.metrics import Metrics
 from ..sources.discovery import captured_topics
 from ..sources.live import kafka_client
 from ..state import Home
-from .heartbeat import Heartbeat
+from .heartbeat import EngineHeartbeat
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .losses import LossWatch
@@ -105,7 +105,7 @@ class Engine:
         self._query: StreamingQuery | None = None
         self._tables_query: StreamingQuery | None = None
         self._ticker = Ticker(self._tick)
-        self._heartbeat = Heartbeat(self._beat, self.home)
+        self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._captured: set[str] = set()
         self._more: set[str] = set()
         self._more_topics = False
@@ -193,7 +193,7 @@ class Engine:
         return sorted({*self.configuration.vpns, *(q.vpn for q in self.configuration.queues)})
 
     def _session(self) -> SparkSession:
-        from .session import is_local, package_zip, spark_session
+        from .spark import is_local, package_zip, spark_session
 
         jars = ensure_jars(self._progress)
         master = self._master
@@ -232,7 +232,7 @@ class Engine:
         return [Home(name, number, self.epoch) for number, name in enumerate(names)]
 
     def _start_query(self) -> None:
-        from ..sources.kafka import RECORDS_PER_BATCH
+        from ..sources.kafka_source import RECORDS_PER_BATCH
 
         spark = self._spark
         assert spark is not None
@@ -290,7 +290,7 @@ class Engine:
 
     def _start_tables(self) -> None:
         from ..sinks.delta import TableWriter, create_tables
-        from ..sources import kafka as source
+        from ..sources import kafka_source as source
 
         spark = self._spark
         assert spark is not None
@@ -472,13 +472,13 @@ class Engine:
             self._unasked = set(self._vpns())
 
     def _java_ended(self) -> str:
-        from .session import java_ended
+        from .spark import java_ended
 
         return java_ended(self._spark, wait_s=2.0) if self._spark is not None else ""
 
     def _restart_spark(self) -> None:
         """Spark's Java process is gone: what it had committed stands in the checkpoint."""
-        from .session import forget_session
+        from .spark import forget_session
 
         tables = self._tables_query is not None
         while ended := self._java_ended():
@@ -573,7 +573,7 @@ class Engine:
                 self._lock.release()
 
     def _stop_spark(self) -> None:
-        from .session import forget_session, java_ended
+        from .spark import forget_session, java_ended
 
         assert self._spark is not None
         if java_ended(self._spark):
@@ -585,7 +585,7 @@ class Engine:
         self._spark.stop()
 
     def _kill_spark(self) -> None:
-        from .session import forget_session, kill_java
+        from .spark import forget_session, kill_java
 
         assert self._spark is not None
         kill_java()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .planning import QUERY_SETTINGS
-from .session import settings_set
+from .spark import settings_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +55,8 @@ def start_batches(
     given: Mapping[str, str],
 ) -> StreamingQuery:
     """Start a broker's query in micro-batches."""
-    from ..sinks.kafka import OUTPUT_SCHEMA, write_kafka
-    from ..sources import kafka as source
+    from ..sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
+    from ..sources import kafka_source as source
     from .processor import BrokerProcessor
 
     commands_in = source.read_stream(spark, bootstrap, source.commands_topics(vpns))

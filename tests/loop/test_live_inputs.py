@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from lakequeue.protocol import topics
 from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
-from lakequeue.sources.messages import Place, Taken
+from lakequeue.sources.step_batch import Place, Taken
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
 from loop.memory import Message

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.sources.messages import Place
 from lakequeue.sources.read_ahead import TURNS, ReadAhead
+from lakequeue.sources.step_batch import Place
 
 Item = tuple[Place, int, int]
 RECORDS, BYTES = 20, 1_000
