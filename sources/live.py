@@ -35,6 +35,7 @@ POLL_S = 1.0
 # While there is little room for what messages bring, a step takes a part of it: large records wait
 # then, small ones go on.
 ROOM_SHARE = 8
+FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
 ROOM_S = 0.01  # how often a loop without room looks whether there is some again
 ASK_S = 1.0
 ARRIVES_S = 0.2
@@ -108,6 +109,7 @@ class Reader(threading.Thread):
         self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[Place, int] = {}
         self._anew = False
+        self._held: set[Place] = set()  # partitions that are paused
         self.at_end: set[Place] = set()  # partitions that were read to their end once
 
     def assign(self, places: dict[Place, int]) -> None:
@@ -153,17 +155,15 @@ class Reader(threading.Thread):
             log.warning("%s: the consumer stands still: a new one takes over", self.name)
             self._consumer.close()
             self._consumer = Consumer(self._settings)
+            self._held.clear()
             self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
         if self._more:
             places = [self._more.popleft() for _ in range(len(self._more))]
             self._next |= {(p.topic, p.partition): p.offset for p in places}
             self._consumer.incremental_assign(places)
-        if self.ahead.bytes >= self._max:
-            self._room.clear()
-            if self.ahead.bytes >= self._max:  # it may just have been taken
-                self._room.wait(POLL_S)
-                return
-        first = self._consumer.poll(POLL_S)  # `consume(n)` would wait for n
+        if not self._has_room():
+            return
+        first = self._consumer.poll(FULL_S if self._held else POLL_S)  # `consume(n)` waits for n
         if first is None:
             return
         found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
@@ -175,11 +175,37 @@ class Reader(threading.Thread):
             else:
                 told.append(m)
         for place, messages in lanes.items():
+            if messages[0].offset() < self._next.get(place, 0):  # once more, after a pause
+                messages = [m for m in messages if m.offset() >= self._next[place]]
+                if not messages:
+                    continue
             self._next[place] = messages[-1].offset() + 1
             self.ahead.put(place, messages)
         ended = self._hear(told)  # only now: a partition's end comes behind its messages
         if lanes or ended:
             self._arrived.set()
+
+    def _has_room(self) -> bool:
+        """Whether to read on. Steps take what is here within milliseconds, but between two batches
+        they may have no room for large records: then partitions that hold much are paused, for
+        others stand behind them."""
+        ahead, most = self.ahead.bytes, self._max
+        if ahead < most // 2 and self._held:
+            self._consumer.resume([TopicPartition(*place) for place in self._held])
+            self._held.clear()
+        if ahead < most:
+            return True
+        self._room.clear()
+        if self.ahead.bytes < most:  # it may just have been taken
+            return True
+        wait_s = POLL_S if ahead >= 2 * most else 0.0 if self._held else FULL_S
+        if self._room.wait(wait_s):
+            return False
+        much = [place for place in self.ahead.holding(FETCH_BYTES) if place not in self._held]
+        if much:
+            self._consumer.pause([TopicPartition(*place) for place in much])
+            self._held.update(much)
+        return ahead < 2 * most
 
     def _hear(self, told: list[Any]) -> bool:
         """Ends of partitions, and errors. Whether a partition was read to its end once more."""

@@ -73,6 +73,15 @@ class ReadAhead(Generic[T]):
         with self._lock:
             return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
 
+    def holding(self, least: int) -> list[Place]:
+        """Partitions of which so many bytes or more are here."""
+        with self._lock:
+            return [
+                place
+                for place, lane in self._lanes.items()
+                if sum(size for size, _ in lane.waiting) >= least
+            ]
+
     def take(self, most: int | None = None) -> tuple[dict[Place, list[T]], int]:
         """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
         more."""

@@ -213,6 +213,12 @@ def test_large_records_do_not_stand_before_another_partitions_small_ones(
     time.sleep(2)  # as much as there is room for is read ahead
     producer.produce(publish, bytes(SMALL), partition=1)
     producer.flush(30)
+    inputs.room_bytes = 1_000_000  # too little for a large one
+    small = take(inputs)
+    assert small.batch.publishes.partitions == [1]
+    inputs.room_bytes = None
+    producer.produce(publish, bytes(SMALL), partition=1)
+    producer.flush(30)
     before = None
     while len(large) < count:
         publishes = take(inputs).batch.publishes
