@@ -45,7 +45,7 @@ def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
 
 
 def notes_of(broker: str, outputs: list[Output]) -> list[str]:
-    """What the driver is told of a step; `Engine._on_note` reads it."""
+    """What the driver is told of a step; `batch_notes` reads it."""
     notes = []
     malformed: Counter[str] = Counter()
     for output in outputs:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.streaming import Engine, supervision
-from lakequeue.streaming import engine as engine_module
+from lakequeue.streaming import Engine, engine_watch, supervision
 from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
 from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
 
@@ -68,16 +67,16 @@ def test_a_passing_cause_does_not_end_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
-    monkeypatch.setattr(engine_module, "require_broker", lambda bootstrap: None)
+    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     started: list[bool] = []
-    monkeypatch.setattr(engine, "_start_query", lambda: started.append(True))
-    engine._query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
-    engine._restart_if_passing()
+    monkeypatch.setattr(engine.application, "start_query", lambda: started.append(True))
+    engine.application.query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
+    engine.watch.restart_if_passing()
     assert started == [True]
-    engine._query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
+    engine.application.query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
     with pytest.raises(LakequeueError, match=r"query failed: the checkpoint .*spark\.log"):
-        engine._restart_if_passing()
+        engine.watch.restart_if_passing()
     assert started == [True]
 
 
@@ -87,10 +86,10 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
     """A topic is to be captured and Kafka does not answer: it is tried again, and not forgotten."""
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     engine._folder.open()
-    engine._more.add("extra")
-    engine._look_after()
+    engine.captured.heard("extra")
+    engine.watch.look_after()
     assert "captured topics are not known yet" in caplog.text
-    assert engine._more == {"extra"}
+    assert engine.captured.more
 
 
 def test_an_end_in_time() -> None:
