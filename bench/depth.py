@@ -17,6 +17,7 @@ from ..client import connect
 from ..protocol.errors import LakequeueError
 from ..sinks.kafka import OBSERVATION
 from ..streaming import Engine
+from ..streaming.worker_daemon import DAEMON
 from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
 
 STEP = 1_000
@@ -103,6 +104,6 @@ def worker_rss_mb() -> float:
     children = psutil.Process().children(recursive=True)
     sizes = [
         c.memory_info().rss for c in children
-        if c.is_running() and "pyspark.daemon" in " ".join(c.cmdline())
+        if c.is_running() and DAEMON in c.cmdline()
     ]  # fmt: skip
     return max(sizes, default=0) / 1e6

@@ -21,6 +21,7 @@ from lakequeue.sources.live import kafka_client
 from lakequeue.sources.step_log import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.realtime import ENVIRONMENT
+from lakequeue.streaming.worker_daemon import DAEMON
 
 pytestmark = pytest.mark.job
 
@@ -51,10 +52,10 @@ def loop_workers(engine: EngineProcess) -> list[psutil.Process]:
     for process in engine.family():
         with contextlib.suppress(psutil.Error, OSError):
             parent = process.parent()
-            if "pyspark.daemon" not in " ".join(process.cmdline()) or parent is None:
+            if DAEMON not in process.cmdline() or parent is None:
                 continue
             ours = process.environ().get(ENVIRONMENT) and parent.environ().get(ENVIRONMENT)
-            if ours and "pyspark.daemon" in " ".join(parent.cmdline()):
+            if ours and DAEMON in parent.cmdline():
                 found.append(process)
     return found
 
