@@ -30,8 +30,6 @@ class BatchNotes:
         """One note."""
         kind, _, rest = note.partition(":")
         match kind:
-            case "alert":
-                log.warning("%s", rest)
             case "capture":
                 self._captured.heard(rest)
             case "topic":

@@ -4,7 +4,7 @@
     captured (`captured`) which topics are read
     application           Spark: a query for the broker, one for the tables
     watch (`engine_watch`)  starts again what failed
-    heartbeat, ticker, metrics  what others need to know of it
+    heartbeat, ticker, alerts, metrics  what others need to hear of it
 
 It starts them in this order and stops them in the other.
 """
@@ -24,6 +24,7 @@ from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
 from ..protocol import LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
+from .alert_watch import AlertWatch
 from .application import QUERY, SparkApplication
 from .batch_notes import BatchNotes
 from .captured import CapturedTopics
@@ -83,6 +84,7 @@ class Engine:
         self._transport: Transport | None = None
         self._heartbeat = Heartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
+        self._alerts = AlertWatch(bootstrap_servers, self._vpns)
         self._losses = LossWatch(
             bootstrap_servers, lambda loss: self.metrics.lost(loss.topic, loss.count)
         )
@@ -122,6 +124,7 @@ class Engine:
             transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
         transport.flush(10.0)
         self._heartbeat.start()
+        self._alerts.start()
         with self.watch.java_lives():
             self.application.start(self._listener, transport)
         if self.trigger == MICRO_BATCH:
@@ -200,6 +203,7 @@ class Engine:
         try:
             self._ticker.stop()
             self._heartbeat.stop()
+            self._alerts.stop()
             self._stop_spark()
             if self._transport is not None:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")
