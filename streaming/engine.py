@@ -32,6 +32,7 @@ from .engine_settings import EngineSettings
 from .engine_watch import EngineWatch
 from .heartbeat import Heartbeat
 from .home import HomeFolder
+from .kafka_answers import KafkaAnswers
 from .losses import LossWatch
 from .queries import MICRO_BATCH
 from .supervision import within
@@ -85,6 +86,7 @@ class Engine:
         self._heartbeat = Heartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
         self._alerts = AlertWatch(bootstrap_servers, self._vpns)
+        self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
             bootstrap_servers, lambda loss: self.metrics.lost(loss.topic, loss.count)
         )
@@ -98,8 +100,8 @@ class Engine:
         self._stopped = threading.Event()
         self._lock = threading.RLock()
         self.watch = EngineWatch(
-            bootstrap_servers, self.application, self.captured, self._stopping,
-            self.home / "spark.log",
+            bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
+            self._stopping,
         )  # fmt: skip
 
     @property
@@ -125,6 +127,7 @@ class Engine:
         transport.flush(10.0)
         self._heartbeat.start()
         self._alerts.start()
+        self._answers.start()
         with self.watch.java_lives():
             self.application.start(self._listener, transport)
         if self.trigger == MICRO_BATCH:
@@ -203,6 +206,7 @@ class Engine:
         try:
             self._ticker.stop()
             self._heartbeat.stop()
+            self._answers.stop()
             self._alerts.stop()
             self._stop_spark()
             if self._transport is not None:

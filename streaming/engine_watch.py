@@ -1,8 +1,8 @@
 """Looks after what runs in Spark: starts again what failed, and says when that does not help.
 
-    a query fails ─▶ refused by the loop?   ─▶ the engine ends with its sentence
-                     Kafka does not answer? ─▶ wait for it, however long
-                     anything else          ─▶ start it again, five times in five minutes
+    a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ the engine ends, and says why
+                     Kafka does not answer, or the disk is full     ─▶ wait, however long
+                     anything else ─▶ start it again, five times in five minutes
     Java ends     ─▶ a new one, with all queries
 
 What is started again goes on from its checkpoint, so nothing is lost on the way.
@@ -15,13 +15,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, NotConnected, Timeout
 from .application import SparkApplication
 from .captured import CapturedTopics
+from .home import HomeFolder
 from .queries import reason, refusal
 from .supervision import Restarts, passes
 
@@ -37,23 +37,25 @@ JAVA = "Spark's Java process"
 
 
 class EngineWatch:
-    """Of one engine. stopping ends every pause; see: the log that a sentence points to."""
+    """Of one engine. stopping ends every pause."""
 
     def __init__(
         self,
         bootstrap: str,
         application: SparkApplication,
         captured: CapturedTopics,
+        folder: HomeFolder,
+        trigger: str,
         stopping: threading.Event,
-        see: Path,
     ) -> None:
         self._bootstrap = bootstrap
+        self._folder, self._trigger = folder, trigger
         self._application = application
         self._captured = captured
         self._stopping = stopping
-        self._see = str(see)
+        self._see = str(folder.path / "spark.log")  # what a sentence points to
         self._restarts = Restarts(stopping)
-        self._away = False
+        self._waits_for = ""
 
     # ------------------------------------------------------------ while starting
 
@@ -122,7 +124,7 @@ class EngineWatch:
             if self._captured.more:
                 self._captured.learn()
                 self._application.read_more()
-        except (NotConnected, Timeout) as error:  # Kafka or the query is away: the next time
+        except (NotConnected, Timeout, OSError) as error:  # the next time
             log.warning("captured topics are not known yet: %s", error)
             self._stopping.wait(1.0)
         application = self._application
@@ -136,19 +138,27 @@ class EngineWatch:
     def _recover(self, query: StreamingQuery, restart: Callable[[], None]) -> None:
         if refused := refusal(query):
             raise LakequeueError(refused)
-        try:
-            require_broker(self._bootstrap)
-        except NotConnected as error:  # no fault of the query's: wait, however long it takes
-            log.log(logging.DEBUG if self._away else logging.ERROR, "%s ended: %s; it goes on when "
-                    "Kafka answers", query.name, error)  # fmt: skip
-            self._away = True
-            self._stopping.wait(0.5)
+        if gone := self._folder.problem(self._trigger):  # Spark would begin anew, in silence
+            raise LakequeueError(gone)
+        missing, self._waits_for = self._waits_for, self._missing()
+        if self._waits_for:  # no fault of the query's: wait, however long it takes
+            if self._waits_for != missing:
+                log.error("the query %r ended: %s", query.name, self._waits_for)
+            self._stopping.wait(1.0)
             return
-        self._away = False
         self._restarts.again(f"the query {query.name!r}", reason(query), self._see)
         if not self._stopping.is_set():
             restart()
             self._captured.ask_again()
+
+    def _missing(self) -> str:
+        """What the queries need and is not there now; empty when all is."""
+        try:
+            require_broker(self._bootstrap)
+        except NotConnected as error:
+            return f"{error}; it goes on when Kafka answers"
+        unwritable = self._folder.unwritable()
+        return f"{unwritable}; it goes on when there is room" if unwritable else ""
 
     def _restart_java(self) -> None:
         """Spark's Java process is gone: what it had committed stands in the checkpoint."""

@@ -12,8 +12,10 @@ notes the number that Spark gave to each checkpoint, and starts with no other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ log = logging.getLogger("lakequeue.engine")
 
 ABOUT, CAPTURED, PORTS = "lakequeue.json", "captured.json", "ports.json"
 CHECKPOINT, TABLES = "checkpoint", "tables"
+PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
@@ -96,6 +99,23 @@ class HomeFolder:
                 )
         if not found and any(self.tables.glob("*/_delta_log")):
             return self._missing(f"{self.path / CHECKPOINT} is gone")
+        return ""
+
+    def unwritable(self) -> str:
+        """Why nothing can be written beside the checkpoint now; empty when it can be."""
+        folder = self.path / CHECKPOINT
+        if not folder.is_dir():
+            folder = self.path  # no query has begun
+        probe = folder / PROBE
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(PROBE_BYTES))
+                os.fsync(file.fileno())
+        except OSError as error:
+            return f"{folder} cannot be written ({error.strerror or error})"
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
         return ""
 
     def _missing(self, what: str) -> str:
