@@ -131,10 +131,10 @@ class Loop:
         self._log.fenced()
         self._replay(figures)  # what they still wrote until then
         self._stepper.found(self._discovery.sizes())
-        self._inputs.start({})
         self._discovery.start()
         self._discovery.want(self.driver.captured)
         self._stepper.begin(figures, self._discovery.want)
+        self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
 
     def _replay(self, figures: Figures) -> None:
         logged = read_steps(self.options.kafka, self._topic, self.driver.log_at)
