@@ -124,7 +124,6 @@ class Engine:
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for vpn, command in configure_commands(self.configuration, self.epoch):
             transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
-        transport.flush(10.0)
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -132,6 +131,7 @@ class Engine:
             self.application.start(self._listener, transport)
         if self.trigger == MICRO_BATCH:
             self._ticker.start()
+        transport.flush(10.0)  # Spark took longer
         self._progress("waiting for the first batch")
         self.watch.wait_until_up()
         self._folder.remember_checkpoints()
