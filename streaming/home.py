@@ -66,11 +66,17 @@ class HomeFolder:
 
     def problem(self, trigger: str | None = None) -> str:
         """Why this home must not be started, with what to do; empty when it may. Changes nothing.
+        Of an open one: why its queries must not be started again.
 
         Raises OSError and ValueError for what cannot be read.
         """
         about = self._about()
         found = self._checkpoints()
+        if self.epoch and about.get("epoch") != self.epoch:  # it was open, so it was there
+            return (
+                f"{self.path / ABOUT} is gone, or that of another home: give the home back as it "
+                "was, and start again"
+            )
         if not about:
             if not found:
                 return ""

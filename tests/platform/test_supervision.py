@@ -141,6 +141,10 @@ def test_a_checkpoint_that_went_away_is_not_begun_anew(
     failed(engine)
     with pytest.raises(LakequeueError, match=r"broker-0 is gone.*Put it back"):
         engine.watch.look_after()
+    for file in tmp_path.glob("lakequeue.json"):
+        file.unlink()
+    with pytest.raises(LakequeueError, match=r"lakequeue\.json is gone"):
+        engine.watch.look_after()
 
 
 def test_kafka_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
