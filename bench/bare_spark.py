@@ -48,7 +48,7 @@ def _query(home: Path) -> None:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     from ..streaming.jars import ensure_jars
-    from ..streaming.session import spark_session
+    from ..streaming.spark import spark_session
 
     class First(StatefulProcessor):
         def init(self, handle: Any) -> None:

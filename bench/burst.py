@@ -15,9 +15,9 @@ from typing import Any
 
 from ..client import connect
 from ..protocol.errors import Timeout
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from .harness import PAYLOAD, Say, percentile, running, url, wait_for
-from .processes import PeakMemory
+from .os_processes import PeakMemory
 from .steady import Traffic, traffic
 
 BURST, DEAD, STEADY = "burst", "burst-dead", "steady"

@@ -15,7 +15,7 @@ import psutil
 
 from ..client import connect
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
 from ..streaming.worker_daemon import DAEMON
 from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for

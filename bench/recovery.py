@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from .bare_spark import spark_start_ms
 from .harness import QUEUE, Say, broker, median, running, url
-from .processes import EngineProcess, workers
+from .os_processes import KillableEngine, workers
 from .steady import Traffic, traffic
 
 BACK_S_MAX = 180.0
@@ -87,7 +87,7 @@ def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
         address = kafka.bootstrap_servers
         config = home / "queues.yaml"
         config.write_text(yaml.safe_dump({"queues": [_DEFINITION]}))
-        engine = EngineProcess(address, home, config, trigger)
+        engine = KillableEngine(address, home, config, trigger)
         try:
             start_s = engine.wait_ready()
             with traffic(f"kafka://{address}", QUEUE, rate) as flow:
@@ -96,7 +96,7 @@ def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
                 say("killing the engine")
                 moment = time.time()
                 engine.kill()
-                engine = EngineProcess(address, home, config, trigger)
+                engine = KillableEngine(address, home, config, trigger)
                 driver_ms = flow.first_after(moment, BACK_S_MAX)
         finally:
             engine.stop()

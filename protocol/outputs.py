@@ -42,7 +42,7 @@ class Deliveries:
 
 
 @dataclass(slots=True)
-class Receipt:
+class Receipts:
     """To one producer: everything up to ``up_to`` is settled, ``nacks`` are the refused ones.
 
     runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
@@ -128,4 +128,4 @@ class Alert:
         return f"{self.event}: {where} at {d['percent']} % of {d['limit']}{soon}"
 
 
-Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
+Output = Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal

@@ -22,7 +22,7 @@ from ..protocol import journal as journal_codec
 from ..protocol import topics
 from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
-from ..sources.kafka import headers_column, meta_column
+from ..sources.kafka_source import headers_column, meta_column
 
 MESSAGES, JOURNAL = "messages", "journal"
 _JOURNAL_SCHEMA = (

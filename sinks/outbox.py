@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..protocol.wire import WireRecord, headers_list
-from .step_log import Stopping
+from .log_writer import Stopping
 
 _NEVER = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -53,7 +53,7 @@ LOOK_S = 0.005
 
 
 class Outbox:
-    """Writes outputs; what `driver.Outbox` asks for. stop: whether to give up waiting.
+    """Writes outputs; what `driver.OutputWriter` asks for. stop: whether to give up waiting.
 
     Two threads come here: the one that steps, and the batch's, which waits for what was said.
     """

@@ -16,7 +16,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..state import Batch
 from .live import CHUNK_RECORDS, consumer_settings
-from .messages import Place, to_batch
+from .step_batch import Place, to_batch
 
 WAIT_S_MAX = 30.0
 

@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from ..definitions import is_regex
 from ..protocol import topics
-from .kafka import LEGAL_TOPIC
-from .messages import Place
+from .kafka_source import LEGAL_TOPIC
+from .step_batch import Place
 
 log = logging.getLogger("lakequeue.loop")
 

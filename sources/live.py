@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
-from .messages import Place, Taken, is_command, size_of, to_batch
+from .step_batch import Place, Taken, is_command, size_of, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 

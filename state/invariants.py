@@ -231,7 +231,7 @@ def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) ->
     looked_up = [
         (key.split("/")[1], number, pattern)
         for key in store.pages if key.startswith("t/")
-        for pattern, numbers in broker.notes.read(key).items() for number in numbers
+        for pattern, numbers in broker.values.read(key).items() for number in numbers
     ]  # fmt: skip
     assert sorted(of_queues) == sorted(looked_up), "topic subscriptions"
     counted = sum(sum(counts) for counts in broker.header.topics.values())

@@ -87,7 +87,7 @@ class SparkApplication:
         self.start_query()
 
     def _session(self) -> SparkSession:
-        from .session import is_local, package_zip, spark_session
+        from .spark import is_local, package_zip, spark_session
 
         jars = ensure_jars(self._progress)
         master = self._master
@@ -115,7 +115,7 @@ class SparkApplication:
 
     def start_query(self) -> None:
         """Start the broker's query, from its checkpoint on."""
-        from ..sources.kafka import RECORDS_PER_BATCH
+        from ..sources.kafka_source import RECORDS_PER_BATCH
 
         assert self.spark is not None
         home = Home(self._broker, 0, self._folder.epoch)
@@ -194,7 +194,7 @@ class SparkApplication:
 
     def start_again(self) -> None:
         """Spark's Java process is gone: a new one, with the queries that were started."""
-        from .session import forget_session
+        from .spark import forget_session
 
         assert self.spark is not None
         forget_session(self.spark)
@@ -207,13 +207,13 @@ class SparkApplication:
 
     def java_ended(self) -> str:
         """How Spark's Java process ended; empty while it lives, or was never started."""
-        from .session import java_ended
+        from .spark import java_ended
 
         return java_ended(self.spark, wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
         """End the queries and Spark in order. batch_s: what the batches that run may take."""
-        from .session import forget_session, java_ended
+        from .spark import forget_session, java_ended
 
         assert self.spark is not None
         if java_ended(self.spark):
@@ -226,7 +226,7 @@ class SparkApplication:
 
     def kill(self) -> None:
         """End Spark at once."""
-        from .session import forget_session, kill_java
+        from .spark import forget_session, kill_java
 
         assert self.spark is not None
         kill_java()

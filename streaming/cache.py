@@ -245,22 +245,22 @@ class Writer:
 
     def finish(self) -> None:
         """Wait until all is written; raises what went wrong."""
-        self._stop(drop=False)
+        self._end_thread()
         if self._failure is not None:
             raise self._failure
 
     def abandon(self) -> None:
         """End the thread; what is waiting is dropped."""
+        with self._changed:
+            self._queue.clear()
         with self._calls:
             self._closed = True
             self._below = None
             self._calls.notify_all()
-        self._stop(drop=True)
+        self._end_thread()
 
-    def _stop(self, drop: bool) -> None:
+    def _end_thread(self) -> None:
         with self._changed:
-            if drop:
-                self._queue.clear()
             self._end = True
             self._changed.notify()
         thread, self._thread = self._thread, None

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 
 from ..client.connection import Connection
-from ..client.kafka import open_kafka
 from ..client.kafka_base import require_broker
+from ..client.kafka_library import open_kafka
 from ..definitions import Configuration, is_regex
 from ..protocol import commands
 from .home import HomeFolder

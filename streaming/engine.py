@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ..client.kafka import open_kafka
+from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
@@ -30,7 +30,7 @@ from .batch_notes import BatchNotes
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .engine_watch import EngineWatch
-from .heartbeat import Heartbeat
+from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch
@@ -83,7 +83,7 @@ class Engine:
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
-        self._heartbeat = Heartbeat(self._beat, self.home)
+        self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
         self._alerts = AlertWatch(bootstrap_servers, self._vpns)
         self._answers = KafkaAnswers(bootstrap_servers)

@@ -20,18 +20,18 @@ from typing import Any
 import msgspec
 
 from ..protocol import topics
+from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
-from ..sinks.step_log import StepLog
 from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery
 from ..sources.live import InputLimits, LiveInputs
-from ..sources.step_log import read_steps
+from ..sources.log_reader import read_steps
 from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
+from .state_store import StatePages
 from .stepper import Mark, Stepper
-from .store import StatePages
 
 log = logging.getLogger("lakequeue.loop")
 

@@ -17,12 +17,12 @@ from ..protocol import wire
 from ..sources.records import in_parts, to_batch
 from ..state import Home
 from .deciding import decide
-from .store import HandleStore
+from .state_store import HandleStore
 
 ROWS_PER_FRAME = 5_000
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
 BYTES_PER_STEP = 32_000_000  # a step costs a little: only what is large is cut
-_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka`
+_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka_sink`
 
 
 class BrokerProcessor(StatefulProcessor):

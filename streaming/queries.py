@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .planning import QUERY_SETTINGS
-from .session import settings_set
+from .spark import settings_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,8 +64,8 @@ def start_batches(
     given: Mapping[str, str],
 ) -> StreamingQuery:
     """Start a broker's query in micro-batches."""
-    from ..sinks.kafka import OUTPUT_SCHEMA, write_kafka
-    from ..sources import kafka as source
+    from ..sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
+    from ..sources import kafka_source as source
     from .processor import BrokerProcessor
 
     commands_in = source.read_stream(spark, bootstrap, source.commands_topics(vpns))
@@ -90,7 +90,7 @@ def start_tables(
 ) -> StreamingQuery:
     """Start the query that writes the Delta tables, every so many seconds."""
     from ..sinks.delta import TableWriter, create_tables
-    from ..sources import kafka as source
+    from ..sources import kafka_source as source
 
     create_tables(spark, tables)
     where = source.tables_topics(vpns, captured)

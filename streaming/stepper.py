@@ -7,7 +7,7 @@ A batch *visits*: it brings the state. When the visit was long enough, the threa
 between two steps: everything as it is then, to be saved by the batch. Steps go on meanwhile, in the
 page cache alone, for Spark's next visit finds the same worker. When none comes, they end after
 a while (`alone_s`), or when taking them again would take too long. That nobody else runs this
-broker is not known here, nor by a batch: the log's fence knows, see `sinks.step_log`.
+broker is not known here, nor by a batch: the log's fence knows, see `sinks.log_writer`.
 
 A visit ends after `batch_s`, or when enough was written, or when taking the steps since the last
 mark again would take more than `replay_s`, whichever comes first; or at once when the engine stops:
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
-from ..sinks.step_log import StepLog
 from ..sources.discovery import captured_topics
 from ..sources.live import LiveInputs, own_inputs, places_of
 from .cache import PageCache

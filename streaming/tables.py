@@ -32,7 +32,7 @@ def open_tables(home: Path | str) -> SparkSession:
             f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
             "engine that has written its tables? (lakequeue.tables_interval_s is not 0)"
         )
-    from .session import spark_session
+    from .spark import spark_session
 
     warehouse = {"spark.sql.warehouse.dir": str(tables.parent / "spark-warehouse")}
     spark = spark_session(

@@ -11,7 +11,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from ..protocol import NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from ..sources.kafka import LEGAL_TOPIC
+from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
     topics.PUBLISH: 2,

@@ -104,7 +104,7 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
         QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
     )
     key = f"n/{vpn}/{bucket(definition.name)}"
-    broker.notes.write(key, {**(broker.notes.read(key) or {}), definition.name: number})
+    broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
     broker.event("defined", vpn, definition.name)
@@ -117,9 +117,9 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
-    names = dict(broker.notes.read(key) or {})
+    names = dict(broker.values.read(key) or {})
     names.pop(name, None)
-    broker.notes.write(key, names)
+    broker.values.write(key, names)
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)

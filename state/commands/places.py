@@ -24,7 +24,7 @@ LOOKED_AT_TOGETHER = 256
 
 
 @dataclass(slots=True)
-class Part:
+class FoundPlaces:
     """Places of messages that are meant, and where to go on. ranges: the ids that were looked for,
     ids: those that the queue holds, both for what comes by id."""
 
@@ -41,7 +41,7 @@ _NO_SEQS = np.zeros(0, np.int64)
 
 def by_ids(
     broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget
-) -> Part:
+) -> FoundPlaces:
     """The next messages of a queue whose ids are in these ranges."""
     if "by" not in task.done:
         task.done["by"] = "place" if _is_wide(broker, queue, ranges) else "id"
@@ -53,7 +53,7 @@ def by_ids(
     part, following = _clip(ranges, task.cursor, budget.rows)
     budget.take(sum(high - low + 1 for low, high in part))
     ids, seqs = broker.spool.held_by(part, queue.number)
-    return Part(seqs, following or 0, following is None, part, ids)
+    return FoundPlaces(seqs, following or 0, following is None, part, ids)
 
 
 def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
@@ -82,7 +82,7 @@ def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
     return part, None
 
 
-def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> Part:
+def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> FoundPlaces:
     """Rows of the queue's pages whose ids are in these ranges."""
     lows = np.array([low for low, _ in ranges], np.uint64)
     highs = np.array([high for _, high in ranges], np.uint64)
@@ -98,13 +98,13 @@ def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> Part:
         following = (page.number + 1) << queue.bits
         if hit.any() or budget.spent:
             seqs = rows[hit].astype(np.int64) + page.base
-            return Part(seqs, following, False, [], _NO_IDS)
-    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+            return FoundPlaces(seqs, following, False, [], _NO_IDS)
+    return FoundPlaces(_NO_SEQS, 0, True, [], _NO_IDS)
 
 
 def held_pages(
     queue: Queue, start: int, holder: int, budget: Budget, up_to: int | None = None
-) -> Part:
+) -> FoundPlaces:
     """Messages that a subscription leases, from a place on; up_to: with ids not above this."""
     queue.settle()
     for number in queue.directory.leased(start >> queue.bits) if holder else ():
@@ -118,8 +118,8 @@ def held_pages(
         budget.take(len(rows) + 1)
         if len(rows) or budget.spent:
             seqs = rows.astype(np.int64) + (number << queue.bits)
-            return Part(seqs, (number + 1) << queue.bits, False, [], _NO_IDS)
-    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+            return FoundPlaces(seqs, (number + 1) << queue.bits, False, [], _NO_IDS)
+    return FoundPlaces(_NO_SEQS, 0, True, [], _NO_IDS)
 
 
 def meant(queue: Queue, where: str | None) -> int:
@@ -132,7 +132,7 @@ def meant(queue: Queue, where: str | None) -> int:
 def wanted_rows(
     broker: Broker, queue: Queue, task: Task, where: str | None, ranges: Ranges | None,
     budget: Budget,
-) -> Part:  # fmt: skip
+) -> FoundPlaces:  # fmt: skip
     """The next messages for which an expression is true and whose ids are in ranges."""
     if "end" not in task.done:
         if where is not None:
@@ -158,8 +158,8 @@ def wanted_rows(
         seqs = rows.astype(np.int64) + base
         if where is not None:
             seqs = seqs[np.array(matching(broker, queue, seqs, where), bool)]
-        return Part(seqs, following, False, [], _NO_IDS)
-    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+        return FoundPlaces(seqs, following, False, [], _NO_IDS)
+    return FoundPlaces(_NO_SEQS, 0, True, [], _NO_IDS)
 
 
 # ---------------------------------------------------------------- acks without effect
@@ -180,7 +180,7 @@ def early(broker: Broker, queue: Queue, ranges: Ranges, name: str) -> None:
             deferred.keep(broker, queue, max(low, next_id), high, name)
 
 
-def without_effect(broker: Broker, queue: Queue, part: Part, name: str) -> None:
+def without_effect(broker: Broker, queue: Queue, part: FoundPlaces, name: str) -> None:
     """Ids that were named and that the queue does not hold: gone already, or never held (L8, L9).
 
     The first `Limits.ignored_acks` of a part are looked up; of more nothing is said.

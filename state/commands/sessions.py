@@ -17,7 +17,7 @@ from ..limits import Budget
 from ..queue import Queue
 from ..rules.fairness import backlog_of
 from ..storage import NEVER
-from .settling import return_held
+from .leases import return_held
 from .turns import Task, begin
 
 BACKLOG_MAX = 1_000_000
@@ -83,8 +83,8 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     queue.wanted = True
     if command.session:
         key = _session_key(vpn, command.session)
-        others = broker.notes.read(key) or []
-        broker.notes.write(key, [*others, [queue.number, command.subscription]])
+        others = broker.values.read(key) or []
+        broker.values.write(key, [*others, [queue.number, command.subscription]])
         _alive(broker, vpn, command.session)
     broker.event("subscribed", vpn, queue.definition.name, subscription=command.subscription)
     return _answer(broker, queue, subscription)
@@ -183,8 +183,8 @@ def unsubscribe(
 def _unbind(broker: Broker, vpn: str, session: str, bound: list[Any]) -> None:
     """A session has one subscription less; without any it needs no heartbeats."""
     key = _session_key(vpn, session)
-    rest = [b for b in broker.notes.read(key) or [] if b != bound]
-    broker.notes.write(key, rest)
+    rest = [b for b in broker.values.read(key) or [] if b != bound]
+    broker.values.write(key, rest)
     if not rest:
         broker.calendar.set(_deadline_name(vpn, session), NEVER)
 
@@ -196,7 +196,7 @@ def _alive(broker: Broker, vpn: str, session: str) -> None:
 
 def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
     """The session is alive; False when it is not known (its subscriptions have ended)."""
-    if not broker.notes.read(_session_key(vpn, command.session)):
+    if not broker.values.read(_session_key(vpn, command.session)):
         return False
     _alive(broker, vpn, command.session)
     return True
@@ -216,8 +216,8 @@ def lost(broker: Broker, name: str) -> None:
 
 def _end_session(broker: Broker, vpn: str, session: str, why: str) -> None:
     key = _session_key(vpn, session)
-    bound = broker.notes.read(key) or []
-    broker.notes.write(key, None)
+    bound = broker.values.read(key) or []
+    broker.values.write(key, None)
     broker.calendar.set(_deadline_name(vpn, session), NEVER)
     for number, subscription in bound:
         queue = broker.queue(number)

@@ -16,7 +16,7 @@ from ...protocol.outputs import Deliveries
 from ..header import Subscription
 from ..limits import Budget
 from ..message import READY, Event, apply
-from ..rules import transport
+from ..rules import transport_acks
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..storage import NEVER, Array, Content
@@ -168,7 +168,7 @@ def _say(
     ids = queue.gather(seqs, "id")
     flow = None
     if subscription.transport_acks:
-        flow = transport.number(subscription, seqs, broker.now)
+        flow = transport_acks.number(subscription, seqs, broker.now)
     _emit(
         broker, queue, subscription, ids, contents,
         counts=queue.gather(seqs, "deliveries").tolist(),
@@ -209,7 +209,7 @@ def _emit(
 
 def send_again(broker: Broker, queue: Queue) -> None:
     """Send what a client did not confirm in time once more, as it was (C2)."""
-    for subscription, seqs in transport.overdue(queue, broker.now):
+    for subscription, seqs in transport_acks.overdue(queue, broker.now):
         until = queue.gather(seqs, "until")
         for end in np.unique(until).tolist():
             these = seqs[until == end]

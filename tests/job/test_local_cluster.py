@@ -11,7 +11,7 @@ import lakequeue
 import pytest
 from job.processes import EngineProcess, until
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.session import package_zip
+from lakequeue.streaming.spark import package_zip
 
 pytestmark = pytest.mark.job
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lakequeue.protocol.messages import Records
 from lakequeue.sources.discovery import captured_topics
-from lakequeue.sources.messages import to_batch
 from lakequeue.sources.records import in_parts
+from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Batch
 from loop.memory import Message
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands
-from lakequeue.sources.messages import Taken
+from lakequeue.sources.step_batch import Taken
 from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.driver import Driver, Snapshot

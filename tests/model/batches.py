@@ -14,7 +14,7 @@ from typing import Any
 
 from lakequeue.definitions.definition import UNSUPPORTED
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deliveries, Receipt
+from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
 from reference.model import Model, Refused, Subscription, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
@@ -328,7 +328,7 @@ class Walk:
 
     def compare_receipts(self, out: list[Any]) -> None:
         found: dict[int, int | str] = {}
-        for receipt in (o for o in out if isinstance(o, Receipt)):
+        for receipt in (o for o in out if isinstance(o, Receipts)):
             for first, count, number in receipt.runs:
                 found |= {first + i: number + i if number else 0 for i in range(count)}
             found |= {nack[0]: nack[1] for nack in receipt.nacks}

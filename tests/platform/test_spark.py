@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 from lakequeue.protocol import LakequeueError
-from lakequeue.streaming import session
-from lakequeue.streaming.session import package_zip, read_conf, spark_session, spark_settings
+from lakequeue.streaming import spark
+from lakequeue.streaming.spark import package_zip, read_conf, spark_session, spark_settings
 
-ROOT = Path(session.__file__).parents[1]
+ROOT = Path(spark.__file__).parents[1]
 
 
 def test_rooms_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]
     rooms = [name for name in sorted(packages) if name.count(".") == 1]
-    assert [f"lakequeue.{room}" for room in session.ROOMS] == rooms
+    assert [f"lakequeue.{room}" for room in spark.ROOMS] == rooms
 
 
 def test_the_zip_is_the_same_every_time(tmp_path: Path) -> None:

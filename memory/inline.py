@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..client.runner import Duties
-from .engine import MemoryEngine
+from .in_process import MemoryEngine
 
 
 class Inline:

@@ -13,7 +13,7 @@ from ..cli.common import interrupt_on_sigterm, json_option, option
 from ..cli.group import EXIT_FAILED
 from ..protocol.errors import LakequeueError
 from .flights import FLIGHTS, FlightsDemo
-from .spool import SpoolDemo
+from .full_spool import SpoolDemo
 
 STORIES = ("flights", "spool")
 OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options

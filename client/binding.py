@@ -1,4 +1,4 @@
-"""A subscription: one consumer's flow bound to a queue, and what can be said of its messages.
+"""A binding: one consumer's flow bound to a queue, and what can be said of its messages.
 
 Commands that name messages carry the epoch of the home in which they got their ids: another home,
 begun on the same Kafka, must not take them for its own messages.
@@ -29,7 +29,7 @@ class Wanted:
         return replace(self, max_backlog=max_backlog)
 
 
-class Subscription:
+class Binding:
     """Made anew whenever a consumer binds. What the engine answered: removes_on_send, backlog (the
     one that holds, B2), lease_ms (the queue's lease period, None without end), epoch."""
 

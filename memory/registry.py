@@ -18,15 +18,15 @@ from ..client.connection import Connection
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
 from ..protocol import ConfigError
-from .engine import MemoryEngine
-from .runner import Inline
-from .transport import MemoryTransport
+from .in_process import MemoryEngine
+from .inline import Inline
+from .loopback import MemoryTransport
 
 CLIENT_NAME = "client"
 
 
 @dataclass(slots=True)
-class _Named:
+class _SharedEngine:
     """An engine with a name. users: its open connections."""
 
     engine: MemoryEngine
@@ -34,7 +34,7 @@ class _Named:
     keep: bool = False
 
 
-_named: dict[str, _Named] = {}
+_named: dict[str, _SharedEngine] = {}
 _lock = threading.RLock()  # a forgotten connection is noticed at any moment, here too
 
 
@@ -50,13 +50,9 @@ class MemoryConnection(Connection):
         self.engine.advance(duration)
 
     def publish_raw(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
-        timestamp: int | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None = None,
+        headers: dict[str, bytes] | None = None, timestamp: int | None = None,
+    ) -> None:  # fmt: skip
         """A plain record on a topic, as any Kafka producer would write it."""
         self.engine.publish(topic, value, key, list((headers or {}).items()), timestamp)
         self.runner.sent()
@@ -106,7 +102,7 @@ def open_memory(
     with _lock:
         named = _named.get(name)
         if named is None:
-            named = _named[name] = _Named(_engine(configuration))
+            named = _named[name] = _SharedEngine(_engine(configuration))
         elif configuration is not None:
             named.engine.configure(configuration)
         named.users += 1

@@ -14,7 +14,7 @@ WAIT_MS = 1_000
 ROWS_MAX = 20_000
 
 
-class Gathering:
+class JournalBuffer:
     """Segments of the steps since the last record. since: the first one's time, epoch ms."""
 
     def __init__(self, broker: str, segments: list[Segment], since: int) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
-from ..client.transport import Record
-from .engine import MemoryEngine
+from ..client.transport import Acked, Headers, Record
+from .in_process import MemoryEngine
 
 PARTITIONS = 1
 
@@ -19,14 +18,9 @@ class MemoryTransport:
         self._inboxes: list[deque[Record]] = []
 
     def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-        acked: Callable[[], None] | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        partition: int | None = None, acked: Acked | None = None,
+    ) -> None:  # fmt: skip
         """See `Transport.publish`: the engine has it, and has answered."""
         self._engine.publish(topic, value, key, headers)
         if acked is not None:

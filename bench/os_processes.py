@@ -54,7 +54,7 @@ class PeakMemory:
         self._thread.join()
 
 
-class EngineProcess:
+class KillableEngine:
     """`lakequeue run` in a session of its own, so that all of it can be killed at once."""
 
     def __init__(self, bootstrap: str, home: Path, config: Path, trigger: str) -> None:

@@ -17,19 +17,19 @@ from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.topics import is_inbox_of
 from ..broker import Broker
-from ..isolation import Place, Refused
+from ..isolation import Place, Refusals
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse
-from .table import LOOKS, OF_BROKER, OF_QUEUE, TOLERANT
+from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, TOLERANT
 from .turns import begin
 
 Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
 
 
-class Inbox:
+class DecodedCommands:
     """The commands of a step, decoded."""
 
-    def __init__(self, broker: Broker, records: Records, refused: Refused) -> None:
+    def __init__(self, broker: Broker, records: Records, refused: Refusals) -> None:
         self.given: list[Given] = []
         for at in range(len(records)):
             place = records.topics[at], records.partitions[at], records.offsets[at]
@@ -92,14 +92,14 @@ def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: s
         broker.emit(Reply(to.topic, to.partition, to.request, None, error, "ConfigError"))
 
 
-def take_commands(broker: Broker, inbox: Inbox) -> None:
-    """Carry out commands in the order of their log, but for looks."""
-    _carry_out(broker, [g for g in inbox.given if type(g[1]) not in LOOKS])
+def take_commands(broker: Broker, commands: DecodedCommands) -> None:
+    """Carry out commands in the order of their log, but for inspections."""
+    _carry_out(broker, [g for g in commands.given if type(g[1]) not in INSPECTIONS])
 
 
-def answer_looks(broker: Broker, inbox: Inbox) -> None:
-    """Looks see what the step has done."""
-    _carry_out(broker, [g for g in inbox.given if type(g[1]) in LOOKS])
+def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
+    """Inspections come last: they see what the step has done."""
+    _carry_out(broker, [g for g in commands.given if type(g[1]) in INSPECTIONS])
 
 
 def _carry_out(broker: Broker, given: list[Given]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cli.common import console, number, say_json
 from ..protocol.errors import LakequeueError, LeaseLost, Rejected
-from .processes import EngineProcess, until
+from .child_processes import EngineProcess, until
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""Reading the log of steps, uncommitted: its transactions are a fence, see `sinks.step_log`."""
+"""Reading the log of steps, uncommitted: its transactions are a fence, see `sinks.log_writer`."""
 
 from __future__ import annotations
 

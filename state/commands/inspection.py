@@ -1,5 +1,5 @@
-"""Looks: describe, queues, usage, events, browse (R6). They change nothing, and see what the step
-has done. A long answer is given in parts: ``more`` says where the next one begins."""
+"""Inspection: describe, queues, usage, events, browse (R6). They change nothing, and see what the
+step has done. A long answer is given in parts: ``more`` says where the next one begins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..rules.order import first_key_of
 from ..storage import Array
-from .answers import Part
+from .answers import PartialAnswer
 from .topic_subscriptions import topics_of
 
 
@@ -31,13 +31,13 @@ def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> d
     return describe(broker, queue)
 
 
-def queues(broker: Broker, vpn: str, command: Queues) -> Part:
+def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
     names = [n for n in broker.queue_names(vpn) if n > command.after]
     part = names[: broker.limits.queues_listed]
     found = [broker.find(vpn, name) for name in part]
     more = part[-1] if len(part) < len(names) else None
-    return Part([describe(broker, q) for q in found if q is not None], more)
+    return PartialAnswer([describe(broker, q) for q in found if q is not None], more)
 
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "spool_bytes": header.spool.vpn_bytes.get(number, 0),
             "max_spool_usage": None if limits is None else limits.max_spool_usage,
             "alerts": ["spool_usage"] if f"vpn:{number}" in header.alerts else [],
-            "refused": dict(broker.notes.read(f"x/{vpn}") or {}),
+            "refused": dict(broker.values.read(f"x/{vpn}") or {}),
         },
         "broker": {
             "name": header.name,
@@ -171,7 +171,7 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
     }
 
 
-def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> Part:
+def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAnswer:
     """Active messages in the queue's order, without taking them (R5, R6), from ``start`` on.
 
     At most `Limits.browse_rows` are looked at and `Limits.browse_bytes` of payloads given in one
@@ -199,8 +199,8 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> Part:
         budget.take(0, sizes)
         out += _shown(broker, queue, seqs)
         if budget.spent and len(out) < limit:
-            return Part(out, following)
-    return Part(out, None)
+            return PartialAnswer(out, following)
+    return PartialAnswer(out, None)
 
 
 TOGETHER = 16  # messages that are looked at before the budget is asked again

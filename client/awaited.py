@@ -25,48 +25,47 @@ from typing import Any
 
 from ..protocol import Timeout
 from . import connect as _connect
-from .connection import Connection as _Connection
-from .consumer import CLOSE_S
-from .consumer import Consumer as _Consumer
+from .connection import Connection
+from .consumer import CLOSE_S, Consumer
 from .message import Message
 from .pending import Pending
-from .producer import Producer as _Producer
-from .producer import Receipt
+from .producer import Producer, Receipt
 
-__all__ = ["Admin", "Connection", "Consumer", "Producer", "connect"]
+__all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
 LOOK_S = 0.5  # how soon a close from elsewhere is noticed
 LOOK_MEMORY_S = 0.001
 
 
-async def connect(url: str, **options: Any) -> Connection:
+async def connect(url: str, **options: Any) -> AsyncConnection:
     """`lakequeue.connect`, awaited; the same options and errors."""
-    return Connection(await asyncio.to_thread(partial(_connect, url, **options)))
+    return AsyncConnection(await asyncio.to_thread(partial(_connect, url, **options)))
 
 
-class Connection:
+class AsyncConnection:
     """`lakequeue.Connection` for asyncio; ``sync`` is the connection beneath."""
 
-    def __init__(self, sync: _Connection) -> None:
+    def __init__(self, sync: Connection) -> None:
         self.sync = sync
         self.waits = sync.runner.waits
         # One thread for sends: what is sent one after the other stays in order.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="lakequeue-aio")
-        self._consumers: list[Consumer] = []
+        self._consumers: list[AsyncConsumer] = []
 
-    def producer(self, **options: Any) -> Producer:
+    def producer(self, **options: Any) -> AsyncProducer:
         """A producer; the options of `lakequeue.Connection.producer`."""
-        return Producer(self, self.sync.producer(**options))
+        return AsyncProducer(self, self.sync.producer(**options))
 
-    async def consumer(self, queue: str, **options: Any) -> Consumer:
+    async def consumer(self, queue: str, **options: Any) -> AsyncConsumer:
         """A consumer of a queue; the options of `lakequeue.Connection.consumer`."""
-        consumer = Consumer(self, await self.call(partial(self.sync.consumer, queue, **options)))
+        sync = await self.call(partial(self.sync.consumer, queue, **options))
+        consumer = AsyncConsumer(self, sync)
         self._consumers.append(consumer)
         return consumer
 
-    def admin(self) -> Admin:
+    def admin(self) -> AsyncAdmin:
         """The administrator's face: each call is awaited."""
-        return Admin(self)
+        return AsyncAdmin(self)
 
     async def close(self) -> None:
         """Flush producers, return what consumers hold, end the session."""
@@ -87,17 +86,17 @@ class Connection:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._sends, function)
 
-    async def __aenter__(self) -> Connection:
+    async def __aenter__(self) -> AsyncConnection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-class Admin:
+class AsyncAdmin:
     """`lakequeue.Admin`, each of its methods awaited."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
         self._sync = connection.sync.admin()
 
@@ -110,10 +109,10 @@ class Admin:
         return call
 
 
-class Producer:
+class AsyncProducer:
     """`lakequeue.Producer` for asyncio; ``sync`` is the producer beneath."""
 
-    def __init__(self, connection: Connection, sync: _Producer) -> None:
+    def __init__(self, connection: AsyncConnection, sync: Producer) -> None:
         self._connection = connection
         self.sync = sync
 
@@ -153,18 +152,18 @@ class Producer:
         """Flush and close."""
         await self._connection.call(self.sync.close, timeout)
 
-    async def __aenter__(self) -> Producer:
+    async def __aenter__(self) -> AsyncProducer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
-class Consumer:
+class AsyncConsumer:
     """`lakequeue.Consumer` for asyncio; ``sync`` is the consumer beneath, for what waits for
     nothing. One task at a time receives."""
 
-    def __init__(self, connection: Connection, sync: _Consumer) -> None:
+    def __init__(self, connection: AsyncConnection, sync: Consumer) -> None:
         self._connection = connection
         self.sync = sync
         self._loop = asyncio.get_running_loop()
@@ -271,7 +270,7 @@ class Consumer:
         await self._connection.call(self.sync.close)
         self._arrived.set()
 
-    async def __aenter__(self) -> Consumer:
+    async def __aenter__(self) -> AsyncConsumer:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -23,10 +23,10 @@ from ..limits import Budget
 from ..message import LEASED, Event, apply
 from ..message.returning import give_back
 from ..queue import Queue
-from ..rules import transport
+from ..rules import transport_acks
 from ..storage import NEVER, Array
 from .places import (
-    Part,
+    FoundPlaces,
     by_ids,
     early,
     held_pages,
@@ -45,7 +45,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         task.done = {"n": 0}
         subscription = queue.header.subscription(command.subscription)
         if command.received and subscription is not None:
-            transport.confirm(subscription, command.received, broker.now)
+            transport_acks.confirm(subscription, command.received, broker.now)
         if command.ids is not None:
             early(broker, queue, parse_ranges(command.ids), command.subscription)
     done = False
@@ -62,7 +62,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
 
 def _next_part(
     broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget
-) -> Part:
+) -> FoundPlaces:
     if command.where is not None:
         return wanted_rows(broker, queue, task, command.where, None, budget)
     if command.up_to is None:
@@ -77,7 +77,7 @@ def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -
     """The client has what was sent up to a number (C1); an unknown subscription has ended."""
     subscription = queue.header.subscription(command.subscription)
     if subscription is not None:
-        transport.confirm(subscription, command.received, broker.now)
+        transport_acks.confirm(subscription, command.received, broker.now)
 
 
 def _one_choice(command: Ack) -> None:

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from ..client.transport import Record
+from ..client.transport import Headers, Record
 from ..client.values import duration_ms
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands
@@ -28,7 +28,7 @@ log = logging.getLogger("lakequeue.memory")
 TICKS_MAX = 100_000
 
 
-class Client(Protocol):
+class AttendedClient(Protocol):
     """Whose duties are done as time passes: due acks, reading of an inbox, callbacks."""
 
     @property
@@ -62,7 +62,7 @@ class MemoryEngine:
         self._journal: list[dict[str, Any]] = []
         self._tags = 0
         self._sessions: dict[tuple[str, str], None] = {}
-        self._clients: list[weakref.ref[Client]] = []
+        self._clients: list[weakref.ref[AttendedClient]] = []
         self._beat_ms = 0
         self._broker = DEFAULT_BROKER
         if configuration is not None:
@@ -85,13 +85,9 @@ class MemoryEngine:
     # ------------------------------------------------------------ input
 
     def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
         timestamp: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """One record on a topic, taken in by a step of its own."""
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
@@ -165,11 +161,11 @@ class MemoryEngine:
                 stops.append(due)
         return min(stops, default=1 << 62)
 
-    def attend(self, client: Client) -> None:
+    def attend(self, client: AttendedClient) -> None:
         """Have a client's duties done as time passes, until it is closed or forgotten."""
         self._clients.append(weakref.ref(client))
 
-    def _attending(self) -> list[Client]:
+    def _attending(self) -> list[AttendedClient]:
         clients = [(r, r()) for r in self._clients]
         self._clients = [r for r, client in clients if client is not None and client.is_open]
         return [client for _, client in clients if client is not None and client.is_open]

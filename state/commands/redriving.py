@@ -39,7 +39,7 @@ ALREADY_THERE = "already_there"  # the queue has this message again, or still
 KEPT_LAST = "keeps_last_message"  # its queue keeps one message, and has one that is newer
 
 
-class _Part:
+class _RedrivePart:
     """A part of a redrive: where messages went, and why others stayed."""
 
     def __init__(self, broker: Broker, source: Queue) -> None:
@@ -189,7 +189,7 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
     while not done and not budget.spent:
         part = wanted_rows(broker, queue, task, command.where, ranges, budget)
         done, task.cursor = part.last, part.next
-        work = _Part(broker, queue)
+        work = _RedrivePart(broker, queue)
         work.take(part.seqs)
         _add(task.done["queues"], work.close())
         _add(task.done["why"], work.stayed)
