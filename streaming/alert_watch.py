@@ -111,7 +111,5 @@ class AlertWatch(threading.Thread):
         consumer.close()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, soon; with a Kafka that hangs it is not waited for."""
         self._stopping.set()
-        if self.is_alive():
-            self.join(timeout=1)
