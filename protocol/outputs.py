@@ -63,7 +63,8 @@ class Receipts:
 @dataclass(slots=True)
 class Reply:
     """The answer to a command; ``error`` is a sentence, ``result`` JSON-able; ``more``: where the
-    next part of a long result begins, None where this is all."""
+    next part of a long result begins, None where this is all; epoch: of the home that answers,
+    whose messages the result is about."""
 
     topic: str
     partition: int
@@ -73,6 +74,7 @@ class Reply:
     kind: str | None = None
     problems: list[tuple[str, str, Any, str]] | None = None
     more: int | str | None = None
+    epoch: int = 0
 
 
 @dataclass(slots=True)

@@ -282,7 +282,7 @@ def _receipt(
 def _reply(r: Reply) -> WireRecord:
     value = {
         "request": r.request, "result": r.result, "error": r.error, "kind": r.kind,
-        "problems": r.problems, "more": r.more,
+        "problems": r.problems, "more": r.more, **({"epoch": r.epoch} if r.epoch else {}),
     }  # fmt: skip
     text = _json(value)
     if len(text) > REJECTED_BYTES:

@@ -10,6 +10,7 @@ is forgotten.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.outputs import Receipts
@@ -75,10 +76,11 @@ class ProducerHistory:
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
         """The message was refused."""
         refusals = self.refusals
-        if refusals and refusals[-1][1] == seq - 1:
-            refusals[-1][1] = seq
+        at = bisect_right(refusals, seq, key=_first)
+        if at and refusals[at - 1][1] == seq - 1:
+            refusals[at - 1][1] = seq
         else:
-            refusals.append([seq, seq])
+            refusals.insert(at, [seq, seq])
         self.receipt.nacks.append((seq, reason, queue, detail))
 
     def repeat(self, seq: int) -> None:
@@ -124,13 +126,18 @@ class ProducerHistory:
 
 
 def _take(ranges: list[list[int]], seq: int) -> bool:
-    """Take a sequence out of ranges; whether it was there."""
-    for at, (first, last) in enumerate(ranges):
-        if first <= seq <= last:
-            rest = [[first, seq - 1], [seq + 1, last]]
-            ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
-            return True
-    return False
+    """Take a sequence out of ranges, which are ascending; whether it was there."""
+    at = bisect_right(ranges, seq, key=_first) - 1
+    if at < 0 or seq > ranges[at][1]:
+        return False
+    first, last = ranges[at]
+    rest = [[first, seq - 1], [seq + 1, last]]
+    ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
+    return True
+
+
+def _first(one: list[int]) -> int:
+    return one[0]
 
 
 def forget(broker: Broker, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from ..sinks.metrics import Metrics
 from .captured import CapturedTopics
@@ -17,13 +18,20 @@ log = logging.getLogger("lakequeue.engine")
 
 
 class BatchNotes:
-    """Hands each note to the one that it is for. stopped: set when a loop has ended its last
-    batch."""
+    """Hands each note to the one that it is for. on_loss: told a topic and how many records of
+    it are gone; stopped: set when a loop has ended its last batch."""
 
-    def __init__(self, captured: CapturedTopics, metrics: Metrics, ticker: Ticker) -> None:
+    def __init__(
+        self,
+        captured: CapturedTopics,
+        metrics: Metrics,
+        ticker: Ticker,
+        on_loss: Callable[[str, int], None],
+    ) -> None:
         self._captured = captured
         self._metrics = metrics
         self._ticker = ticker
+        self._on_loss = on_loss
         self.stopped = threading.Event()
 
     def __call__(self, note: str) -> None:
@@ -49,7 +57,7 @@ class BatchNotes:
     def _lost(self, topic: str, count: int) -> None:
         log.error("%s records of topic %r are gone before they were read: Kafka's retention is "
                   "shorter than the engine's rest", count, topic)  # fmt: skip
-        self._metrics.lost(topic, count)
+        self._on_loss(topic, count)
 
 
 def _counted(text: str) -> tuple[str, int]:

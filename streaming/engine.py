@@ -33,8 +33,8 @@ from .engine_watch import EngineWatch
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
-from .losses import LossWatch
-from .queries import MICRO_BATCH
+from .losses import LossWatch, notices
+from .queries import MICRO_BATCH, TABLES_QUERY
 from .supervision import within
 from .ticker import Ticker
 
@@ -88,10 +88,13 @@ class Engine:
         self._alerts = AlertWatch(bootstrap_servers, self._vpns)
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
-            bootstrap_servers, lambda loss: self.metrics.lost(loss.topic, loss.count)
+            bootstrap_servers, lambda loss: self._on_loss(loss.topic, loss.count, loss.query)
         )
         self.captured = CapturedTopics(bootstrap_servers, self._folder, configuration, self._vpns)
-        self._notes = BatchNotes(self.captured, self.metrics, self._ticker)
+        self._notes = BatchNotes(
+            self.captured, self.metrics, self._ticker,
+            lambda topic, records: self._on_loss(topic, records, QUERY),
+        )  # fmt: skip
         self.application = SparkApplication(
             bootstrap_servers, self._folder, configuration.brokers[0], self._vpns, self.captured,
             self._settings, master, self._notes.stopped, self._progress,
@@ -180,6 +183,15 @@ class Engine:
     def _beat(self, value: bytes) -> None:
         for vpn in self._vpns:
             self._say(vpn, topics.ENGINE, value)
+
+    def _on_loss(self, topic: str, records: int, query: str) -> None:
+        self.metrics.lost(topic, records)
+        reader = "tables" if query == TABLES_QUERY else "engine"
+        for vpn, command in notices(topic, records, reader, self._vpns):
+            try:
+                self._say(vpn, topics.COMMANDS, command)
+            except LakequeueError as error:  # Kafka is away; the log and the metric have it
+                log.warning("a loss is not told in the events: %s", error)
 
     def _say(self, vpn: str, kind: str, value: bytes) -> None:
         assert self._transport is not None

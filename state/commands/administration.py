@@ -13,7 +13,8 @@ from ...definitions import (
     parse_definition,
     redefine,
 )
-from ...protocol.commands import Configure, Define, Delete, Purge, Shutdown
+from ...protocol import topics
+from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
@@ -21,7 +22,7 @@ from ..header import QueueHeader
 from ..limits import Budget
 from ..message import Event, apply
 from ..queue import Queue
-from ..routing import add_route, drop_route
+from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
@@ -164,3 +165,19 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
         task.done["n"] = task.done.get("n", 0) + len(part.seqs)
     task.result = task.done.get("n", 0)
     return done
+
+
+def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
+    """Retention was shorter than the engine's rest: an event of the VPN, where the topic is its
+    own, or else of each of its queues that captures the topic."""
+    own = topics.split(command.topic)
+    if own is not None:
+        names = [""] if own[0] == vpn else []
+    else:
+        of_vpns = dict(Routes(broker).of_record(command.topic))
+        names = [queue.definition.name for queue in of_vpns.get(vpn, ())]
+    for name in names[: broker.limits.events]:
+        broker.event(
+            "records_lost", vpn, name, topic=command.topic, records=command.records,
+            reader=command.reader,
+        )  # fmt: skip

@@ -25,7 +25,8 @@ def answer(broker: Broker, command: Command, result: Any) -> None:
     if isinstance(result, PartialAnswer):
         result, more = result.result, result.more
     if to is not None:
-        broker.emit(Reply(to.topic, to.partition, to.request, result, more=more))
+        epoch = broker.header.epoch
+        broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
 
 
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:

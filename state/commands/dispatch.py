@@ -16,6 +16,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Define: administration.define,
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
+    c.RecordsLost: administration.records_lost,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
     c.Usage: inspection.usage,

@@ -4,6 +4,8 @@ step has done. A long answer is given in parts: ``more`` says where the next one
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -17,11 +19,11 @@ from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
-from ..rules.active_set import active_rows, first_inactive
+from ..rules.active_set import first_inactive
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
-from ..rules.order import first_key_of
-from ..storage import Array
+from ..rules.order import first_key_of, seq_of
+from ..storage import Array, Overlay
 from .answers import PartialAnswer
 from .topic_subscriptions import topics_of
 
@@ -174,8 +176,8 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
 def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAnswer:
     """Active messages in the queue's order, without taking them (R5, R6), from ``start`` on.
 
-    At most `Limits.browse_rows` are looked at and `Limits.browse_bytes` of payloads given in one
-    answer; more: where to go on.
+    One answer looks at `Limits.browse_rows`, and reads `Limits.browse_bytes` of payloads and
+    `Limits.browse_pages`, at most; more: where to go on.
     """
     wanted = {name: code for code, name in NAMES.items() if code != GONE}
     if command.state is not None and command.state not in wanted:
@@ -183,45 +185,76 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     if command.where is not None:
         compile_program((command.where,))
     budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
-    limit = max(command.limit, 0)
+    limit, pages = command.limit, reads_of(broker) + broker.limits.browse_pages
+    start = None if command.start is None else int(command.start)
     out: list[dict[str, Any]] = []
-    for following, seqs in _in_order(queue, command.start):
+    end = first_inactive(queue)
+    for keys, seqs in _in_order(queue, start):
         if len(out) >= limit:
             break
         budget.take(len(seqs))
+        following = keys[-1] + 1
+        here = seqs < (queue.header.next_seq if end is None else end)
         if command.state is not None:
-            seqs = seqs[queue.gather(seqs, "state") == wanted[command.state]]
+            here &= queue.gather(seqs, "state") == wanted[command.state]
+        if not here.all():
+            keys = [key for key, yes in zip(keys, here.tolist(), strict=True) if yes]
+            seqs = seqs[here]
+        sizes = queue.gather(seqs, "size") + np.int64(len(command.where or ""))
+        n = 0 if out and len(seqs) and sizes[0] > budget.bytes else budget.fits(sizes)
+        cut = n < len(seqs)
+        if cut:
+            following, seqs = keys[n], seqs[:n]
+        budget.take(0, int(sizes[:n].sum()))
         if command.where is not None:
-            budget.take(0, int(queue.gather(seqs, "size").sum()))
             seqs = seqs[np.array(matching(broker, queue, seqs, command.where), bool)]
-        seqs = seqs[: limit - len(out)]
-        sizes = int(queue.gather(seqs, "size").sum())
-        budget.take(0, sizes)
-        out += _shown(broker, queue, seqs)
-        if budget.spent and len(out) < limit:
-            return PartialAnswer(out, following)
+        out += _shown(broker, queue, seqs[: limit - len(out)])
+        spent = cut or budget.spent or reads_of(broker) >= pages
+        if spent and len(out) < limit:
+            return PartialAnswer(out, str(following))
     return PartialAnswer(out, None)
+
+
+def reads_of(broker: Broker) -> int:
+    """Pages that the step has read so far."""
+    store = broker.store
+    return store.reads if isinstance(store, Overlay) else 0
 
 
 TOGETHER = 16  # messages that are looked at before the budget is asked again
 
 
-def _in_order(queue: Queue, start: int) -> Iterator[tuple[int, Array]]:
-    """Places of active messages in the order of delivery (O1, O2, R5), in parts, each with where to
-    go on: a place, or where order is not by place, how many come before."""
-    if not queue.header.ordered:
-        for page, rows in active_rows(queue, start):
-            seqs = rows.astype(np.int64) + page.base
-            for at in range(0, len(seqs), TOGETHER):
-                part = seqs[at : at + TOGETHER]
-                yield int(part[-1]) + 1, part
-        return
-    places = (r.astype(np.int64) + p.base for p, r in active_rows(queue))
-    seqs = np.concatenate([np.zeros(0, np.int64), *places])
-    priorities, generations = (queue.gather(seqs, name) for name in ("priority", "generation"))
-    seqs = seqs[np.lexsort((seqs, np.iinfo(np.uint64).max - priorities, generations))]
-    for at in range(start, len(seqs), TOGETHER):
-        yield at + TOGETHER, seqs[at : at + TOGETHER]
+def _in_order(queue: Queue, start: int | None) -> Iterator[tuple[list[int], Array]]:
+    """Keys and places in the order of delivery (O1, O2), in parts, until nothing more is active
+    where that ends at a place (R5). Nothing is sorted: it costs what is read of it."""
+    end = None if queue.header.ordered else first_inactive(queue)
+    keys = _keys_in_order(queue, start)
+    while part := list(islice(keys, TOGETHER)):
+        yield part, np.array([seq_of(key) for key in part], np.int64)
+        if end is not None and seq_of(part[-1]) >= end:
+            return
+
+
+def _keys_in_order(queue: Queue, start: int | None) -> Iterator[int]:
+    """The keys of what is stored. Up to `ordered_from` order is by place; what is ordered otherwise
+    comes before or after these, in the ready index or aside."""
+    header = queue.header
+    begin = first_key_of(0) if start is None else start
+    plain_until = header.ordered_from if header.ordered else header.next_seq
+    if header.ordered:
+        yield from _indexed(queue, begin, 0)
+    if begin < plain_until:
+        for page, rows in queue.live_rows(max(begin, 0)):
+            if page.base >= plain_until:
+                break
+            places = (rows.astype(np.int64) + page.base).tolist()
+            yield from (place for place in places if place < plain_until)
+    if header.ordered:
+        yield from _indexed(queue, max(begin, plain_until), None)
+
+
+def _indexed(queue: Queue, begin: int, end: int | None) -> Iterator[int]:
+    return merge(queue.ready.scan(begin, end), queue.aside.scan(begin, end))
 
 
 def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:

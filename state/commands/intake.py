@@ -48,13 +48,17 @@ class DecodedCommands:
                 count_of_vpn(broker, vpn, "earlier_home")
             elif _names_others(broker, command):
                 count_of_vpn(broker, vpn, "other_home")
-                refuse(broker, vpn, command, LakequeueError(_OTHER_HOME))
+                refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
             else:
                 self.given.append((vpn, command, place))
         broker.at = None
 
 
-_OTHER_HOME = "epoch: these ids belong to another home; subscribe again to learn this one's"
+def _other_home(broker: Broker, command: Any) -> str:
+    return (
+        f"epoch: {command.epoch} – the messages that this command is for belong to another home "
+        f"than this one, {broker.header.epoch}: subscribe or look again to learn what is here"
+    )
 
 
 def _has_begun(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
@@ -68,7 +72,7 @@ def _has_begun(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
 
 
 def _names_others(broker: Broker, command: c.AnyCommand) -> bool:
-    """Whether a command names ids of another home."""
+    """Whether a command is for messages of another home."""
     return isinstance(command, c.Named) and command.epoch not in (0, broker.header.epoch)
 
 

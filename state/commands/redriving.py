@@ -187,7 +187,7 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
         task.done = {"queues": {}, "why": {}}
     done = False
     while not done and not budget.spent:
-        part = wanted_rows(broker, queue, task, command.where, ranges, budget)
+        part = wanted_rows(broker, queue, task, command.where, ranges, budget, read=True)
         done, task.cursor = part.last, part.next
         work = _RedrivePart(broker, queue)
         work.take(part.seqs)

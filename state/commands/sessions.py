@@ -63,6 +63,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
             )
         _same_again(bound, command, removes)
         return _answer(broker, queue, bound)
+    _check_room(broker, vpn, queue, command)
     header = queue.header
     subscription = Subscription(
         id=command.subscription,
@@ -128,6 +129,24 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
                 f"subscription: {command.subscription!r} – is bound already with {key} "
                 f"{found[key]!r}, not {value!r}; take another id, or unsubscribe first"
             )
+
+
+def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
+    """Every step reads a queue's subscriptions, and a session ends in one step."""
+    limits, bound = broker.limits, queue.header.subscriptions
+    own = broker.values.read(_session_key(vpn, command.session)) if command.session else None
+    for what, there in (("queue", len(bound)), ("session", len(own or ()))):
+        if there >= limits.subscriptions:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – the {what} has {there} subscriptions, "
+                f"at most {limits.subscriptions} are allowed"
+            )
+    characters = sum(len(s.filter or "") for s in bound) + len(command.filter or "")
+    if command.filter and characters > limits.filter_characters:
+        raise ValueError(
+            f"filter: {command.filter[:60]!r} – the queue's filters would have {characters} "
+            f"characters, at most {limits.filter_characters} are allowed"
+        )
 
 
 def _check_priority(queue: Queue, priority: int) -> None:

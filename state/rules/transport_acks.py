@@ -57,29 +57,48 @@ def confirm(subscription: Subscription, received: int, now: int) -> None:
         subscription.unconfirmed = [e for e in entries if e[0] > received]
 
 
-def overdue(queue: Queue, now: int) -> list[tuple[Subscription, Array]]:
-    """Subscriptions that did not confirm in time, each with the places to be sent again."""
-    out = []
-    for subscription in queue.header.subscriptions:
-        if subscription.again_at() <= now:
-            places = _held(queue, subscription)
-            subscription.unconfirmed = []
-            subscription.base = subscription.sent + 1
-            subscription.patience = min(subscription.patience * 2, WAIT_MS_MAX)
-            if len(places):
-                out.append((subscription, places))
-    return out
+def overdue(queue: Queue, subscription: Subscription, now: int, most: int) -> Array:
+    """The next places, up to ``most``, that are to be sent again: of a client that did not confirm
+    in time, or for which a budget left some. Nothing if that is over."""
+    if not subscription.again:
+        if subscription.again_at() > now:
+            return np.zeros(0, np.int64)
+        subscription.again = _merged([[e[2], e[3]] for e in subscription.unconfirmed])
+        subscription.unconfirmed = []
+        subscription.base = subscription.sent + 1
+        subscription.patience = min(subscription.patience * 2, WAIT_MS_MAX)
+    places = _held(queue, subscription, most)
+    if not len(places):
+        subscription.again = []
+    return places
 
 
-def _held(queue: Queue, subscription: Subscription) -> Array:
-    """Places in the unconfirmed ranges that the subscription holds, ascending."""
+def sent_again(subscription: Subscription, last: int) -> None:
+    """What was overdue has been sent, up to this place."""
+    subscription.again = [[max(a, last + 1), b] for a, b in subscription.again if b > last]
+
+
+def _merged(ranges: list[list[int]]) -> list[list[int]]:
+    merged: list[list[int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], last)
+        else:
+            merged.append([first, last])
+    return merged
+
+
+def _held(queue: Queue, subscription: Subscription, most: int) -> Array:
+    """Up to ``most`` of the places to be sent again that the subscription still holds."""
     queue.settle()
-    ranges = [(e[2], e[3]) for e in subscription.unconfirmed]
+    ranges = subscription.again
     found: list[Array] = []
-    for page_number in queue.directory.leased():
+    for page_number in queue.directory.leased(ranges[0][0] >> queue.bits):
         base = page_number << queue.bits
         last = base + queue.mask
-        if not any(low <= last and base <= high for low, high in ranges):
+        if base > ranges[-1][1] or most <= 0:
+            break
+        if not any(a <= last and base <= b for a, b in ranges):
             continue
         page = queue.page(page_number)
         assert page is not None
@@ -87,7 +106,8 @@ def _held(queue: Queue, subscription: Subscription) -> Array:
         mine = (page.state[:used] == LEASED) & (page.holder[:used] == subscription.number)
         seqs = np.flatnonzero(mine).astype(np.int64) + base
         inside = np.zeros(len(seqs), bool)
-        for low, high in ranges:
-            inside |= (seqs >= low) & (seqs <= high)
-        found.append(seqs[inside])
+        for a, b in ranges:
+            inside |= (seqs >= a) & (seqs <= b)
+        found.append(seqs[inside][:most])
+        most -= len(found[-1])
     return np.concatenate(found) if found else np.zeros(0, np.int64)

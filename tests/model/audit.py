@@ -205,6 +205,7 @@ class Trouble:
             self.flows[-1], r.choice((1, 4, 30)), queue,
             filter=r.choice((None, None, "/k = 0", "/k <> 0")),
             acks=r.choice(("explicit", "explicit", "explicit", "none")),
+            transport_acks=r.random() < 0.3,  # nobody says that anything came: it is sent again
         )  # fmt: skip
 
     def redefine(self) -> Any:
