@@ -21,12 +21,23 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from ..protocol.errors import NotConnected
 from ..protocol.kafka_settings import kafka_settings
 from . import kafka_bounds as bounds
-from .kafka_base import LOGGER, KafkaTransport, LibraryLog, no_answer, no_kafka, reach, too_large
+from .kafka_base import (
+    LOGGER,
+    KafkaTransport,
+    LibraryLog,
+    no_answer,
+    no_kafka,
+    reach,
+    refused,
+    too_large,
+)
 from .transport import Acked, Headers, Record
 
 _T = TypeVar("_T")
 _CHUNK_RECORDS = 500
 _WATCH_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
+_TRY_SECONDS = 1.0
 _MISSING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -64,9 +75,11 @@ class ConfluentTransport(KafkaTransport):
             "log.connection.close": False,
             "log_level": 4,
         }
+        self._unknown: str | None = None  # why Kafka does not take our credentials
         self._producer: Producer = Producer(
             {
                 **self._shared,
+                "error_cb": _weakly(self._faulty),
                 "enable.idempotence": True,  # and with it acks=all, order, endless retries
                 "acks": "all",
                 "linger.ms": bounds.LINGER_MS,
@@ -93,17 +106,34 @@ class ConfluentTransport(KafkaTransport):
         stop = threading.Event()
         self._stop = stop
         super().__init__(bootstrap, client_name)
-        try:
-            self._producer.list_topics(timeout=max(0.5, deadline - time.monotonic()))
-        except KafkaException as error:
-            self._closed = True
-            raise no_kafka(bootstrap, _said(error)) from error
+        self._require_answer(deadline)
         self._server = threading.Thread(
             target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
         )
         self._server.start()
         # A transport that is dropped without close() must not leave its thread behind.
         weakref.finalize(self, stop.set)
+
+    def _require_answer(self, deadline: float) -> None:
+        """Raise NotConnected unless the library reaches Kafka, and Kafka takes us, until then."""
+        while True:
+            left = max(0.5, deadline - time.monotonic())
+            try:
+                self._producer.list_topics(timeout=min(left, _TRY_SECONDS))
+                return
+            except KafkaException as error:
+                self._producer.poll(0)  # what `_faulty` is told
+                if self._unknown is None and time.monotonic() < deadline:
+                    continue
+                self._closed = True
+                if self._unknown is not None:
+                    raise refused(self.bootstrap, self._unknown) from error
+                raise no_kafka(self.bootstrap, _said(error)) from error
+
+    def _faulty(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTHENTICATION:
+            said = error.str().partition("error: ")[2] or error.str()
+            self._unknown = said.partition(" (after")[0]
 
     def publish(
         self, topic: str, value: bytes, key: bytes | None, headers: Headers,
@@ -266,7 +296,8 @@ class ConfluentTransport(KafkaTransport):
             )
         self._asked_next = dict(self._next)
         places = {TopicPartition(*key): OffsetSpec.latest() for key in self._next}
-        self._asked = dict(self._lookup().list_offsets(places, request_timeout=_WATCH_SECONDS))
+        # Not longer: librdkafka knocks at a dead leader 4,000 times a second for as long.
+        self._asked = dict(self._lookup().list_offsets(places, request_timeout=_LOOK_SECONDS))
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and not self._closed:

@@ -20,7 +20,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 
 from ..protocol.errors import NotConnected, Reason, Rejected
-from ..protocol.kafka_settings import encrypted, kafka_settings
+from ..protocol.kafka_settings import VARIABLE, authenticated, encrypted, kafka_settings
 from . import kafka_bounds as bounds
 from .transport import Record, Transport
 
@@ -207,7 +207,8 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
     """Raise NotConnected unless a Kafka broker answers at one of the addresses in time.
 
     The libraries would try for their whole timeout, and then not say why; with what answers in
-    another protocol they try for longer than that.
+    another protocol they try for longer than that. A broker that wants to know who asks answers
+    the first question only.
     """
     reason = "no time left"
     addresses = servers(bootstrap)
@@ -216,8 +217,17 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
         until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
             with socket.create_connection((host, port), until - time.monotonic()) as peer:
-                if encrypted(kafka_settings()) or _speaks_kafka(peer, until):
+                settings = kafka_settings()
+                if encrypted(settings):
                     return
+                if _answers(peer, _HELLO, until):
+                    if authenticated(settings) or _answers(peer, _WHO, until):
+                        return
+                    if time.monotonic() < until:  # it hung up
+                        raise NotConnected(
+                            f"Kafka at {bootstrap} asks for credentials: name a file that has "
+                            f"them in {VARIABLE} (security.protocol, sasl.username, …)"
+                        )
             reason = "something listens there but does not speak Kafka"
         except TimeoutError:
             reason = "it does not accept a connection in time"
@@ -226,28 +236,44 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
     raise no_answer(bootstrap, reason)
 
 
+def refused(bootstrap: str, reason: str) -> NotConnected:
+    """The error when Kafka does not take our credentials."""
+    return NotConnected(f"Kafka at {bootstrap} refuses the credentials in {VARIABLE} – {reason}")
+
+
 # Size, api_key 18 (ApiVersions, which every broker answers to everybody), version 0, correlation
-# id, no client id; the answer begins with its size and the same correlation id.
+# id, no client id; the answer begins with its size and the same correlation id. Then api_key 3
+# (Metadata, which it answers to those whom it knows), version 4, of no topic.
 _HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
+_WHO = struct.pack(">ihhihib", 15, 3, 4, 0x6C717565, -1, 0, 0)
 _ANSWER = struct.Struct(">ii")
 _ANSWER_BYTES_MAX = 100_000
 
 
-def _speaks_kafka(peer: socket.socket, until: float) -> bool:
-    """Whether a peer answers Kafka's simplest question until then."""
+def _answers(peer: socket.socket, question: bytes, until: float) -> bool:
+    """Whether a peer answers one of these questions as Kafka does, until then."""
     found = b""
     try:
-        peer.sendall(_HELLO)
+        peer.sendall(question)
         while len(found) < _ANSWER.size:
-            peer.settimeout(max(0.01, until - time.monotonic()))
-            part = peer.recv(_ANSWER.size - len(found))
-            if not part:
-                return False
-            found += part
+            found += _received(peer, _ANSWER.size - len(found), until)
+        size, correlation = _ANSWER.unpack(found)
+        if not 4 < size < _ANSWER_BYTES_MAX or correlation != 0x6C717565:
+            return False
+        left = size - 4
+        while left:
+            left -= len(_received(peer, min(left, 4_096), until))
     except OSError:
         return False
-    size, correlation = _ANSWER.unpack(found)
-    return 4 < size < _ANSWER_BYTES_MAX and correlation == 0x6C717565
+    return True
+
+
+def _received(peer: socket.socket, size: int, until: float) -> bytes:
+    """At most so many bytes, at least one; raises OSError when none come until then."""
+    peer.settimeout(max(0.01, until - time.monotonic()))
+    if not (part := peer.recv(size)):
+        raise ConnectionResetError
+    return part
 
 
 class LibraryLog(logging.Handler):

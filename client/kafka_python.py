@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -22,7 +22,16 @@ from kafka.record import util as record_util
 from ..protocol.errors import NotConnected
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from . import kafka_bounds as bounds
-from .kafka_base import LOGGER, KafkaTransport, LibraryLog, no_answer, no_kafka, reach, too_large
+from .kafka_base import (
+    LOGGER,
+    KafkaTransport,
+    LibraryLog,
+    no_answer,
+    no_kafka,
+    reach,
+    refused,
+    too_large,
+)
 from .transport import Acked, Headers, Record
 
 _T = TypeVar("_T")
@@ -56,21 +65,22 @@ class KafkaPythonTransport(KafkaTransport):
         self._asking = threading.Lock()
         self._consumer: Any = None
         try:
-            self._producer = KafkaProducer(
-                **self._shared,
-                bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
-                acks="all",
-                enable_idempotence=True,
-                linger_ms=bounds.LINGER_MS,
-                batch_size=_BATCH_BYTES,
-                compression_type=None,
-                max_request_size=bounds.MESSAGE_BYTES_MAX,
-                max_block_ms=int(bounds.FULL_SECONDS_MAX * 1000),
-                # No record is given up while Kafka is away: the buffer is the bound, not time.
-                delivery_timeout_ms=_FOREVER_MS,
-                allow_auto_create_topics=False,
-                metrics_enabled=False,
-            )
+            with refusals_told(bootstrap):
+                self._producer = KafkaProducer(
+                    **self._shared,
+                    bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
+                    acks="all",
+                    enable_idempotence=True,
+                    linger_ms=bounds.LINGER_MS,
+                    batch_size=_BATCH_BYTES,
+                    compression_type=None,
+                    max_request_size=bounds.MESSAGE_BYTES_MAX,
+                    max_block_ms=int(bounds.FULL_SECONDS_MAX * 1000),
+                    # No record is given up while Kafka is away: the buffer is the bound, not time.
+                    delivery_timeout_ms=_FOREVER_MS,
+                    allow_auto_create_topics=False,
+                    metrics_enabled=False,
+                )
         except kafka_errors.KafkaError as error:
             raise no_kafka(bootstrap, _said(error)) from error
         super().__init__(bootstrap, client_name)
@@ -286,6 +296,34 @@ class KafkaPythonTransport(KafkaTransport):
         super()._forget()
         # The producer would wait at the child's exit for records that the parent sends.
         getattr(self._producer, "_unregister_cleanup", lambda: None)()
+
+
+@contextlib.contextmanager
+def refusals_told(bootstrap: str) -> Iterator[None]:
+    """Around the making of a client of the library, which tries on for its whole timeout with
+    credentials that Kafka refuses, and says why in its log only."""
+    heard = _Refusals(logging.WARNING)
+    log = logging.getLogger("kafka.net.manager")
+    log.addHandler(heard)
+    try:
+        yield
+    except kafka_errors.KafkaError as error:
+        if heard.why is not None:
+            raise refused(bootstrap, heard.why) from error
+        raise
+    finally:
+        log.removeHandler(heard)
+
+
+class _Refusals(logging.Handler):
+    """Hears why Kafka refuses us."""
+
+    why: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for part in record.args or ():
+            if isinstance(part, kafka_errors.SaslAuthenticationFailedError):
+                self.why = _said(part).rpartition("SaslAuthenticationFailedError: ")[2]
 
 
 def _said(error: BaseException) -> str:

@@ -262,10 +262,11 @@ class Driver:
         return records
 
     def snapshot(self, keep: int) -> Snapshot:
-        """What goes with the pages. keep: how many snapshots Spark may go back to."""
+        """What goes with the pages. keep: how many snapshots Spark may go back to. Nothing in it
+        changes any more: it is written while steps go on."""
         self._marks = [*self._marks, self.log_at][-keep:]
         return Snapshot(
             self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],
-            self.log_at, self._marks, self.sizes, list(self.captured), *self._digests,
-            self._journal.segments, self._journal.since,
+            self.log_at, self._marks, dict(self.sizes), list(self.captured), *self._digests,
+            list(self._journal.segments), self._journal.since,
         )  # fmt: skip

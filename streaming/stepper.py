@@ -174,7 +174,8 @@ class Stepper(threading.Thread):
             self._learn()
         captured = len(driver.captured)
         at, idle = time.monotonic(), inputs.waited_s
-        driver.one(inputs, min(IDLE_S, max(0.0, self._since + self._options.batch_s - at)))
+        left = self._since + self._options.batch_s - at if self._visited else IDLE_S
+        driver.one(inputs, min(IDLE_S, max(0.0, left)))
         took = time.monotonic() - at - (inputs.waited_s - idle)
         self._longest_s = max(self._longest_s, took)
         if self._visited:
