@@ -77,7 +77,7 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "fetch.min.bytes": 1,
-        "fetch.wait.max.ms": 500,
+        "fetch.wait.max.ms": 100,
         # With a full queue, or after an error, it would look again after 1 s and 0.5 s.
         "fetch.queue.backoff.ms": 2,
         "fetch.error.backoff.ms": 50,
