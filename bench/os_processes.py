@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from ..protocol.errors import LakequeueError
+from ..streaming.worker_daemon import DAEMON
 
-DAEMON = "pyspark.daemon"
 START_S_MAX = 180.0
 
 

@@ -159,7 +159,7 @@ def _throughput(messages: int, trigger: str) -> list[dict[str, Any]]:
     "recovery", "Killed in mid-traffic, ms until deliveries come again",
     "A worker is killed, then the whole engine: ms until a message sent after that is received.",
     click.option("--rate", default=200, show_default=True, help="Messages a second."),
-    click.option("--seconds", default=20, show_default=True, help="Traffic before each kill."),
+    click.option("--seconds", default=15, show_default=True, help="Traffic before each kill."),
     click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
 )  # fmt: skip
 def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:

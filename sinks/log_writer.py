@@ -8,6 +8,7 @@ record was taken, a worker that was cut off or frozen can never say what is not 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,11 +44,28 @@ class StepLog:
                 "message.max.bytes": 12_000_000,
             }
         )
-        self._producer.init_transactions(OPEN_S_MAX)  # whoever runs this broker still is fenced
+        # Whoever runs this broker still is fenced. Kafka's client takes half a second for that when
+        # a transaction is open, as after a death: time for something else.
+        self._fencing = threading.Thread(target=self._fence, name="lakequeue-fence", daemon=True)
+        self._failure: BaseException | None = None
+        self._fencing.start()
         self._settled: list[tuple[Any, Any]] = []
+
+    def _fence(self) -> None:
+        try:
+            self._producer.init_transactions(OPEN_S_MAX)
+        except BaseException as error:
+            self._failure = error
+
+    def fenced(self) -> None:
+        """Wait until nobody else can write here. Raises what Kafka said."""
+        self._fencing.join()
+        if self._failure is not None:
+            raise self._failure
 
     def begin(self) -> None:
         """A batch begins."""
+        self.fenced()
         self._producer.begin_transaction()
 
     def append(self, value: bytes) -> None:

@@ -41,6 +41,7 @@ class ReadAgain:
         if first:
             settings = consumer_settings(kafka) | {
                 "auto.offset.reset": "error", "enable.partition.eof": False,
+                "fetch.wait.max.ms": 10,
             }  # fmt: skip
             self._consumer = Consumer(settings)
             self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])

@@ -20,7 +20,7 @@ class Limits:
     # Rows and bytes in a step, of all queues together.
     command_rows: int = 10_000  # rows that commands look at or change: acks, purges, redrives
     command_bytes: int = 8_000_000  # payloads, and expressions, that they read
-    due_rows: int = 10_000  # rows whose time has come
+    due_rows: int = 4_000  # rows whose time has come
     due_names: int = 1_000  # queues, sessions, producers whose time has come
     delivery_rows: int = 20_000
     delivery_bytes: int = 16_000_000

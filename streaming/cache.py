@@ -3,7 +3,9 @@
 A batch is long, and most pages are written again and again in it: the state gets each once. Three
 sorts of pages are here: *dirty* ones, which the state does not have; *leaving* ones, which a thread
 is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
-that rests is written early, so that the end of the batch has little to write.
+that rests is written early, so that the end of the batch has little to write. Large pages hold
+payloads: what nobody asks for by then is let go, for it is most of what a deep queue would fill
+memory with (1 KB a message, where all else takes 20 bytes).
 
 Between two batches there is no state to ask: steps go on with what is here, and one that needs
 another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,
@@ -24,6 +26,8 @@ from ..protocol.errors import LakequeueError
 
 REST_S = 1.0  # a page that nobody wrote for so long has settled
 LEAVING_BYTES_MAX = 8_000_000
+LARGE_BYTES = 100_000
+LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go
 PAGE_BYTES = 200  # what a page takes in memory beside its content
 
 
@@ -59,6 +63,7 @@ class PageCache:
         self._there = below.keys()
         self._clean: OrderedDict[str, bytes] = OrderedDict()
         self._clean_bytes = 0
+        self._large: OrderedDict[str, float] = OrderedDict()  # clean ones, and when last used
         self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
         self.dirty_bytes = 0
         self.misses = 0
@@ -98,6 +103,7 @@ class PageCache:
         value = self._clean.get(key)
         if value is not None:
             self._clean.move_to_end(key)
+            self._used(key, value)
             return value
         if key not in self._there:
             return None
@@ -125,24 +131,34 @@ class PageCache:
         if dirty is not None:
             self.dirty_bytes -= len(dirty[0] or b"") + PAGE_BYTES
             return
-        clean = self._clean.pop(key, None)
-        if clean is not None:
-            self._clean_bytes -= len(clean) + PAGE_BYTES
+        if key in self._clean:
+            self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        self._clean_bytes -= len(self._clean.pop(key)) + PAGE_BYTES
+        self._large.pop(key, None)
+
+    def _used(self, key: str, value: bytes) -> None:
+        if len(value) >= LARGE_BYTES:
+            self._large[key] = time.monotonic()
+            self._large.move_to_end(key)
 
     def _keep(self, key: str, value: bytes) -> None:
         self._clean[key] = value
         self._clean_bytes += len(value) + PAGE_BYTES
+        self._used(key, value)
         while self._clean and self.held_bytes > self._max:
-            _, old = self._clean.popitem(last=False)
-            self._clean_bytes -= len(old) + PAGE_BYTES
+            self._let_go(next(iter(self._clean)))
 
     # ------------------------------------------------------------ writing
 
     def write_behind(self) -> None:
-        """Hand on what has rested, and what there is no room for. Between two steps."""
-        if not self._dirty:
-            return
-        rested = time.monotonic() - REST_S
+        """Hand on what has rested, and what there is no room for; let go what nobody reads.
+        Between two steps."""
+        now = time.monotonic()
+        while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
+            self._let_go(key)
+        rested = now - REST_S
         while self._dirty and self._writer.bytes < LEAVING_BYTES_MAX:
             key = next(iter(self._dirty))
             if self._dirty[key][1] > rested and self.dirty_bytes < self._max // 2:

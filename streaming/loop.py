@@ -111,7 +111,7 @@ class Loop:
         self._topic = topics.topic(o.broker, topics.STEPS)
         control = topics.topic(o.broker, topics.CONTROL)
         self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
-        self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # others are fenced
+        self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
         self._outbox = Outbox(o.kafka, self._stopped)
         self._cache = PageCache(state, o.cache_bytes)
         saved = state.load()
@@ -126,15 +126,17 @@ class Loop:
         )
         self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
         self.driver.captured.update(dict.fromkeys(o.captured))
-        figures = self._replay()
+        figures = Figures()
+        self._replay(figures)  # what stands there, while others are fenced
+        self._log.fenced()
+        self._replay(figures)  # what they still wrote until then
         self._stepper.found(self._discovery.sizes())
-        self._inputs.start({})
         self._discovery.start()
         self._discovery.want(self.driver.captured)
         self._stepper.begin(figures, self._discovery.want)
+        self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
 
-    def _replay(self) -> Figures:
-        figures = Figures()
+    def _replay(self, figures: Figures) -> None:
         logged = read_steps(self.options.kafka, self._topic, self.driver.log_at)
         todo = [r for _, r in logged if r.step > self.driver.step]
         again = ReadAgain(self.options.kafka, todo)
@@ -143,12 +145,11 @@ class Loop:
             spoken = self.driver.replay(logged, again)
         finally:
             again.close()
-        figures.replayed = len(todo)
+        figures.replayed += len(todo)
         if todo:
-            figures.replay_ms = round(1000 * (time.monotonic() - begun))
-            figures.replayed_life_ms = todo[-1].now - todo[0].now
+            figures.replay_ms += round(1000 * (time.monotonic() - begun))
+            figures.replayed_life_ms += todo[-1].now - todo[0].now
             log.warning("%s: %d steps again, outputs of %s", self._topic, len(todo), spoken)
-        return figures
 
     def _stopped(self) -> bool:
         return self.failed or self._inputs.stopped

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.errors import LakequeueError
 from .jars import CONF, java_executable
+from .worker_daemon import DAEMON
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,6 +94,7 @@ def spark_settings(
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.executor.extraJavaOptions"] = logging
+        settings["spark.python.daemon.module"] = DAEMON
         for jar in jars:
             if jar.name.startswith("hadoop-bare-naked-local-fs"):  # see conf/jars.xml
                 settings["spark.driver.extraClassPath"] = str(jar)

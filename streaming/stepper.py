@@ -173,6 +173,8 @@ class Stepper(threading.Thread):
         if self._news is not None:
             self._learn()
         captured = len(driver.captured)
+        room = self._options.batch_bytes - self._cache.dirty_bytes
+        inputs.room_bytes = None if self._visited else room  # nobody takes what it brings
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
         driver.one(inputs, min(IDLE_S, max(0.0, left)))

@@ -15,7 +15,8 @@ from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
-    topics.PUBLISH: 2,
+    # A producer writes to one: what it sends stands before few others' messages only.
+    topics.PUBLISH: 8,
     topics.COMMANDS: 1,
     topics.DELIVERIES: 8,
     topics.RECEIPTS: 8,

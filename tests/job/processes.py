@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from lakequeue.streaming.realtime import ENVIRONMENT
+from lakequeue.streaming.worker_daemon import DAEMON
 
 START_S_MAX = 150.0
 STOP_S_MAX = 90.0
@@ -129,10 +130,10 @@ def loop_workers(engine: EngineProcess) -> list[psutil.Process]:
     for process in engine.family():
         with contextlib.suppress(psutil.Error, OSError):
             parent = process.parent()
-            if "pyspark.daemon" not in " ".join(process.cmdline()) or parent is None:
+            if DAEMON not in process.cmdline() or parent is None:
                 continue
             ours = process.environ().get(ENVIRONMENT) and parent.environ().get(ENVIRONMENT)
-            if ours and "pyspark.daemon" in " ".join(parent.cmdline()):
+            if ours and DAEMON in parent.cmdline():
                 found.append(process)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -108,6 +109,54 @@ def test_it_is_a_store(
     save(cache)
     assert below.pages == plain.pages
     assert cache.dirty_bytes == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(operations, st.integers(0, 4_000), st.sampled_from([-1.0, 10.0]))
+def test_large_pages_are_let_go_and_nothing_else_changes(
+    walk: list[tuple], bytes_max: int, kept_s: float
+) -> None:
+    with patch.multiple(module, LARGE_BYTES=100, LARGE_KEPT_S=kept_s):
+        cache, plain = PageCache(State(), bytes_max), DictStore()
+        for name, *rest in walk:
+            if name in ("put", "delete"):
+                getattr(cache, name)(*rest)
+                getattr(plain, name)(*rest)
+            elif name == "get":
+                assert cache.get(*rest) == plain.get(*rest)
+            elif name == "batch":
+                save(cache)
+            else:
+                cache.write_behind()
+            large = {key for key, value in cache._clean.items() if len(value) >= 100}
+            assert set(cache._large) == large
+            clean_bytes = sum(len(value) + PAGE_BYTES for value in cache._clean.values())
+            assert cache.held_bytes == clean_bytes + cache.dirty_bytes
+        save(cache)
+        cache.write_behind()
+        assert kept_s > 0 or not cache._large
+        assert {key: cache.get(key) for key in plain.pages} == plain.pages
+        save(cache)
+
+
+def test_a_large_page_that_nobody_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of a deep queue; what is small, and what is read, stays."""
+    below = State()
+    cache = PageCache(below, 10_000_000)
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    for name in ("old", "read", "small"):
+        cache.put(name, bytes(1_000 if name == "small" else 1_000_000))
+    save(cache)
+    for _ in range(3):
+        now += 6.0
+        assert cache.get("read") is not None
+        cache.write_behind()
+    assert cache.held_bytes == 1_001_000 + 2 * PAGE_BYTES
+    assert below.reads == 0
+    assert cache.get("old") == bytes(1_000_000)
+    assert below.reads == 1
+    cache.close()
 
 
 def test_a_page_is_read_once_and_written_once() -> None:

@@ -108,8 +108,9 @@ def test_C3_time_stands_still_until_clients_are_back_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(inputs.arrived, "wait", lambda seconds: True)
 
     def heartbeat(ms: int) -> None:
-        inputs._expected["default.commands", 0] = ms
-        inputs._commands.messages.append(Polled("default.commands", 0, ms, ms, None, b"{}", None))
+        place = "default.commands", 0
+        inputs._expected[place] = ms
+        inputs._commands.ahead.put(place, [Polled(*place, ms, ms, None, b"{}", None)])
         assert inputs.take(0.0) is not None
 
     heartbeat(1_000)

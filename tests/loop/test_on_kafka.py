@@ -283,6 +283,7 @@ def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
     first.append(b"1")
     assert first.settle() == 0
     second = StepLog(kafka, "fenced.steps", lambda: False)
+    second.fenced()
     first.append(b"2")
     with pytest.raises(Exception, match="_FENCED"):
         first.settle()

@@ -38,6 +38,7 @@ class Inputs(Some):
         self.stopped = False
         self.records = self.bytes = 0
         self.waited_s = 0.0
+        self.room_bytes: int | None = None
         self.ages_ms: list[int] = []
         self.notes: list[str] = []
         self.refuses: BaseException | None = None
@@ -141,6 +142,20 @@ def test_steps_go_on_while_a_batch_saves(make: Callable[..., Broker]) -> None:
     assert (COMMANDS, 0, 2) in second.snapshot.offsets
     assert broker.state.pages != saved
     assert first.figures.steps + second.figures.steps == second.snapshot.step
+
+
+def test_between_two_batches_inputs_know_what_room_there_is(make: Callable[..., Broker]) -> None:
+    """Nobody takes then what steps write: what is large waits before all steps have to."""
+    broker = make(batch_s=0.3)
+    inputs, whole = broker.inputs, Options.batch_bytes
+    broker.batch(attach=False)
+    until(lambda: inputs.room_bytes == whole)
+    broker.command("later")
+    until(lambda: inputs.room_bytes == whole - broker.cache.dirty_bytes < whole)
+    batch = threading.Thread(target=broker.batch)
+    batch.start()
+    until(lambda: inputs.room_bytes is None)
+    batch.join(WAIT_S)
 
 
 def test_a_snapshot_with_its_pages_is_one_moment(make: Callable[..., Broker]) -> None:
