@@ -353,7 +353,7 @@ class LiveInputs:
         if self._returning():
             if self._commands.down and self._end_offset((self._control, 0)) is not None:
                 self._commands.down = False
-            self.arrived.wait(ARRIVES_S)
+            self._wait(ARRIVES_S)
             return False
         if time.monotonic() - self._heard < FRESH_S:
             return True
