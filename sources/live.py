@@ -98,7 +98,7 @@ class Reader(threading.Thread):
         self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits
     ) -> None:
         super().__init__(daemon=True, name=f"lakequeue-{name}")
-        self._settings = consumer_settings(settings)
+        self._settings = consumer_settings(settings) | {"error_cb": self._faulty}
         self._consumer = Consumer(self._settings)
         self._arrived = arrived
         self._max = 2 * limits.bytes
@@ -217,11 +217,12 @@ class Reader(threading.Thread):
             error = m.error()
             if error.code() == KafkaError._PARTITION_EOF:
                 self.at_end.add((m.topic(), m.partition()))
-            elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-                self.down = True
             elif error.code() not in _AWAY:
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
         return len(self.at_end) > before
+
+    def _faulty(self, error: KafkaError) -> None:
+        self.down = self.down or error.code() == KafkaError._ALL_BROKERS_DOWN
 
     def first_offset(self, topic: str, partition: int) -> int:
         """Where a partition begins, as the newest fetch said."""
@@ -361,6 +362,7 @@ class LiveInputs:
             if is_command(place[0]):
                 end = self._end_offset(place)
                 if end is None:
+                    self._commands.down = True
                     return False
                 if end > self._expected[place]:
                     # A moment for it to come; it may also be what no reader gets.
