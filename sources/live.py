@@ -40,8 +40,6 @@ ROOM_S = 0.01  # how often a loop without room looks whether there is some again
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
-# Behind an absence of Kafka: clients look for it every second, then their heartbeats come.
-RETURN_S = 4.0
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
 
@@ -98,7 +96,7 @@ class Reader(threading.Thread):
         self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits
     ) -> None:
         super().__init__(daemon=True, name=f"lakequeue-{name}")
-        self._settings = consumer_settings(settings) | {"error_cb": self._faulty}
+        self._settings = consumer_settings(settings)
         self._consumer = Consumer(self._settings)
         self._arrived = arrived
         self._max = 2 * limits.bytes
@@ -113,7 +111,6 @@ class Reader(threading.Thread):
         self._anew = False
         self._held: set[Place] = set()  # partitions that are paused
         self.at_end: set[Place] = set()  # partitions that were read to their end once
-        self.down = False  # no node of Kafka can be reached; whoever reaches one takes it back
 
     def assign(self, places: dict[Place, int]) -> None:
         """Read these too, from these offsets on. Before the start, or from any thread."""
@@ -221,9 +218,6 @@ class Reader(threading.Thread):
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
         return len(self.at_end) > before
 
-    def _faulty(self, error: KafkaError) -> None:
-        self.down = self.down or error.code() == KafkaError._ALL_BROKERS_DOWN
-
     def first_offset(self, topic: str, partition: int) -> int:
         """Where a partition begins, as the newest fetch said."""
         ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
@@ -253,8 +247,6 @@ class LiveInputs:
         self._ready = False
         self._heard = 0.0  # when something came
         self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
-        self._held_ms = 0  # the broker's time before Kafka was away
-        self._held_until = 0.0
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
@@ -277,7 +269,6 @@ class LiveInputs:
 
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
-        self._returning()
         readers = (self._commands, self._messages)
         if not self._commands.ahead and not (self._messages.ahead and self._all_commands_read()):
             self._wait(timeout_s)
@@ -296,7 +287,6 @@ class LiveInputs:
                 self._wait(min(timeout_s, ROOM_S))
             return None
         self._heard = time.monotonic()
-        self._commands.down = False
         taken = to_batch(found)
         for r in taken.ranges:
             self.records += r.count
@@ -324,8 +314,6 @@ class LiveInputs:
 
     def up_to(self) -> int | None:
         """Commands that are still to be taken came after this time; None: there are none."""
-        if self._returning():
-            return self._held_ms
         waiting = self._commands.ahead.next_of_each()
         times = [m.timestamp()[1] for place, m in waiting.items() if place[0] != self._control]
         if not self._all_commands_read():
@@ -335,25 +323,10 @@ class LiveInputs:
         now = int(time.time() * 1000)  # a client's clock may be ahead
         return min(now, *times) if times else None
 
-    def _returning(self) -> bool:
-        """Whether Kafka is or was away, and what waits for it in clients may not be in it yet: time
-        stands still, or who was there all the time would be late (C3)."""
-        now = time.monotonic()
-        if self._commands.down:
-            if now >= self._held_until:
-                self._held_ms = max(self._command_ms.values(), default=0)
-            self._held_until = now + RETURN_S
-        return now < self._held_until
-
     def current(self) -> bool:
         """Whether all commands that are in Kafka by now were taken, as far as Kafka says; False
         while it does not answer: deadlines wait, for who keeps one cannot say so either."""
         if not self._all_commands_read():
-            self._wait(ARRIVES_S)
-            return False
-        if self._returning():
-            if self._commands.down and self._end_offset((self._control, 0)) is not None:
-                self._commands.down = False
             self._wait(ARRIVES_S)
             return False
         if time.monotonic() - self._heard < FRESH_S:
@@ -362,7 +335,6 @@ class LiveInputs:
             if is_command(place[0]):
                 end = self._end_offset(place)
                 if end is None:
-                    self._commands.down = True
                     return False
                 if end > self._expected[place]:
                     # A moment for it to come; it may also be what no reader gets.

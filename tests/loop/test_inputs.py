@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
 import pytest
 from lakequeue.protocol.messages import Records
-from lakequeue.sources import live
 from lakequeue.sources.discovery import captured_topics
-from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client
 from lakequeue.sources.records import in_parts
 from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Batch
@@ -82,51 +77,3 @@ def test_records_are_in_one_order_however_they_came() -> None:
     assert [(r.first, r.last, r.count) for r in taken.ranges] == [
         (3, 3, 1), (4, 9, 2), (7, 7, 1), (1, 1, 1),
     ]  # fmt: skip
-
-
-class Polled(Message):
-    """As `Consumer.poll` gives it."""
-
-    def topic(self) -> str:
-        return self.topic_
-
-    def partition(self) -> int:
-        return self.partition_
-
-    def __len__(self) -> int:
-        return len(self.value_)
-
-
-def test_C3_time_stands_still_until_clients_are_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka was away; the first who is back brings the present time with its heartbeat, and others
-    whose heartbeats are still on their way are not late."""
-    now = 100.0
-    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
-    kafka = kafka_client("127.0.0.1:1", "test") | {"log_level": 0}
-    inputs = LiveInputs(kafka, InputLimits(), "b.control", "run")
-    inputs._ready = True
-    monkeypatch.setattr(inputs.arrived, "wait", lambda seconds: True)
-
-    def heartbeat(ms: int) -> None:
-        place = "default.commands", 0
-        inputs._expected[place] = ms
-        inputs._commands.ahead.put(place, [Polled(*place, ms, ms, None, b"{}", None)])
-        assert inputs.take(0.0) is not None
-
-    heartbeat(1_000)
-    assert inputs.up_to() is None
-    inputs._commands.down = True
-    assert inputs.take(0.0) is None
-    now += 60
-    monkeypatch.setattr(inputs, "_end_offset", lambda place: None)
-    assert not inputs.current()
-    assert inputs.up_to() == 1_000
-    heartbeat(61_000)
-    assert inputs.up_to() == 1_000, "others may not be back yet"
-    now += live.RETURN_S - 0.1
-    heartbeat(64_000)
-    assert inputs.up_to() == 1_000
-    assert not inputs.current()
-    now += 0.2
-    assert inputs.up_to() is None
-    inputs.close()
