@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..lake import NoLake, open_lake
-from ..protocol.errors import ConfigError
+from ..protocol.errors import ConfigError, LakequeueError
 from .common import DEFAULT_HOME, json_option, option, plain_value, say_json
 from .group import EnvironmentFault
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # rows that are fetched at once
 CELL_MAX = 80
+NOT_READ = re.compile(r"stream registered as '(\w+)' failed: (.*)")
 NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
@@ -34,12 +36,37 @@ def home_option(command: Any) -> Any:
     )(command)  # fmt: skip
 
 
-def opened(home: Path) -> duckdb.DuckDBPyConnection:
-    """The lake of a home; what is missing is a fault of the environment."""
+@contextlib.contextmanager
+def asked(home: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The lake of a home, for a question; what goes wrong is one sentence."""
     try:
-        return open_lake(home)
+        lake = open_lake(home)
     except NoLake as error:
         raise EnvironmentFault(str(error)) from error
+    import duckdb
+
+    with lake:
+        try:
+            yield lake
+        except duckdb.Error as error:
+            raise _explained(lake, str(error).strip() or type(error).__name__) from error
+
+
+def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
+    first = text.splitlines()[0]
+    kind, colon, said = first.partition(": ")
+    if unread := NOT_READ.search(first):
+        return EnvironmentFault(
+            f"A file of the table {unread[1]!r} is gone or cannot be read: {unread[2]}"
+        )
+    if missing := NO_TABLE.search(first):
+        there = [name for (name,) in lake.execute("SHOW TABLES").fetchall()]
+        return ConfigError(
+            f"There is no table or view {missing[1]!r}; there are {', '.join(there)}"
+        )
+    if kind == "Parser Error":
+        return ConfigError(f"The SQL is not understood: {said}")
+    return ConfigError(f"The SQL cannot be answered: {said if colon else first}")
 
 
 @click.command()
@@ -68,27 +95,12 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     """
     if as_csv and as_json:
         raise click.UsageError("Of --csv and --json only one can be had.")
-    import duckdb
-
-    with opened(home) as lake:
-        try:
-            found = lake.execute(query)
-            names = [column[0] for column in found.description or ()]
-            _show(names, _rows(found), as_csv, as_json)
-        except duckdb.Error as error:
-            raise ConfigError(explained(lake, error)) from error
-
-
-def explained(lake: duckdb.DuckDBPyConnection, error: duckdb.Error) -> str:
-    """One sentence for what is wrong with a query."""
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    kind, colon, said = first.partition(": ")
-    if missing := NO_TABLE.search(first):
-        there = [name for (name,) in lake.execute("SHOW TABLES").fetchall()]
-        return f"There is no table or view {missing[1]!r}; there are {', '.join(there)}"
-    if kind == "Parser Error":
-        return f"The SQL is not understood: {said}"
-    return f"The SQL cannot be answered: {said if colon else first}"
+    with asked(home) as lake:
+        found = lake.execute(query)
+        if found is None:
+            raise ConfigError("The SQL is empty: there is no statement in it")
+        names = [column[0] for column in found.description or ()]
+        _show(names, _rows(found), as_csv, as_json)
 
 
 def _rows(found: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
@@ -131,9 +143,14 @@ def _cell(value: Any) -> str:
     return json.dumps(shown, ensure_ascii=False, default=plain_value)
 
 
+def one_line(text: str) -> str:
+    """What somebody sent, without what would break a line or speak to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def _short(value: Any) -> str:
     """A value for people, on one line, and nothing in it that a terminal would obey."""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-    text = "".join(c if c.isprintable() else " " for c in _cell(value))
+    text = one_line(_cell(value))
     return text if len(text) <= CELL_MAX else text[: CELL_MAX - 1] + "…"

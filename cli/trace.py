@@ -11,7 +11,7 @@ import click
 
 from ..lake import trace as life_of
 from .common import counted, json_option, say_json
-from .sql import home_option, opened
+from .sql import asked, home_option, one_line
 
 HOLDS = {"leased": "held", "delayed": "delayed", "ready": "waited"}
 WORDS = {
@@ -41,7 +41,7 @@ def trace(message_id: str, home: Path, as_json: bool) -> None:
       lakequeue trace 17
       lakequeue trace 17 --json | jq '.queues[].life[] | .then.why'
     """
-    with opened(home) as lake:
+    with asked(home) as lake:
         story = life_of(lake, message_id)
     if as_json:
         say_json(story)
@@ -64,7 +64,7 @@ def _lines(story: dict[str, Any]) -> Iterator[str]:
         vpn = "" if queue["vpn"] == "default" else f" in the VPN {queue['vpn']}"
         yield f"\n{queue['queue']}{vpn}"
         for event in queue["life"]:
-            yield f"  {_when(event['time'])}  {_what(event)}"
+            yield f"  {_when(event['time'])}  {one_line(_what(event))}"
             yield from _then(event)
 
 

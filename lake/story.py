@@ -40,10 +40,10 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
     """The life of a message: ``published`` (when, where, how large; None: not kept) and ``queues``,
     in the order in which it came to them, each with its ``life``.
 
-    An event has ``time``, ``event``, ``consumer``, ``deliveries``, ``reason``, ``until`` (of a lease
-    or a delay) and ``then``: the ``state`` that it led to, ``since`` and ``until`` when, ``ms``
-    (both None: it lasts), and ``why`` a ready message waited, in parts. Raises ConfigError for what
-    is no message id, LakequeueError when the tables do not have the message.
+    An event has ``time``, ``event``, ``consumer``, ``deliveries``, ``reason``, ``until`` (a lease's
+    or a delay's) and ``then``: the ``state`` that it led to, ``since`` and ``until`` when, ``ms``
+    (both None: it lasts), and ``why`` a ready message waited, in parts. Raises ConfigError for
+    what is no message id, LakequeueError when the tables do not have the message.
     """
     if not message_id.isdecimal() or not 0 < int(message_id) < 1 << 64:
         raise ConfigError(

@@ -59,7 +59,7 @@ _SPOOLED = f"CASE WHEN event = '{SPOOLED}' THEN {{}} END"
 _CHANGES = f"""
 SELECT vpn, queue, message_id, step, part, line, time, event, {_state()} AS state, subscription,
   reason, deliveries, until,
-  sum({_SPOOLED.format(1)}) OVER w AS stay,
+  CAST(sum({_SPOOLED.format(1)}) OVER w AS INT) AS stay,
   {{newest:{_SPOOLED.format("time")}}} OVER w AS entered_at,
   {{newest:{_SPOOLED.format("reason")}}} OVER w AS entered_by,
   {{newest:{_SPOOLED.format("step")}}} OVER w AS entered_step,
@@ -109,8 +109,8 @@ WHERE c.next_event IS NULL AND c.state <> '{NAMES[GONE]}'
 
 def _spent(state: int) -> str:
     return (
-        f"coalesce(sum(CASE WHEN state = '{NAMES[state]}' THEN {{ms}}(next_time) - {{ms}}(time) "
-        "END), 0)"
+        f"CAST(coalesce(sum(CASE WHEN state = '{NAMES[state]}' THEN "
+        "{ms}(next_time) - {ms}(time) END), 0) AS BIGINT)"
     )
 
 
@@ -131,9 +131,9 @@ FROM (
     {_time_of("acknowledged")} AS acknowledged_at,
     {_time_of("expired")} AS expired_at,
     {_time_of("dead_lettered")} AS dead_lettered_at,
-    sum(CASE WHEN event = 'barrier_delivered' THEN 1
+    CAST(sum(CASE WHEN event = 'barrier_delivered' THEN 1
       WHEN state IS NOT NULL AND (next_event IS NULL OR next_event = '{SPOOLED}') THEN deliveries
-      ELSE 0 END) AS deliveries,
+      ELSE 0 END) AS BIGINT) AS deliveries,
     CASE WHEN count(CASE WHEN {_GIVEN} THEN 1 END) > 0
       THEN array_sort(array_agg(DISTINCT consumer) FILTER (WHERE {_GIVEN})) END AS consumers,
     {_spent(READY)} AS waiting_ms, {_spent(LEASED)} AS processing_ms,

@@ -41,8 +41,8 @@ class Segment:
 
     topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
     and ``rejected``; an item is a message's place in its record, 0 for the first.
-    until: epoch ms, when the lease or the delay that begins with the event ends; one for all, or one
-    each; `NO_END`: it has no end, or none begins.
+    until: epoch ms, when the lease or the delay that begins with the event ends; one for all, or
+    one each; `NO_END`: it has no end, or none begins.
     step, time: whose it is, where a journal holds several steps; 0: the journal's own.
     """
 
@@ -100,7 +100,8 @@ _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
 
 _NUMBERS = {
     "message_id": pa.uint64(), "deliveries": pa.int32(), "partition": pa.int32(),
-    "offset": pa.int64(), "item": pa.int32(), "step": pa.int64(), "time": pa.int64(), "until": pa.int64(),
+    "offset": pa.int64(), "item": pa.int32(), "step": pa.int64(), "time": pa.int64(),
+    "until": pa.int64(),
 }  # fmt: skip
 
 
