@@ -38,7 +38,7 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
         import duckdb
     except ImportError as error:
         raise NoLake(
-            f"SQL needs the Python package {error.name}: pip install 'lakequeue[sql]'"
+            f"SQL needs the Python package {error.name}: pip install deltalake duckdb"
         ) from error
     settings: dict[str, Any] = {
         "python_enable_replacements": False,  # an unknown table is none of our variables
