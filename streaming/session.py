@@ -37,6 +37,7 @@ ROOMS = (
     "definitions",
     "examples",
     "expressions",
+    "lake",
     "memory",
     "protocol",
     "sinks",

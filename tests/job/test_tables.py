@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import lakequeue
 import pytest
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from job.processes import until
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
@@ -17,6 +18,7 @@ from lakequeue.cli.delta_reader import read_table
 from lakequeue.lake import TABLES, create_views, open_lake, trace
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
+from lakequeue.sinks.delta import create_tables
 from lakequeue.streaming.queries import REAL_TIME
 from pyspark.sql import SparkSession
 
@@ -243,6 +245,19 @@ def repr_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         (name, value.astimezone(UTC).isoformat() if isinstance(value, datetime) else repr(value))
         for name, value in row.items()
     )
+
+
+@in_real_time
+def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
+    session = SparkSession.builder.getOrCreate()
+    place = f"delta.`{tmp_path}/journal`"
+    session.sql(f"CREATE TABLE {place} (broker STRING, step LONG, vpn STRING) USING delta")
+    session.sql(f"INSERT INTO {place} VALUES ('b', 1, 'v')")
+    for _ in range(2):
+        create_tables(session, tmp_path)
+        (row,) = session.sql(f"SELECT * FROM {place}").collect()
+        assert (row.broker, row.step, row.vpn, row.line, row.until) == ("b", 1, "v", None, None)
+        assert {"queue", "deliveries", "time", "partition", "offset"} <= set(row.asDict())
 
 
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
