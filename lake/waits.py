@@ -30,7 +30,7 @@ ORDER BY step, part, line
 _LEASES = """
 SELECT step, time, next_step, next_time, subscription FROM changes
 WHERE vpn = $vpn AND queue = $queue AND state = 'leased' AND step < $end
-  AND coalesce(next_step, $end) > $start AND step IS DISTINCT FROM next_step
+  AND coalesce(next_step, $end) > $start
 """
 _BARRIERS = """
 SELECT message_id, min(step) AS step, min(time) AS time,

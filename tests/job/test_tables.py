@@ -179,7 +179,7 @@ def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
     At least so many messages must be there."""
     with open_lake(job.engine.tables.parent) as lake:
         try:
-            assert queued_agrees(lake, connection) >= least
+            assert queued_agrees(lake, connection, QUEUE) >= least
         except AssertionError as error:
             return str(error) or "too few"
     return ""

@@ -22,15 +22,14 @@ def rows(lake: Any, sql: str, *values: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
-def queued_agrees(lake: Any, connection: Any, whole: bool = True) -> int:
-    """`queued` and `queues` say what `browse` and `describe` say; how many messages that were.
-
-    whole: no queue has a target depth, so that every message is shown.
-    """
+def queued_agrees(lake: Any, connection: Any, only: str = "") -> int:
+    """`queued` and `queues` say what `browse` and `describe` say, of all queues or of one; how many
+    messages that were."""
     admin = connection.admin()
-    seen = {queue["name"]: queue for queue in admin.queues()}
+    described = [admin.describe(only)] if only else admin.queues()
+    seen = {queue["name"]: queue for queue in described}
     said = {row["queue"]: row for row in rows(lake, "SELECT * FROM queues")}
-    assert set(said) == set(seen)
+    assert set(said) == set(seen) or only
     for name, queue in seen.items():
         _queue_agrees(said[name], queue)
         there = {

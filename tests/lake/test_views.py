@@ -75,6 +75,18 @@ def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
         assert queued_agrees(lake, bench.connection) == 1
 
 
+@pytest.mark.parametrize("ingress", [True, False])
+@pytest.mark.parametrize("egress", [True, False])
+def test_H5_what_is_shut_down(
+    bench: Bench, recorded: Recorded, tmp_path: Path, ingress: bool, egress: bool
+) -> None:
+    bench.define()
+    for both in (ingress, egress), (not ingress, not egress), (ingress, egress):
+        bench.admin.shutdown("orders", ingress=both[0], egress=both[1])
+    with open_lake(recorded.write(tmp_path)) as lake:
+        queued_agrees(lake, bench.connection)
+
+
 def test_X6_a_redriven_message_has_two_stays(
     bench: Bench, recorded: Recorded, tmp_path: Path
 ) -> None:

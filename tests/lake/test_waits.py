@@ -93,6 +93,22 @@ def test_B3_a_backlog_is_made_larger(bench: Traced) -> None:
     assert bench.waited(last) == [("every consumer's backlog is full", None)]
 
 
+def test_B2_F5_there_is_room_again_and_nobody_wants_it(bench: Traced) -> None:
+    bench.define(max_per_subscription_backlog=9)
+    consumer = bench.consumer(backlog=1, filter="/n = 1")
+    bench.send({"n": 1})
+    number = bench.send({"n": 2})
+    bench.advance("2s")
+    drain(consumer)[0].ack()
+    bench.advance("1s")
+    bench.send({"n": 1})
+    bench.advance("1s")
+    assert bench.waited(number) == [
+        ("every consumer's backlog is full", 2000), ("waiting", 1000),
+        ("every consumer's backlog is full", None),
+    ]  # fmt: skip
+
+
 def test_B1_the_queues_own_backlog(bench: Traced) -> None:
     bench.define(max_backlog=1, max_per_subscription_backlog=9)
     consumer = bench.consumer(backlog=9)
