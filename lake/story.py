@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigError, LakequeueError
-from .waits import Period, why_it_waited
+from .waits import Period, Waits
 
 if TYPE_CHECKING:
     import duckdb
@@ -57,13 +57,15 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
             f"The tables know no message {number}. They are a few seconds behind the engine; what "
             "was refused got no id"
         )
-    periods = {_place(row): row for row in _rows(lake, _CHANGES, number)}
+    changes = {_place(row): row for row in _rows(lake, _CHANGES, number)}
+    waits = _waits(lake, list(changes.values()))
     queues: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in events:
+        key = row["vpn"], row["queue"]
         told = {name: row[name] for name in
                 ("time", "event", "consumer", "deliveries", "reason", "until")}  # fmt: skip
-        told["then"] = _then(lake, periods.get(_place(row)))
-        queues.setdefault((row["vpn"], row["queue"]), []).append(told)
+        told["then"] = _then(waits.get(key), changes.get(_place(row)))
+        queues.setdefault(key, []).append(told)
     published = _rows(lake, _PUBLISHED, number)
     return {
         "message_id": number,
@@ -74,21 +76,39 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
     }
 
 
-def _then(
-    lake: duckdb.DuckDBPyConnection, change: dict[str, Any] | None
-) -> dict[str, Any] | None:
+def _waits(
+    lake: duckdb.DuckDBPyConnection, changes: list[dict[str, Any]]
+) -> dict[tuple[str, str], Waits]:
+    """The queues in which the message waited, each from the first time to the last."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in filter(_waited, changes):
+        found.setdefault((row["vpn"], row["queue"]), []).append(row)
+    spans = {
+        key: (min(row["step"] for row in rows), [row["next_step"] for row in rows])
+        for key, rows in found.items()
+    }
+    return {
+        key: Waits(lake, *key, start, None if None in ends else max(ends))
+        for key, (start, ends) in spans.items()
+    }
+
+
+def _waited(change: dict[str, Any]) -> bool:
+    return change["state"] == "ready" and change["next_step"] != change["step"]
+
+
+def _then(waits: Waits | None, change: dict[str, Any] | None) -> dict[str, Any] | None:
     """The state after an event and how long it lasted; None where the event changed none."""
     if change is None or change["state"] == "gone":
         return None if change is None else {"state": "gone"}
     since, until = change["time"], change["next_time"]
     out = {"state": change["state"], **_span(since, until)}
-    if change["state"] == "ready" and change["next_step"] != change["step"]:
+    if waits is not None and _waited(change):
         period = Period(
-            change["vpn"], change["queue"], change["message_id"], change["entered_step"],
-            change["step"], since, change["next_step"], until,
+            change["message_id"], change["entered_step"], change["step"], since,
+            change["next_step"], until,
         )  # fmt: skip
-        waits = why_it_waited(lake, period)
-        out["why"] = [{**asdict(w), **_span(w.since, w.until)} for w in waits]
+        out["why"] = [{**asdict(w), **_span(w.since, w.until)} for w in waits.of(period)]
     return out
 
 

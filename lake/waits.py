@@ -51,8 +51,6 @@ class Period:
     entered: the step in which it came into the queue.
     """
 
-    vpn: str
-    queue: str
     message_id: str
     entered: int
     step: int
@@ -79,7 +77,7 @@ class _Queue:
     faulted: bool = False
     backlogs: dict[str, int | None] = field(default_factory=dict)  # None: takes no lease
     held: Counter[str] = field(default_factory=Counter)
-    barriers: dict[str, bool] = field(default_factory=dict)  # whether it is the message itself
+    barriers: dict[str, int] = field(default_factory=dict)  # and the step in which each came
 
     def note(self, event: str, subscription: str, text: str) -> None:
         """What the journal says of the queue itself and of its consumers."""
@@ -102,8 +100,8 @@ class _Queue:
             case "unsubscribed":
                 self.backlogs.pop(subscription, None)
 
-    def obstacle(self) -> str:
-        """The first thing that holds the message back."""
+    def obstacle(self, of: Period) -> str:
+        """The first thing that holds the message of this period back."""
         limit = self.definition.get("max_backlog")
         if not self.egress:
             return "egress shut down"
@@ -113,10 +111,12 @@ class _Queue:
             return "max_backlog of the queue"
         if self.faulted:
             return "queue faulted"
-        if any(self.barriers.values()):
+        if of.message_id in self.barriers:
             return "a barrier itself"
-        if self.barriers:
-            return f"behind barrier {min(self.barriers, key=int)}"
+        mine = (of.entered, int(of.message_id))
+        before = [int(b) for b, step in self.barriers.items() if (step, int(b)) < mine]
+        if before:
+            return f"behind barrier {min(before)}"
         if all(self._full(s) for s in self.backlogs):
             return "every consumer's backlog is full"
         return WAITING
@@ -135,24 +135,46 @@ class _Queue:
 
 
 _Happening = tuple[int, datetime, str, tuple[Any, ...]]
+_STEP = operator.itemgetter(0)
 
 
-def why_it_waited(lake: duckdb.DuckDBPyConnection, period: Period) -> list[Wait]:
-    """The period in parts, one after the other, each with what held the message back."""
-    queue = _Queue()
-    parts: list[tuple[datetime, str]] = []
-    happenings = sorted(_happenings(lake, period), key=operator.itemgetter(0))
-    for step, group in groupby(happenings, key=operator.itemgetter(0)):
-        at = period.time
-        if step > period.step and not parts:
-            parts.append((at, queue.obstacle()))
-        for _, time, what, details in group:
-            _apply(queue, what, details)
-            at = max(at, time)
-        if step > period.step and parts[-1][1] != (why := queue.obstacle()):
-            parts.append((at, why))
-    parts = parts or [(period.time, queue.obstacle())]
-    return _joined(parts, period.next_time)
+class Waits:
+    """One queue, played once through from its first definition on: ask for the periods of one
+    message in their order.
+
+    start, end: the steps between which they lie; end None: the newest.
+    """
+
+    def __init__(
+        self, lake: duckdb.DuckDBPyConnection, vpn: str, queue: str, start: int, end: int | None
+    ) -> None:
+        self._queue = _Queue()
+        happenings = _happenings(lake, vpn, queue, start, NO_STEP if end is None else end)
+        self._steps = [
+            (step, list(group))
+            for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)
+        ]
+        self._next = 0
+
+    def of(self, period: Period) -> list[Wait]:
+        """The period in parts, one after the other, each with what held the message back."""
+        end = NO_STEP if period.next_step is None else period.next_step
+        while self._next < len(self._steps) and self._steps[self._next][0] <= period.step:
+            self._play()
+        parts = [(period.time, self._queue.obstacle(period))]
+        while self._next < len(self._steps) and self._steps[self._next][0] < end:
+            at = self._play()
+            if parts[-1][1] != (why := self._queue.obstacle(period)):
+                parts.append((at, why))
+        return _joined(parts, period.next_time)
+
+    def _play(self) -> datetime:
+        """One step; gives its time."""
+        _, group = self._steps[self._next]
+        self._next += 1
+        for _, _, what, details in group:
+            _apply(self._queue, what, details)
+        return group[0][1]
 
 
 def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wait]:
@@ -168,24 +190,22 @@ def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wai
     return out or [Wait(parts[0][0], end, parts[-1][1])]
 
 
-def _happenings(lake: duckdb.DuckDBPyConnection, period: Period) -> Iterator[_Happening]:
-    """What changed for the queue up to the end of the period, as (step, time, what, details)."""
-    end = NO_STEP if period.next_step is None else period.next_step
-    place = {"vpn": period.vpn, "queue": period.queue}
+def _happenings(
+    lake: duckdb.DuckDBPyConnection, vpn: str, queue: str, start: int, end: int
+) -> Iterator[_Happening]:
+    """What changed for the queue before the end, as (step, time, what, details)."""
+    place = {"vpn": vpn, "queue": queue}
     for step, time, *details in lake.execute(_NOTES, place | {"end": end}).fetchall():
         yield step, time, "note", tuple(details)
-    around = place | {"start": period.step, "end": end}
+    around = place | {"start": start, "end": end}
     for step, time, then, until, who in lake.execute(_LEASES, around).fetchall():
         yield step, time, "held", (who, 1)
         if then is not None and then < end:
             yield then, until, "held", (who, -1)
     for number, step, time, then, until in lake.execute(_BARRIERS, place).fetchall():
-        mine = number == period.message_id
-        if mine or (step, int(number)) < (period.entered, int(period.message_id)):
-            if step < end:
-                yield step, time, "barrier", (number, mine)
-            if then is not None and then < end:
-                yield then, until, "barrier gone", (number,)
+        yield step, time, "barrier", (number, step)
+        if then is not None:
+            yield then, until, "barrier gone", (number,)
 
 
 def _apply(queue: _Queue, what: str, details: tuple[Any, ...]) -> None:

@@ -199,6 +199,28 @@ def test_L1_a_consumer_that_dies_gives_back_what_it_held(bench: Traced) -> None:
     assert bench.waited(number) == [("no consumer", 2000)]
 
 
+def test_a_message_that_waits_again_and_again(bench: Traced) -> None:
+    """Each period has its own reasons, though the queue is played once."""
+    bench.define(max_per_subscription_backlog=9, max_cancels=0)
+    number = bench.send()
+    bench.advance("1s")
+    for _ in range(3):
+        with bench.consumer(backlog=1) as consumer:
+            drain(consumer)
+            consumer.set_max_backlog(0)
+            bench.advance("2s")
+            held = bench.seen()["leased"]
+            bench.admin.shutdown("orders", ingress=False, egress=True)
+        assert held == 1
+        bench.advance("3s")
+        bench.admin.shutdown("orders", ingress=False, egress=False)
+        bench.advance("4s")
+    again = [("egress shut down", 3000), ("no consumer", 4000)]
+    waited = bench.waited(number)
+    assert waited[:5] == [("no consumer", 1000), *again, *again]
+    assert waited[5:] == [("egress shut down", 3000), ("no consumer", None)]
+
+
 def test_a_message_over_several_queues(bench: Traced) -> None:
     """C7, X5, X6: published, rejected, dead, redriven; and a copy in another queue."""
     bench.define(dead_message_queue="dead")
