@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..sinks.delta import _decode_record
 TOGETHER, COMMIT = 10_000, 100
 START_MS, STEP_MS = 1_760_000_000_000, 1_000
 TOPIC = "default.publish"
+WAITS = "2"  # beside every delivery after it
 QUESTIONS = {
     "queued": "SELECT count(entered_at), count(consumer), count(state) FROM queued",
     "queued by state": "SELECT queue, state, count(*) FROM queued GROUP BY ALL",
@@ -37,10 +39,8 @@ def run(messages: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
         home = Path(folder)
         rows = _write(home, messages)
-        found = []
-        for name, sql in QUESTIONS.items():
-            found.append(_asked(name, home, lambda lake, sql=sql: lake.execute(sql).fetchall()))
-        found.append(_asked("trace", home, lambda lake: trace(lake, "17")))
+        found = [_asked(name, home, partial(_sql, sql)) for name, sql in QUESTIONS.items()]
+        found.append(_asked("trace", home, lambda lake: trace(lake, WAITS)))
     return [{**row, "messages": messages, "journal_rows": rows} for row in found]
 
 
@@ -50,6 +50,10 @@ def _asked(question: str, home: Path, ask: Callable[[Any], Any]) -> dict[str, An
         assert ask(lake)
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
     return {"question": question, "seconds": seconds, "cpu_seconds": cpu_s}
+
+
+def _sql(sql: str, lake: Any) -> Any:
+    return lake.execute(sql).fetchall()
 
 
 def _write(home: Path, messages: int) -> int:
