@@ -11,7 +11,7 @@ DIST := dist
 ROOMS := bench cli client conf definitions examples expressions lake memory protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint wheel bench clean
+.PHONY: help setup demo test soak lint wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -42,6 +42,11 @@ demo: setup ## real flights through real queues, then the accounts
 
 test: setup lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@$(BIN)/pytest
+
+soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED
+	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
+		LAKEQUEUE_CHAOS_SEED="$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" \
+		$(BIN)/pytest -q -s tests/job/test_chaos.py
 
 # mypy takes a package's name from its folder: it reads the rooms through a link that is called
 # lakequeue, so that the checkout may have any name and anything beside it.

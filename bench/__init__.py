@@ -4,6 +4,6 @@ Each starts what it needs in a temporary folder, measures in one run, and prints
 or, with `--json`, one JSON object.
 """
 
-from .command import command
+from .subcommands import command
 
 __all__ = ["command"]

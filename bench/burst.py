@@ -3,21 +3,25 @@
 A queue is filled, and all of it expires in one moment into a dead message queue; is redriven; is
 purged; then records of 1 MB pile up. All the while another queue has steady traffic, whose 99 %
 is held against what it was before. Work has a budget in each step, so no step may be long, nothing
-may grow with the burst, and the other queue should hardly notice.
+may grow with the burst, and the other queue should hardly notice. Its producer writes to another
+partition than the burst's, as seven in eight do: in one and the same, Kafka gives a message only
+after all that stand before it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from typing import Any
+from zlib import crc32
 
 from ..client import connect
 from ..protocol.errors import Timeout
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from .harness import PAYLOAD, Say, percentile, running, url, wait_for
-from .processes import PeakMemory
+from .os_processes import PeakMemory
 from .steady import Traffic, traffic
 
 BURST, DEAD, STEADY = "burst", "burst-dead", "steady"
@@ -26,6 +30,7 @@ AFTER_S = 1.0  # what a burst leaves behind counts too
 LARGE_BYTES = 1_000_000
 LARGE_SHARE = 200  # 5,000 of 1 MB for a million of 1 KB
 TRIAL_SHARE = 20  # of the fill, to see how long the rest will take
+SAID_SHARE = 5
 PHASE_S_MAX = 1_800.0
 BATCH_S_MAX = 40.0
 _MORE: dict[str, Any] = {
@@ -45,7 +50,7 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
     with (
         running(say, trigger=trigger, queues=QUEUES, on_batch=batches.append) as engine,
         PeakMemory() as memory,
-        traffic(url(engine), STEADY, rate) as flow,
+        traffic(url(engine), STEADY, rate, STEADY) as flow,
         connect(url(engine), client_name="bench") as connection,
     ):
         say("the other queue alone")
@@ -53,7 +58,7 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         usual = (time.time(), _sleep(USUAL_S))
         before = len(batches)
         bursts = _Bursts(connection, messages, say)
-        phases = {name: _phase(burst, flow) for name, burst in bursts.all().items()}
+        phases = {name: _phase(burst, flow, say) for name, burst in bursts.all().items()}
         flow.check()
         told = len(batches)  # a loop tells what it did at the end of its batch
         with suppress(TimeoutError):
@@ -79,11 +84,19 @@ def _sleep(seconds: float) -> float:
     return time.time()
 
 
-def _phase(burst: Callable[[], float], flow: Traffic) -> tuple[float, float]:
+def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, float]:
     """A burst from the moment that it says to its end."""
     begin = burst()
+    say(f"done in {time.time() - begin:.1f} s")
     flow.check()
     return begin, _sleep(AFTER_S)
+
+
+def elsewhere(producer_id: str, partitions: int) -> Iterator[str]:
+    """Names for producers, each another, that write to other partitions than this one."""
+    place = crc32(producer_id.encode()) % partitions
+    names = (f"burst-{n}" for n in count())
+    return (name for name in names if crc32(name.encode()) % partitions != place)
 
 
 def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
@@ -107,6 +120,11 @@ class _Bursts:
         self._admin = connection.admin()
         self._messages = messages
         self._say = say
+        self._names = elsewhere(STEADY, connection.publish_partitions)
+
+    def _producer(self, window: int) -> Any:
+        name = next(self._names)
+        return self._connection.producer(producer_id=name, window=window, pub_ack_time="60s")
 
     def all(self) -> dict[str, Callable[[], float]]:
         """In their order: each needs what the one before left."""
@@ -142,9 +160,11 @@ class _Bursts:
         self._until(BURST, 0)
         return moment
 
-    def _fill(self, count: int, until: float) -> None:
-        with self._connection.producer(window=50_000, pub_ack_time="60s") as producer:
-            for _ in range(count):
+    def _fill(self, amount: int, until: float) -> None:
+        with self._producer(window=50_000) as producer:
+            for n in range(1, amount + 1):
+                if n % max(self._messages // SAID_SHARE, 1) == 0:
+                    self._say(f"{n:,} sent")
                 ttl = max(until - time.time(), 0.001)
                 producer.send_async(BURST, PAYLOAD, ttl=ttl)
             producer.flush(PHASE_S_MAX)
@@ -166,13 +186,13 @@ class _Bursts:
         return begin
 
     def _large(self) -> float:
-        count = max(self._messages // LARGE_SHARE, 1)
-        self._say(f"{count:,} of 1 MB")
+        amount = max(self._messages // LARGE_SHARE, 1)
+        self._say(f"{amount:,} of 1 MB")
         payload = b"x" * LARGE_BYTES
         begin = time.time()
-        with self._connection.producer(window=count, pub_ack_time="60s") as producer:
-            for _ in range(count):
+        with self._producer(window=amount) as producer:
+            for _ in range(amount):
                 producer.send_async(BURST, payload)
             producer.flush(PHASE_S_MAX)
-        self._until(BURST, count)
+        self._until(BURST, amount)
         return begin

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 
 from ..client import connect
-from ..client.kafka import LIBRARY_VARIABLE, open_kafka
+from ..client.kafka_library import LIBRARY_VARIABLE, open_kafka
 from ..client.transport import Record, Transport
 from ..protocol import commands as c
 from ..protocol import topics, wire
 from ..protocol.messages import HEADER, decode_publish_header
-from ..protocol.outputs import Deliveries, Receipt, Reply
+from ..protocol.outputs import Deliveries, Receipts, Reply
 from ..streaming import EmbeddedKafka
 from ..streaming.topics_admin import ensure_topics
 from .harness import BACKLOG, PAYLOAD, QUEUE, Say, _spawn, process
@@ -55,7 +55,7 @@ class _Peer:
             self._answered[header.producer] = newest
             runs = [[first, newest - first + 1, first]]
             self._send(
-                Receipt(
+                Receipts(
                     vpn=VPN, producer=header.producer, partition=header.reply, up_to=newest,
                     runs=runs, nacks=[],
                 )

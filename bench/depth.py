@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,10 @@ import psutil
 
 from ..client import connect
 from ..protocol.errors import LakequeueError
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
 from .harness import PAYLOAD, QUEUE, Say, median, running, url, wait_for
+from .os_processes import workers
 
 STEP = 1_000
 WARM_UP = 5
@@ -100,9 +102,8 @@ def _by_steps(
 
 def worker_rss_mb() -> float:
     """Resident memory of the largest Python worker, MB."""
-    children = psutil.Process().children(recursive=True)
-    sizes = [
-        c.memory_info().rss for c in children
-        if c.is_running() and "pyspark.daemon" in " ".join(c.cmdline())
-    ]  # fmt: skip
-    return max(sizes, default=0) / 1e6
+    sizes = [0]
+    for worker in workers():
+        with suppress(psutil.Error):  # it ended meanwhile
+            sizes.append(worker.memory_info().rss)
+    return max(sizes) / 1e6

@@ -40,8 +40,11 @@ class Traffic:
     """A producer and a consumer of a queue in threads of their own, until stopped; notes for each
     message when it was sent and how long it took."""
 
-    def __init__(self, address: str, queue: str, rate: int) -> None:
+    def __init__(
+        self, address: str, queue: str, rate: int, producer_id: str | None = None
+    ) -> None:
         self._address, self._queue, self._rate = address, queue, rate
+        self._producer_id = producer_id
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=target, daemon=True) for target in (self._send, self._receive)
@@ -52,7 +55,9 @@ class Traffic:
     def _send(self) -> None:
         try:
             with connect(self._address, client_name="bench-producer") as connection:
-                with connection.producer(window=100_000, pub_ack_time="60s") as producer:
+                with connection.producer(
+                    producer_id=self._producer_id, window=100_000, pub_ack_time="60s"
+                ) as producer:
                     while not self._stopping.is_set():
                         at_rate(lambda p: producer.send_async(self._queue, p), self._rate, 0.5)
         except LakequeueError as error:
@@ -110,9 +115,11 @@ class Traffic:
 
 
 @contextmanager
-def traffic(address: str, queue: str, rate: int) -> Iterator[Traffic]:
+def traffic(
+    address: str, queue: str, rate: int, producer_id: str | None = None
+) -> Iterator[Traffic]:
     """Steady traffic through a queue."""
-    one = Traffic(address, queue, rate).start()
+    one = Traffic(address, queue, rate, producer_id).start()
     try:
         yield one
     finally:

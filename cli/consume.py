@@ -27,7 +27,7 @@ from .common import (
 )
 from .executor import Executor
 from .group import EXIT_FAILED
-from .reader import Reader
+from .reader import StdoutReader
 
 POLL_S = 0.5
 ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0
@@ -173,7 +173,7 @@ class Printer:
     def __init__(self, as_json: bool, ack_mode: str, stopped: Callable[[], bool]) -> None:
         self._as_json = as_json
         self._acks = ack_mode in AFTER_WORK
-        self.reader = Reader(stopped)
+        self.reader = StdoutReader(stopped)
 
     def __call__(self, message: Any) -> None:
         """Print one message. Raises BrokenPipeError when nobody reads any more."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..definitions import Configuration
 
 RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart takes in once more
-INPUTS = ("publish", "commands")
+INPUTS = ("publish", "commands", "journal")  # of the engine, and of its tables
 STEPS = "steps"
 _HOUR_MS = 3_600_000
 

@@ -85,7 +85,7 @@ def heartbeat(
 ) -> dict[str, Any] | None:
     """The engine's next heartbeat; None when none comes. Raises LakequeueError where no engine
     has ever served the VPN."""
-    from ..client.kafka import open_kafka
+    from ..client.kafka_library import open_kafka
 
     topic = topics.topic(vpn, topics.ENGINE)
     with contextlib.closing(open_kafka(place, "presence")) as transport:

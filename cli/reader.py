@@ -23,7 +23,7 @@ LOOK_S_MIN, LOOK_S_MAX = 0.00002, 0.01  # a reader that keeps up is waited for i
 WRITABLE_MS = 100  # how long a full pipe is waited for before the signals are looked at
 
 
-class Reader:
+class StdoutReader:
     """Standard output. stopped: tells that waiting for the reader should end."""
 
     def __init__(self, stopped: Callable[[], bool]) -> None:

@@ -88,6 +88,7 @@ def logging_to(file: Path) -> Iterator[None]:
     lines.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     rest = logging.FileHandler(file, delay=True)
     rest.setLevel(logging.WARNING)
+    rest.handleError = lambda record: None  # type: ignore[method-assign]  # the disk is full
     rest.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers = ((logging.getLogger("lakequeue.engine"), lines), (logging.getLogger(), rest))
     for logger, handler in handlers:

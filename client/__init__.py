@@ -57,7 +57,7 @@ def connect(
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
             raise ConfigError("config: only for memory://; over Kafka the engine has its own")
-        from .kafka import connect_kafka
+        from .kafka_library import connect_kafka
 
         return connect_kafka(parts.netloc, vpn, client_name)
     raise ConfigError(f"url: {url!r} – allowed are 'kafka://HOST:PORT' and 'memory://NAME'")

@@ -33,6 +33,7 @@ class Admin:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._epoch = session.epoch  # of the home whose messages were seen last
 
     def define(self, definition: dict[str, Any]) -> None:
         """Define a queue, or define it again (Q9). Raises ConfigError with every problem."""
@@ -44,11 +45,11 @@ class Admin:
 
     def queues(self) -> list[dict[str, Any]]:
         """All queues of the VPN, as `describe` gives them, by name."""
-        return self._session.request_list(commands.Queues(), "after")
+        return self._seen(self._session.request_list(commands.Queues(), "after"))
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition."""
-        return self._session.request(commands.Describe(queue=queue))
+        return self._seen(self._session.request(commands.Describe(queue=queue)))
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts
@@ -74,14 +75,17 @@ class Admin:
         rows = self._session.request_list(
             commands.Browse(queue=queue, where=where, state=state, limit=limit), "start", "limit"
         )
-        return [BrowsedMessage.of(queue, row) for row in rows]
+        return [BrowsedMessage.of(queue, row) for row in self._seen(rows)]
 
     def purge(
         self, queue: str, where: str | None = None, ids: list[str] | str | None = None
     ) -> int:
-        """Remove messages, all or by predicate or ids; returns how many."""
+        """Remove messages, all or by predicate or ids; returns how many. Raises LakequeueError if
+        what was last looked at is of another home than the engine's."""
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
-        return self._session.request(commands.Purge(queue=queue, where=where, ids=text))
+        return self._session.request(
+            commands.Purge(queue=queue, epoch=self._epoch, where=where, ids=text)
+        )
 
     def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
         """Shut down ingress and egress of a queue (H5); sets both, False opens again.
@@ -124,15 +128,23 @@ class Admin:
         """Send dead messages of a queue back to where they came from, all or by predicate or ids.
 
         They keep id, payload, key and headers (X6); the publisher's TTL no longer counts (X5).
-        What cannot go back stays, and the answer says why.
+        What cannot go back stays, and the answer says why. Raises LakequeueError if what was last
+        looked at is of another home than the engine's.
         """
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
-        answer = self._session.request(commands.Redrive(queue=queue, where=where, ids=text))
+        answer = self._session.request(
+            commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)
+        )
         return Redriven(**answer)
 
     def bridge(self, definition: dict[str, Any]) -> None:
         """Not in this version: raises LakequeueError."""
         raise _later("bridge", "there is one broker")
+
+    def _seen(self, result: Any) -> Any:
+        """What was looked at is of the home that answered."""
+        self._epoch = self._session.epoch
+        return result
 
     def __enter__(self) -> Admin:
         return self

@@ -17,7 +17,7 @@ WINDOW_PERCENT = 60
 TIME_MS_MIN, TIME_MS_MAX = 20, 1_500  # the engine sends again after 2 s
 
 
-class Arrivals:
+class FlowArrivals:
     """What has arrived in one flow. percent, time: see above; gather_ms: the least time."""
 
     __slots__ = ("_first_at", "_gather_ms", "_next", "_percent", "_time_ms", "_told")

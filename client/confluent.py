@@ -18,35 +18,26 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from ..protocol.errors import NotConnected, Reason, Rejected
+from ..protocol.errors import NotConnected
 from ..protocol.kafka_settings import kafka_settings
+from . import kafka_bounds as bounds
 from .kafka_base import (
-    ASK_SECONDS_MAX,
-    BUFFER_BYTES_MAX,
-    BUFFER_RECORDS_MAX,
-    CLOSE_SECONDS_MAX,
-    FETCH_PARTITION_BYTES_MAX,
-    FETCH_WAIT_MS,
-    FULL_SECONDS_MAX,
-    LINGER_MS,
     LOGGER,
-    MESSAGE_BYTES_MAX,
-    MISSING_SECONDS_MAX,
-    OPEN_SECONDS_MAX,
-    POLL_BYTES_MAX,
-    POLL_RECORDS_MAX,
-    RECONNECT_MS_MAX,
     KafkaTransport,
     LibraryLog,
     no_answer,
-    normal,
-    require_broker,
+    no_kafka,
+    reach,
+    refused,
+    too_large,
 )
-from .transport import Record
+from .transport import Acked, Headers, Record
 
 _T = TypeVar("_T")
 _CHUNK_RECORDS = 500
 _WATCH_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
+_TRY_SECONDS = 1.0
 _MISSING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -70,41 +61,41 @@ class ConfluentTransport(KafkaTransport):
     """`Transport` on confluent-kafka. Raises NotConnected within about 5 s when Kafka is away."""
 
     def __init__(self, bootstrap: str, client_name: str) -> None:
-        bootstrap = normal(bootstrap)
-        deadline = time.monotonic() + OPEN_SECONDS_MAX
-        require_broker(bootstrap)
+        deadline = time.monotonic() + bounds.OPEN_SECONDS_MAX
+        bootstrap = reach(bootstrap)
         self._shared: dict[str, Any] = {
             **kafka_settings(),
             "bootstrap.servers": bootstrap,
             "client.id": client_name,
             "allow.auto.create.topics": False,
             "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
+            "reconnect.backoff.max.ms": bounds.RECONNECT_MS_MAX,
             "socket.nagle.disable": True,
             "socket.keepalive.enable": True,
             "log.connection.close": False,
             "log_level": 4,
         }
+        self._unknown: str | None = None  # why Kafka does not take our credentials
         self._producer: Producer = Producer(
             {
                 **self._shared,
+                "error_cb": _weakly(self._faulty),
                 "enable.idempotence": True,  # and with it acks=all, order, endless retries
                 "acks": "all",
-                "linger.ms": LINGER_MS,
+                "linger.ms": bounds.LINGER_MS,
                 "compression.type": "none",  # every client can read it, kafka-python too
-                "message.max.bytes": MESSAGE_BYTES_MAX,
-                "queue.buffering.max.messages": BUFFER_RECORDS_MAX,
-                "queue.buffering.max.kbytes": BUFFER_BYTES_MAX // 1024,
+                "message.max.bytes": bounds.MESSAGE_BYTES_MAX,
+                "queue.buffering.max.messages": bounds.BUFFER_RECORDS_MAX,
+                "queue.buffering.max.kbytes": bounds.BUFFER_BYTES_MAX // 1024,
                 # No record is given up while Kafka is away: the buffer is the bound, not time.
                 "message.timeout.ms": 0,
-                "topic.metadata.propagation.max.ms": int(FULL_SECONDS_MAX * 1000),
+                "topic.metadata.propagation.max.ms": int(bounds.FULL_SECONDS_MAX * 1000),
                 "partitioner": "murmur2_random",  # as Java and kafka-python
             },
             logger=_log,
         )
         self._report = _weakly(self._delivered)
         self._consumer: Consumer | None = None
-        self._wanted: list[TopicPartition] = []
         self._admin: AdminClient | None = None
         # Only `poll` uses these: the next offset of each partition, and the watch over it.
         self._next: dict[tuple[str, int], int] = {}
@@ -115,13 +106,7 @@ class ConfluentTransport(KafkaTransport):
         stop = threading.Event()
         self._stop = stop
         super().__init__(bootstrap, client_name)
-        try:
-            self._producer.list_topics(timeout=max(0.5, deadline - time.monotonic()))
-        except KafkaException as error:
-            self._closed = True
-            raise no_answer(
-                bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"
-            ) from error
+        self._require_answer(deadline)
         self._server = threading.Thread(
             target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
         )
@@ -129,15 +114,31 @@ class ConfluentTransport(KafkaTransport):
         # A transport that is dropped without close() must not leave its thread behind.
         weakref.finalize(self, stop.set)
 
+    def _require_answer(self, deadline: float) -> None:
+        """Raise NotConnected unless the library reaches Kafka, and Kafka takes us, until then."""
+        while True:
+            left = max(0.5, deadline - time.monotonic())
+            try:
+                self._producer.list_topics(timeout=min(left, _TRY_SECONDS))
+                return
+            except KafkaException as error:
+                self._producer.poll(0)  # what `_faulty` is told
+                if self._unknown is None and time.monotonic() < deadline:
+                    continue
+                self._closed = True
+                if self._unknown is not None:
+                    raise refused(self.bootstrap, self._unknown) from error
+                raise no_kafka(self.bootstrap, _said(error)) from error
+
+    def _faulty(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTHENTICATION:
+            said = error.str().partition("error: ")[2] or error.str()
+            self._unknown = said.partition(" (after")[0]
+
     def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-        acked: Callable[[], None] | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        partition: int | None = None, acked: Acked | None = None,
+    ) -> None:  # fmt: skip
         """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
@@ -150,43 +151,15 @@ class ConfluentTransport(KafkaTransport):
                 return
             except BufferError:
                 now = time.monotonic()
-                deadline = deadline or now + FULL_SECONDS_MAX
+                deadline = deadline or now + bounds.FULL_SECONDS_MAX
                 if now > deadline:
-                    raise NotConnected(
-                        f"{len(self._producer):,} records are waiting for Kafka at "
-                        f"{self.bootstrap}, and for {FULL_SECONDS_MAX:.0f} s it took none of them"
-                    ) from None
+                    raise self._no_room(len(self._producer)) from None
                 time.sleep(0.002)
                 self._check()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    raise Rejected(
-                        Reason.MESSAGE_TOO_LARGE,
-                        detail=f"{len(value):,} bytes, and {MESSAGE_BYTES_MAX:,} are allowed",
-                    ) from error
+                    raise too_large(len(value)) from error
                 raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
-
-    def listen(self, topic: str, partition: int) -> None:
-        """See `Transport.listen`."""
-        self._check()
-        place = (topic, partition)
-        with self._listening:
-            if place in self._listened:
-                return
-        if partition >= self.partitions(topic):
-            raise NotConnected(
-                f"partition {partition} of topic {topic!r} does not exist in Kafka at "
-                f"{self.bootstrap}"
-            )
-        offset = self._ask(
-            f"partition {partition} of topic {topic!r}",
-            lambda seconds: self._end(topic, partition, seconds),
-        )
-        with self._listening:
-            if place not in self._listened:
-                self._listened.add(place)
-                self._wanted.append(TopicPartition(topic, partition, offset))
-                self._listening.notify_all()
 
     def partitions(self, topic: str) -> int:
         """See `Transport.partitions`."""
@@ -211,7 +184,7 @@ class ConfluentTransport(KafkaTransport):
         """See `Transport.close`."""
         if not self._begin_close():
             return
-        left = self._producer.flush(CLOSE_SECONDS_MAX)
+        left = self._producer.flush(bounds.CLOSE_SECONDS_MAX)
         if left:
             LOGGER.warning("%d records did not reach Kafka before the connection closed", left)
             self._producer.purge()
@@ -223,12 +196,22 @@ class ConfluentTransport(KafkaTransport):
                 self._consumer.close()
                 self._consumer = None
 
-    def _end(self, topic: str, partition: int, seconds: float) -> int:
-        # Not get_watermark_offsets of the consumer: with 2.16.1 that call never returns, whatever
-        # its timeout, while another thread polls the same consumer.
+    def _end(self, topic: str, partition: int) -> int:
+        if partition >= self.partitions(topic):
+            raise NotConnected(
+                f"partition {partition} of topic {topic!r} does not exist in Kafka at "
+                f"{self.bootstrap}"
+            )
         place = TopicPartition(topic, partition)
-        asked = self._lookup().list_offsets({place: OffsetSpec.latest()}, request_timeout=seconds)
-        return int(asked[place].result(seconds + 1).offset)
+
+        def end(seconds: float) -> int:
+            # Not get_watermark_offsets of the consumer: with 2.16.1 that call never returns,
+            # whatever its timeout, while another thread polls the same consumer.
+            latest = {place: OffsetSpec.latest()}
+            asked = self._lookup().list_offsets(latest, request_timeout=seconds)
+            return int(asked[place].result(seconds + 1).offset)
+
+        return self._ask(f"partition {partition} of topic {topic!r}", end)
 
     def _lookup(self) -> AdminClient:
         with self._listening:
@@ -247,11 +230,11 @@ class ConfluentTransport(KafkaTransport):
                 "auto.offset.reset": "earliest",  # what was deleted before it was read is skipped
                 "isolation.level": "read_committed",
                 "fetch.min.bytes": 1,
-                "fetch.wait.max.ms": FETCH_WAIT_MS,
-                "max.partition.fetch.bytes": FETCH_PARTITION_BYTES_MAX,
-                "fetch.max.bytes": 2 * FETCH_PARTITION_BYTES_MAX,
+                "fetch.wait.max.ms": bounds.FETCH_WAIT_MS,
+                "max.partition.fetch.bytes": bounds.FETCH_PARTITION_BYTES_MAX,
+                "fetch.max.bytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX,
                 "fetch.error.backoff.ms": 100,
-                "queued.max.messages.kbytes": 2 * FETCH_PARTITION_BYTES_MAX // 1024,
+                "queued.max.messages.kbytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX // 1024,
                 # With a full queue it would look again after 1 s: a pause in the stream.
                 "fetch.queue.backoff.ms": 2,
             },
@@ -261,20 +244,19 @@ class ConfluentTransport(KafkaTransport):
     def _take(self, timeout: float) -> list[Record]:
         if self._consumer is None:
             self._consumer = self._open_consumer()
-        with self._listening:
-            wanted, self._wanted = self._wanted, []
+        wanted = self._take_wanted()
         if wanted:
-            self._next.update({(w.topic, w.partition): w.offset for w in wanted})
-            self._consumer.incremental_assign(wanted)
+            self._next.update({(topic, partition): at for topic, partition, at in wanted})
+            self._consumer.incremental_assign([TopicPartition(*place) for place in wanted])
         first = self._consumer.poll(timeout)  # consume(n) would wait for n records
         if first is None:
             self._watch()
             return []
         records: list[Record] = []
         size = _collect([first], records)
-        while len(records) < POLL_RECORDS_MAX and size < POLL_BYTES_MAX:
+        while len(records) < bounds.POLL_RECORDS_MAX and size < bounds.POLL_BYTES_MAX:
             mean = size // (len(records) or 1) + 1
-            count = min(_CHUNK_RECORDS, max(1, (POLL_BYTES_MAX - size) // mean))
+            count = min(_CHUNK_RECORDS, max(1, (bounds.POLL_BYTES_MAX - size) // mean))
             more = self._consumer.consume(count, 0)
             size += _collect(more, records)
             if len(more) < count:
@@ -314,7 +296,8 @@ class ConfluentTransport(KafkaTransport):
             )
         self._asked_next = dict(self._next)
         places = {TopicPartition(*key): OffsetSpec.latest() for key in self._next}
-        self._asked = dict(self._lookup().list_offsets(places, request_timeout=_WATCH_SECONDS))
+        # Not longer: librdkafka knocks at a dead leader 4,000 times a second for as long.
+        self._asked = dict(self._lookup().list_offsets(places, request_timeout=_LOOK_SECONDS))
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and not self._closed:
@@ -326,19 +309,19 @@ class ConfluentTransport(KafkaTransport):
         while True:
             passed = time.monotonic() - started
             try:
-                return question(max(0.1, ASK_SECONDS_MAX - passed))
+                return question(max(0.1, bounds.ASK_SECONDS_MAX - passed))
             except KafkaException as error:
                 code = error.args[0].code()
                 passed = time.monotonic() - started
                 if code in _MISSING:
-                    if passed > MISSING_SECONDS_MAX:
+                    if passed > bounds.MISSING_SECONDS_MAX:
                         raise NotConnected(
                             f"{what} does not exist in Kafka at {self.bootstrap}"
                         ) from error
                 elif code in _AWAY:
-                    if passed > ASK_SECONDS_MAX:
+                    if passed > bounds.ASK_SECONDS_MAX:
                         raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
-                elif passed > ASK_SECONDS_MAX or code in _FINAL:
+                elif passed > bounds.ASK_SECONDS_MAX or code in _FINAL:
                     raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
             self._check()
             time.sleep(0.05)

@@ -49,13 +49,9 @@ class Connection(Session):
         raise ConfigError("advance: only on memory://")
 
     def publish_raw(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
-        timestamp: int | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None = None,
+        headers: dict[str, bytes] | None = None, timestamp: int | None = None,
+    ) -> None:  # fmt: skip
         """On ``memory://``: a plain record on a topic, as any Kafka producer would write it."""
         raise ConfigError("publish_raw: only on memory://")
 

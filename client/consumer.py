@@ -1,6 +1,6 @@
 """Consumers: receive messages and settle them (C1–C7, L5, L8, L10, L11, L13).
 
-A consumer is one subscription (`subscription`). Deliveries come into its buffer (`prefetch`); what
+A consumer is one subscription (`binding`). Deliveries come into its buffer (`prefetch`); what
 the application was given is settled (`settling`) as its mode says (`acking`); callbacks are
 called in `serving`.
 """
@@ -14,14 +14,14 @@ from typing import Any
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
 from ..protocol.ids import format_ranges
 from .acking import ack_rule
-from .arrivals import WINDOW_PERCENT, Arrivals
+from .arrivals import WINDOW_PERCENT, FlowArrivals
+from .binding import Binding, Wanted
 from .message import Message
 from .prefetch import Prefetch
 from .renewal import LIMIT, Renewal
 from .serving import Serving
 from .session import Session
 from .settling import Settling
-from .subscription import Subscription, Wanted
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here
@@ -68,7 +68,7 @@ class Consumer:
         self._lock = threading.RLock()
         self._closed = False  # nothing is received any more
         self._ended = False  # nothing is settled any more: the subscription has ended
-        self._arrivals = Arrivals(
+        self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
         self._renewal = Renewal(auto_renew_limit) if auto_renew else None
@@ -79,7 +79,7 @@ class Consumer:
         self.serving = Serving(
             session, self._prefetch, self._settling, self._rule, lambda: self._closed
         )
-        self._subscription: Subscription | None = None
+        self._subscription: Binding | None = None
         try:
             self.subscribe()
         except BaseException:
@@ -97,7 +97,7 @@ class Consumer:
         if bound is not None:  # it may live on after all: nothing may stay leased to it
             bound.unbind()
         with self._lock:
-            new = Subscription(session, self.queue, self._wanted)
+            new = Binding(session, self.queue, self._wanted)
             self._prefetch.reset()
             self._prefetch.removes_on_send = new.removes_on_send
             self._settling.reset()

@@ -18,7 +18,7 @@ _SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
 Template = tuple[bytes, bytes]
 
 
-class Options(NamedTuple):
+class HeaderOptions(NamedTuple):
     """What the header says besides the destination. ttl_ms: None for none; at: epoch ms of
     delivery, None for at once; persistent: the engine answers."""
 
@@ -35,9 +35,9 @@ class Templates:
     def __init__(self, producer_id: str, reply: int) -> None:
         self._producer_id = producer_id
         self._reply = reply
-        self._made: dict[tuple[str, Options], Template] = {}
+        self._made: dict[tuple[str, HeaderOptions], Template] = {}
 
-    def of(self, destination: str, options: Options) -> Template:
+    def of(self, destination: str, options: HeaderOptions) -> Template:
         """The template of messages to a destination with these options."""
         found = self._made.get((destination, options))
         if found is None:
@@ -48,7 +48,7 @@ class Templates:
                 self._made[destination, options] = found
         return found
 
-    def _make(self, destination: str, options: Options) -> Template:
+    def _make(self, destination: str, options: HeaderOptions) -> Template:
         persistent = options.persistent
         header = encode_publish_header(
             PublishHeader(

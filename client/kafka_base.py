@@ -16,35 +16,24 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable
 
-from ..protocol.errors import NotConnected
-from ..protocol.kafka_settings import encrypted, kafka_settings
-from .transport import Record
+from ..protocol.errors import NotConnected, Reason, Rejected
+from ..protocol.kafka_settings import VARIABLE, authenticated, encrypted, kafka_settings
+from . import kafka_bounds as bounds
+from .transport import Record, Transport
 
 LOGGER = logging.getLogger("lakequeue.client")
 
-OPEN_SECONDS_MAX = 5.0  # until a connection is refused
-ASK_SECONDS_MAX = 5.0  # for a question to Kafka (partitions, end of a partition)
-MISSING_SECONDS_MAX = 1.0  # a topic that was just made is not known to every broker at once
-FULL_SECONDS_MAX = 10.0  # how long publish waits for room
-CLOSE_SECONDS_MAX = 5.0  # how long close waits for what is not sent yet
-MESSAGE_BYTES_MAX = 11_990_000  # our topics take 12,000,000 with what Kafka adds to a record
-BUFFER_RECORDS_MAX = 100_000
-BUFFER_BYTES_MAX = 1024 * 1024 * 1024
-POLL_RECORDS_MAX = 4_000
-POLL_BYTES_MAX = 8 * 1024 * 1024
-FETCH_PARTITION_BYTES_MAX = 16 * 1024 * 1024
-FETCH_WAIT_MS = 100
-LINGER_MS = 0.5  # none at all costs half as much CPU again when much is sent, 2 no less than this
-RECONNECT_MS_MAX = 1_000
 PORT_DEFAULT = 9092
 SLICE_SECONDS = 0.05  # how long Ctrl-C, close() and a new `listen` wait for a poll under way
 _REPEAT_SECONDS = 30.0  # the same warning of a library is passed on this often
 
 
-class KafkaTransport:
-    """What both Kafka transports share: who may call, and the error of an earlier record."""
+class KafkaTransport(Transport):
+    """What both Kafka transports share: who may call, where a reader begins, and the error of an
+    earlier record."""
 
     def __init__(self, bootstrap: str, client_name: str) -> None:
         self.bootstrap = bootstrap
@@ -56,27 +45,30 @@ class KafkaTransport:
         self._consuming = threading.Lock()  # the library's consumer has one user at a time
         self._listening = threading.Condition()
         self._listened: set[tuple[str, int]] = set()
+        self._wanted: list[tuple[str, int, int]] = []  # listened to, not yet read: from where
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes) -> None:
         """See `Transport.command`."""
         self.publish(topic, value, key, [])
 
-    def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-        acked: Callable[[], None] | None = None,
-    ) -> None:
-        """See `Transport.publish`."""
-        raise NotImplementedError
+    def listen(self, topic: str, partition: int) -> None:
+        """See `Transport.listen`."""
+        self._check()
+        place = (topic, partition)
+        with self._listening:
+            if place in self._listened:
+                return
+        offset = self._end(topic, partition)
+        with self._listening:
+            if place not in self._listened:
+                self._listened.add(place)
+                self._wanted.append((topic, partition, offset))
+                self._listening.notify_all()
 
-    def close(self) -> None:
-        """See `Transport.close`."""
-        raise NotImplementedError
+    @abstractmethod
+    def _end(self, topic: str, partition: int) -> int:
+        """The offset behind the last record. Raises NotConnected: no partition, no Kafka."""
 
     def poll(self, timeout: float) -> list[Record]:
         """See `Transport.poll`."""
@@ -98,9 +90,15 @@ class KafkaTransport:
                 return []
             self._check()
 
+    @abstractmethod
     def _take(self, timeout: float) -> list[Record]:
         """One round of the library's consumer, which only the caller uses meanwhile."""
-        raise NotImplementedError
+
+    def _take_wanted(self) -> list[tuple[str, int, int]]:
+        """What `listen` asked for since the last round."""
+        with self._listening:
+            wanted, self._wanted = self._wanted, []
+        return wanted
 
     def __enter__(self) -> KafkaTransport:
         return self
@@ -122,6 +120,13 @@ class KafkaTransport:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise NotConnected(failure)
+
+    def _no_room(self, waiting: int) -> NotConnected:
+        """The error of `publish` when nothing moves any more."""
+        return NotConnected(
+            f"{waiting:,} records are waiting for Kafka at {self.bootstrap}, and for "
+            f"{bounds.FULL_SECONDS_MAX:.0f} s it took none of them"
+        )
 
     def _begin_close(self) -> bool:
         """Whether this call is the one that closes."""
@@ -175,16 +180,35 @@ def normal(bootstrap: str) -> str:
     )
 
 
+def reach(bootstrap: str) -> str:
+    """The addresses as `normal` gives them, once a broker has answered; raises NotConnected."""
+    addresses = normal(bootstrap)
+    require_broker(addresses)
+    return addresses
+
+
 def no_answer(bootstrap: str, reason: str) -> NotConnected:
     """The error when Kafka is not there."""
     return NotConnected(f"no Kafka broker answers at {bootstrap} – {reason}")
 
 
-def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
+def no_kafka(bootstrap: str, said: str) -> NotConnected:
+    """The error when a peer answers a library in another protocol, or not at all."""
+    return no_answer(bootstrap, f"something listens there but does not speak Kafka ({said})")
+
+
+def too_large(value_bytes: int) -> Rejected:
+    """The error for a record above the limit."""
+    allowed = f"{bounds.MESSAGE_BYTES_MAX:,} are allowed"
+    return Rejected(Reason.MESSAGE_TOO_LARGE, detail=f"{value_bytes:,} bytes, and {allowed}")
+
+
+def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> None:
     """Raise NotConnected unless a Kafka broker answers at one of the addresses in time.
 
     The libraries would try for their whole timeout, and then not say why; with what answers in
-    another protocol they try for longer than that.
+    another protocol they try for longer than that. A broker that wants to know who asks answers
+    the first question only.
     """
     reason = "no time left"
     addresses = servers(bootstrap)
@@ -193,8 +217,17 @@ def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
         until = time.monotonic() + max(0.2, (deadline - time.monotonic()) / left)
         try:
             with socket.create_connection((host, port), until - time.monotonic()) as peer:
-                if encrypted(kafka_settings()) or _speaks_kafka(peer, until):
+                settings = kafka_settings()
+                if encrypted(settings):
                     return
+                if _answers(peer, _HELLO, until):
+                    if authenticated(settings) or _answers(peer, _WHO, until):
+                        return
+                    if time.monotonic() < until:  # it hung up
+                        raise NotConnected(
+                            f"Kafka at {bootstrap} asks for credentials: name a file that has "
+                            f"them in {VARIABLE} (security.protocol, sasl.username, …)"
+                        )
             reason = "something listens there but does not speak Kafka"
         except TimeoutError:
             reason = "it does not accept a connection in time"
@@ -203,28 +236,44 @@ def require_broker(bootstrap: str, seconds: float = OPEN_SECONDS_MAX) -> None:
     raise no_answer(bootstrap, reason)
 
 
+def refused(bootstrap: str, reason: str) -> NotConnected:
+    """The error when Kafka does not take our credentials."""
+    return NotConnected(f"Kafka at {bootstrap} refuses the credentials in {VARIABLE} – {reason}")
+
+
 # Size, api_key 18 (ApiVersions, which every broker answers to everybody), version 0, correlation
-# id, no client id; the answer begins with its size and the same correlation id.
+# id, no client id; the answer begins with its size and the same correlation id. Then api_key 3
+# (Metadata, which it answers to those whom it knows), version 4, of no topic.
 _HELLO = struct.pack(">ihhih", 10, 18, 0, 0x6C717565, -1)
+_WHO = struct.pack(">ihhihib", 15, 3, 4, 0x6C717565, -1, 0, 0)
 _ANSWER = struct.Struct(">ii")
 _ANSWER_BYTES_MAX = 100_000
 
 
-def _speaks_kafka(peer: socket.socket, until: float) -> bool:
-    """Whether a peer answers Kafka's simplest question until then."""
+def _answers(peer: socket.socket, question: bytes, until: float) -> bool:
+    """Whether a peer answers one of these questions as Kafka does, until then."""
     found = b""
     try:
-        peer.sendall(_HELLO)
+        peer.sendall(question)
         while len(found) < _ANSWER.size:
-            peer.settimeout(max(0.01, until - time.monotonic()))
-            part = peer.recv(_ANSWER.size - len(found))
-            if not part:
-                return False
-            found += part
+            found += _received(peer, _ANSWER.size - len(found), until)
+        size, correlation = _ANSWER.unpack(found)
+        if not 4 < size < _ANSWER_BYTES_MAX or correlation != 0x6C717565:
+            return False
+        left = size - 4
+        while left:
+            left -= len(_received(peer, min(left, 4_096), until))
     except OSError:
         return False
-    size, correlation = _ANSWER.unpack(found)
-    return 4 < size < _ANSWER_BYTES_MAX and correlation == 0x6C717565
+    return True
+
+
+def _received(peer: socket.socket, size: int, until: float) -> bytes:
+    """At most so many bytes, at least one; raises OSError when none come until then."""
+    peer.settimeout(max(0.01, until - time.monotonic()))
+    if not (part := peer.recv(size)):
+        raise ConnectionResetError
+    return part
 
 
 class LibraryLog(logging.Handler):

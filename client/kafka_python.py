@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -19,31 +19,20 @@ from kafka import errors as kafka_errors
 from kafka.admin import OffsetSpec
 from kafka.record import util as record_util
 
-from ..protocol.errors import NotConnected, Reason, Rejected
+from ..protocol.errors import NotConnected
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+from . import kafka_bounds as bounds
 from .kafka_base import (
-    ASK_SECONDS_MAX,
-    BUFFER_BYTES_MAX,
-    BUFFER_RECORDS_MAX,
-    CLOSE_SECONDS_MAX,
-    FETCH_PARTITION_BYTES_MAX,
-    FETCH_WAIT_MS,
-    FULL_SECONDS_MAX,
-    LINGER_MS,
     LOGGER,
-    MESSAGE_BYTES_MAX,
-    MISSING_SECONDS_MAX,
-    OPEN_SECONDS_MAX,
-    POLL_BYTES_MAX,
-    POLL_RECORDS_MAX,
-    RECONNECT_MS_MAX,
     KafkaTransport,
     LibraryLog,
     no_answer,
-    normal,
-    require_broker,
+    no_kafka,
+    reach,
+    refused,
+    too_large,
 )
-from .transport import Record
+from .transport import Acked, Headers, Record
 
 _T = TypeVar("_T")
 _BATCH_BYTES = 256 * 1024
@@ -59,15 +48,14 @@ class KafkaPythonTransport(KafkaTransport):
 
     def __init__(self, bootstrap: str, client_name: str) -> None:
         _quiet()
-        bootstrap = normal(bootstrap)
-        deadline = time.monotonic() + OPEN_SECONDS_MAX
-        require_broker(bootstrap)
+        deadline = time.monotonic() + bounds.OPEN_SECONDS_MAX
+        bootstrap = reach(bootstrap)
         self._shared: dict[str, Any] = {
             **for_kafka_python(kafka_settings()),
             "bootstrap_servers": bootstrap.split(","),
             "client_id": client_name,
             "reconnect_backoff_ms": 50,
-            "reconnect_backoff_max_ms": RECONNECT_MS_MAX,
+            "reconnect_backoff_max_ms": bounds.RECONNECT_MS_MAX,
             "retry_backoff_ms": 100,
         }
         self._room = threading.Condition()
@@ -76,38 +64,31 @@ class KafkaPythonTransport(KafkaTransport):
         self._admin: Any = None
         self._asking = threading.Lock()
         self._consumer: Any = None
-        self._wanted: list[tuple[TopicPartition, int]] = []
         try:
-            self._producer = KafkaProducer(
-                **self._shared,
-                bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
-                acks="all",
-                enable_idempotence=True,
-                linger_ms=LINGER_MS,
-                batch_size=_BATCH_BYTES,
-                compression_type=None,
-                max_request_size=MESSAGE_BYTES_MAX,
-                max_block_ms=int(FULL_SECONDS_MAX * 1000),
-                # No record is given up while Kafka is away: the buffer is the bound, not time.
-                delivery_timeout_ms=_FOREVER_MS,
-                allow_auto_create_topics=False,
-                metrics_enabled=False,
-            )
+            with refusals_told(bootstrap):
+                self._producer = KafkaProducer(
+                    **self._shared,
+                    bootstrap_timeout_ms=max(500, int((deadline - time.monotonic()) * 1000)),
+                    acks="all",
+                    enable_idempotence=True,
+                    linger_ms=bounds.LINGER_MS,
+                    batch_size=_BATCH_BYTES,
+                    compression_type=None,
+                    max_request_size=bounds.MESSAGE_BYTES_MAX,
+                    max_block_ms=int(bounds.FULL_SECONDS_MAX * 1000),
+                    # No record is given up while Kafka is away: the buffer is the bound, not time.
+                    delivery_timeout_ms=_FOREVER_MS,
+                    allow_auto_create_topics=False,
+                    metrics_enabled=False,
+                )
         except kafka_errors.KafkaError as error:
-            raise no_answer(
-                bootstrap, f"something listens there but does not speak Kafka ({_said(error)})"
-            ) from error
+            raise no_kafka(bootstrap, _said(error)) from error
         super().__init__(bootstrap, client_name)
 
     def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-        acked: Callable[[], None] | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        partition: int | None = None, acked: Acked | None = None,
+    ) -> None:  # fmt: skip
         """See `Transport.publish`."""
         self._check()
         size = len(value) + 100
@@ -123,25 +104,6 @@ class KafkaPythonTransport(KafkaTransport):
             self._give_room(size)
             raise self._refused(topic, len(value), error) from error
         future.add_both(settled)
-
-    def listen(self, topic: str, partition: int) -> None:
-        """See `Transport.listen`."""
-        self._check()
-        place = TopicPartition(topic, partition)
-        with self._listening:
-            if place in self._listened:
-                return
-        found = self._ask(
-            f"partition {partition} of topic {topic!r}",
-            lambda admin: admin.list_partition_offsets(
-                {place: OffsetSpec.LATEST}, timeout_ms=int(ASK_SECONDS_MAX * 1000)
-            ),
-        )
-        with self._listening:
-            if place not in self._listened:
-                self._listened.add(place)
-                self._wanted.append((place, found[place].offset))
-                self._listening.notify_all()
 
     def partitions(self, topic: str) -> int:
         """See `Transport.partitions`."""
@@ -173,7 +135,7 @@ class KafkaPythonTransport(KafkaTransport):
         if not self._begin_close():
             return
         with self._room:
-            if not self._room.wait_for(lambda: not self._waiting_records, CLOSE_SECONDS_MAX):
+            if not self._room.wait_for(lambda: not self._waiting_records, bounds.CLOSE_SECONDS_MAX):
                 LOGGER.warning(
                     "%d records did not reach Kafka before the connection closed",
                     self._waiting_records,
@@ -190,22 +152,29 @@ class KafkaPythonTransport(KafkaTransport):
                 self._consumer.close(autocommit=False, timeout_ms=1000)
                 self._consumer = None
 
+    def _end(self, topic: str, partition: int) -> int:
+        place = TopicPartition(topic, partition)
+        found = self._ask(
+            f"partition {partition} of topic {topic!r}",
+            lambda admin: admin.list_partition_offsets(
+                {place: OffsetSpec.LATEST}, timeout_ms=int(bounds.ASK_SECONDS_MAX * 1000)
+            ),
+        )
+        return int(found[place].offset)
+
     def _take_room(self, size: int) -> None:
         with self._room:
             if self._full(size) and not self._room.wait_for(
-                lambda: self._closed or not self._full(size), FULL_SECONDS_MAX
+                lambda: self._closed or not self._full(size), bounds.FULL_SECONDS_MAX
             ):
-                raise NotConnected(
-                    f"{self._waiting_records:,} records are waiting for Kafka at "
-                    f"{self.bootstrap}, and for {FULL_SECONDS_MAX:.0f} s it took none of them"
-                )
+                raise self._no_room(self._waiting_records)
             self._waiting_records += 1
             self._waiting_bytes += size
 
     def _full(self, size: int) -> bool:
         return self._waiting_records > 0 and (
-            self._waiting_records >= BUFFER_RECORDS_MAX
-            or self._waiting_bytes + size > BUFFER_BYTES_MAX
+            self._waiting_records >= bounds.BUFFER_RECORDS_MAX
+            or self._waiting_bytes + size > bounds.BUFFER_BYTES_MAX
         )
 
     def _give_room(self, size: int) -> None:
@@ -229,14 +198,11 @@ class KafkaPythonTransport(KafkaTransport):
 
     def _refused(self, topic: str, value_bytes: int, error: Exception) -> Exception:
         if isinstance(error, kafka_errors.MessageSizeTooLargeError):
-            return Rejected(
-                Reason.MESSAGE_TOO_LARGE,
-                detail=f"{value_bytes:,} bytes, and {MESSAGE_BYTES_MAX:,} are allowed",
-            )
+            return too_large(value_bytes)
         if isinstance(error, kafka_errors.KafkaTimeoutError):
             return NotConnected(
-                f"topic {topic!r} is not known after {FULL_SECONDS_MAX:.0f} s: it does not exist, "
-                f"or no Kafka broker answers at {self.bootstrap}"
+                f"topic {topic!r} is not known after {bounds.FULL_SECONDS_MAX:.0f} s: it does not "
+                f"exist, or no Kafka broker answers at {self.bootstrap}"
             )
         if isinstance(error, kafka_errors.KafkaError | ValueError):
             return NotConnected(f"topic {topic!r} takes no record: {_said(error)}")
@@ -251,12 +217,12 @@ class KafkaPythonTransport(KafkaTransport):
                     if self._admin is None:
                         self._admin = KafkaAdminClient(
                             **self._shared,
-                            request_timeout_ms=int(ASK_SECONDS_MAX * 1000),
-                            bootstrap_timeout_ms=int(ASK_SECONDS_MAX * 1000),
+                            request_timeout_ms=int(bounds.ASK_SECONDS_MAX * 1000),
+                            bootstrap_timeout_ms=int(bounds.ASK_SECONDS_MAX * 1000),
                         )
                     return question(self._admin)
             except kafka_errors.UnknownTopicOrPartitionError as error:
-                if time.monotonic() - started > MISSING_SECONDS_MAX:
+                if time.monotonic() - started > bounds.MISSING_SECONDS_MAX:
                     raise NotConnected(
                         f"{what} does not exist in Kafka at {self.bootstrap}"
                     ) from error
@@ -265,7 +231,7 @@ class KafkaPythonTransport(KafkaTransport):
                 leaderless = isinstance(error, kafka_errors.UnknownBrokerIdError)
                 if not error.retriable and not leaderless:
                     raise NotConnected(f"{what} cannot be used: {_said(error)}") from error
-                if time.monotonic() - started > ASK_SECONDS_MAX:
+                if time.monotonic() - started > bounds.ASK_SECONDS_MAX:
                     raise no_answer(self.bootstrap, f"{what} cannot be looked up") from error
             time.sleep(0.05)
 
@@ -273,15 +239,15 @@ class KafkaPythonTransport(KafkaTransport):
         """One round of the consumer; what `listen` asked for meanwhile comes first."""
         if self._consumer is None:
             self._consumer = self._open_consumer()
-        with self._listening:
-            wanted, self._wanted = self._wanted, []
+        wanted = self._take_wanted()
         if wanted:
-            self._consumer.assign([*self._consumer.assignment(), *(place for place, _ in wanted)])
-            for place, offset in wanted:
+            places = [TopicPartition(topic, partition) for topic, partition, _ in wanted]
+            self._consumer.assign([*self._consumer.assignment(), *places])
+            for place, (_, _, offset) in zip(places, wanted, strict=True):
                 self._consumer.seek(place, offset)
         started = time.monotonic()
         try:
-            found = self._consumer.poll(int(timeout * 1000), max_records=POLL_RECORDS_MAX)
+            found = self._consumer.poll(int(timeout * 1000), max_records=bounds.POLL_RECORDS_MAX)
         except kafka_errors.UnsupportedCodecError as error:
             raise NotConnected(
                 f"records cannot be read, their compression needs another package: {_said(error)}"
@@ -314,10 +280,10 @@ class KafkaPythonTransport(KafkaTransport):
             auto_offset_reset="earliest",  # what was deleted before it was read is skipped
             isolation_level="read_committed",
             fetch_min_bytes=1,
-            fetch_max_wait_ms=FETCH_WAIT_MS,
-            max_partition_fetch_bytes=FETCH_PARTITION_BYTES_MAX,
+            fetch_max_wait_ms=bounds.FETCH_WAIT_MS,
+            max_partition_fetch_bytes=bounds.FETCH_PARTITION_BYTES_MAX,
             # Poll counts records only: this bounds its bytes. A larger record comes all the same.
-            fetch_max_bytes=POLL_BYTES_MAX,
+            fetch_max_bytes=bounds.POLL_BYTES_MAX,
             check_crcs=_FAST_CHECKSUM,
             allow_auto_create_topics=False,
             metrics_enabled=False,
@@ -330,6 +296,34 @@ class KafkaPythonTransport(KafkaTransport):
         super()._forget()
         # The producer would wait at the child's exit for records that the parent sends.
         getattr(self._producer, "_unregister_cleanup", lambda: None)()
+
+
+@contextlib.contextmanager
+def refusals_told(bootstrap: str) -> Iterator[None]:
+    """Around the making of a client of the library, which tries on for its whole timeout with
+    credentials that Kafka refuses, and says why in its log only."""
+    heard = _Refusals(logging.WARNING)
+    log = logging.getLogger("kafka.net.manager")
+    log.addHandler(heard)
+    try:
+        yield
+    except kafka_errors.KafkaError as error:
+        if heard.why is not None:
+            raise refused(bootstrap, heard.why) from error
+        raise
+    finally:
+        log.removeHandler(heard)
+
+
+class _Refusals(logging.Handler):
+    """Hears why Kafka refuses us."""
+
+    why: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for part in record.args or ():
+            if isinstance(part, kafka_errors.SaslAuthenticationFailedError):
+                self.why = _said(part).rpartition("SaslAuthenticationFailedError: ")[2]
 
 
 def _said(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from ..protocol import ConfigError, Rejected, Timeout, WindowFull
 from .gathering import RUN_BYTES, Gathering
-from .headers import Options, Templates, priority_of, ttl_ms
+from .headers import HeaderOptions, Templates, priority_of, ttl_ms
 from .pending import Pending, Receipt, settle
 from .session import Answer, Session
 from .unanswered import Unanswered
@@ -62,7 +62,7 @@ class Producer:
         self._deliver_at, self._delay = deliver_at, delay
         at = delivery_ms(deliver_at, delay, session.now_ms())
         self._delivers_later = at is not None
-        self._defaults = Options(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
+        self._defaults = HeaderOptions(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
         self._lock = threading.RLock()
         self._closed = False
         # One partition per producer: its messages keep their order, whatever their keys.
@@ -186,7 +186,7 @@ class Producer:
         delay: str | float | None,
         dmq_eligible: bool | None,
         persistent: bool,
-    ) -> Options:
+    ) -> HeaderOptions:
         """What the header says: the message's own options before the producer's (P7)."""
         options = self._defaults
         if not persistent:

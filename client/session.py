@@ -99,6 +99,7 @@ class Session:
         self.is_open = True
         self.session = f"{client_name}-{runner.tag}"
         self.changed = threading.Condition()
+        self.epoch = 0  # of the home that gave the newest result that somebody asked for
         self._names = 0
         self._pid = os.getpid()
         self._consumers: dict[str, Consuming] = {}
@@ -239,6 +240,7 @@ class Session:
             )
         answer = answers[0]
         if answer["error"] is None:
+            self.epoch = answer.get("epoch", 0) or self.epoch
             return answer
         if answer["problems"]:
             raise ConfigError([Problem(*p) for p in answer["problems"]])

@@ -14,11 +14,11 @@ from typing import Any
 from ..protocol import ConfigError, LeaseLost
 from ..protocol.ids import Ranges, format_ranges, parse_ranges
 from .acking import AckRule
-from .arrivals import Arrivals
+from .arrivals import FlowArrivals
+from .binding import Binding
 from .message import Message
 from .prefetch import Prefetch
 from .session import Answer, Session
-from .subscription import Subscription
 from .values import duration_ms
 
 
@@ -26,14 +26,14 @@ class Settling:
     """One consumer's; the `Holder` of its messages. over: whether the consumer is closed for good.
     ``subscription`` is the one that it is bound with now."""
 
-    subscription: Subscription
+    subscription: Binding
 
     def __init__(
         self,
         session: Session,
         lock: threading.RLock,
         prefetch: Prefetch,
-        arrivals: Arrivals,
+        arrivals: FlowArrivals,
         rule: AckRule,
         over: Callable[[], bool],
     ) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+Headers = list[tuple[str, bytes]]
+Acked = Callable[[], None]
+
 
 @dataclass(slots=True, frozen=True)
 class Record:
@@ -21,7 +24,7 @@ class Record:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: Headers
 
 
 class Transport(Protocol):
@@ -33,14 +36,9 @@ class Transport(Protocol):
     """
 
     def publish(
-        self,
-        topic: str,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int | None = None,
-        acked: Callable[[], None] | None = None,
-    ) -> None:
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        partition: int | None = None, acked: Acked | None = None,
+    ) -> None:  # fmt: skip
         """Accept a record for sending; does not wait for Kafka.
 
         acked: called once, from any thread, when the record is on its way no more: Kafka has it,

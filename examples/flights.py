@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ..cli.common import console, say_json
 from ..cli.publish import Tally
 from ..protocol.errors import LakequeueError
-from .processes import until
+from .child_processes import until
 
 if TYPE_CHECKING:
+    from .child_processes import EngineProcess, WorkerProcess
     from .flight_data import Flights
-    from .processes import EngineProcess, WorkerProcess
     from .view import View
 
 CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "demo.yaml"
@@ -96,8 +96,8 @@ class FlightsDemo:
         """Everything, from start to the accounts; whether they add up."""
         import lakequeue
 
+        from .child_processes import EngineProcess
         from .flight_data import flights_path, load_flights
-        from .processes import EngineProcess
         from .view import View
 
         started = time.monotonic()
@@ -136,7 +136,7 @@ class FlightsDemo:
         until(lambda: all(w.ready for w in self._workers), 60, self._alive(engine), "the workers")
 
     def _start_worker(self, name: str, jobs: list[str]) -> None:
-        from .processes import WorkerProcess
+        from .child_processes import WorkerProcess
 
         seed = self._seed * 1000 + len(self._workers) * 10
         with (self._home / f"{name}.log").open("w") as errors:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from .accounts import Account, Barriers
-    from .processes import WorkerProcess
+    from .child_processes import WorkerProcess
 
 PLAIN_EVERY_S = 5.0
 

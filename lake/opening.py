@@ -2,7 +2,7 @@
 
 `deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset; DuckDB
 reads of it what a query needs. So what one sees is one version of each table, whole, whatever the
-engine writes meanwhile. Why not Spark: decision 0017.
+engine writes meanwhile. Why not Spark: decision 0018.
 """
 
 from __future__ import annotations

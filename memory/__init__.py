@@ -1,8 +1,8 @@
-"""The engine in the process, and the client's way to it: ``memory://`` (see `connection`)."""
+"""The engine in the process, and the client's way to it: ``memory://`` (see `registry`)."""
 
-from .connection import MemoryConnection, open_memory
-from .engine import MemoryEngine
-from .runner import Inline
-from .transport import MemoryTransport
+from .in_process import MemoryEngine
+from .inline import Inline
+from .loopback import MemoryTransport
+from .registry import MemoryConnection, open_memory
 
 __all__ = ["Inline", "MemoryConnection", "MemoryEngine", "MemoryTransport", "open_memory"]

@@ -22,8 +22,8 @@ import pytest
 
 if TYPE_CHECKING:
     from ..client import Admin
-    from .connection import MemoryConnection
-    from .engine import MemoryEngine
+    from .in_process import MemoryEngine
+    from .registry import MemoryConnection
 
 _numbers = itertools.count(1)
 
@@ -36,7 +36,7 @@ class EngineForTest:
     """
 
     def __init__(self, config: Any = None) -> None:
-        from .connection import open_memory
+        from .registry import open_memory
 
         name = f"pytest-{next(_numbers)}"
         self.url = f"memory://{name}"

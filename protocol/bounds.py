@@ -19,6 +19,7 @@ Name = Annotated[str, msgspec.Meta(max_length=250)]  # of queues, topics, subscr
 Topic = Annotated[str, msgspec.Meta(max_length=1_000)]
 Ids = Annotated[str, msgspec.Meta(max_length=2_000_000)]
 Text = Annotated[str, msgspec.Meta(max_length=10_000)]
+OrderKey = Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]{1,58}$")]  # up to 192 bits
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 DurationMs = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .bounds import Count, DurationMs, Ids, Name, Number, Partition, Text, Topic, explain
+from .bounds import Count, DurationMs, Ids, Name, Number, OrderKey, Partition, Text, Topic, explain
 
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,8 @@ class Delete(Command, frozen=True, tag="delete"):
 
 
 class Subscribe(Command, frozen=True, tag="subscribe"):
-    """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN.
+    """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN. A queue
+    and a session have at most 10,000 subscriptions.
 
     session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
     removal on send; framing: ``single`` (a record a message) or ``batch``; transport_acks: the
@@ -121,10 +122,10 @@ class Bye(Command, frozen=True, tag="bye"):
 
 
 class Named(Command, frozen=True, kw_only=True):
-    """A command that names messages by id, which mean something in one home only.
+    """A command for messages of one home: their ids mean something there only.
 
-    epoch: the home's, from the answer to `Subscribe` or the delivery; 0 says nothing. With another
-    epoch than the home's a command is refused.
+    epoch: the home's, from the delivery or an answer; 0 says nothing. With another epoch than the
+    home's a command is refused.
     """
 
     epoch: Count = 0
@@ -213,13 +214,13 @@ class Describe(Command, frozen=True, tag="describe"):
 
 class Browse(Command, frozen=True, tag="browse"):
     """Look at messages without taking them (R6). Where not all that is asked for is given, the
-    answer's ``more`` is the ``start`` to ask with next."""
+    answer's ``more`` is the ``start`` to ask with next: a place in the queue's order."""
 
     queue: Name
     where: Text | None = None
     state: Text | None = None
     limit: Count = 100
-    start: Count = 0
+    start: OrderKey | None = None
 
 
 class Purge(Named, frozen=True, kw_only=True, tag="purge"):
@@ -266,6 +267,17 @@ class Events(Command, frozen=True, tag="events"):
     limit: Count = 1000
 
 
+class RecordsLost(Command, frozen=True, tag="records_lost"):
+    """Kafka deleted records of a topic before they were read. The engine says so, for the events.
+
+    reader: ``engine``, or ``tables`` where only the Delta tables lack them.
+    """
+
+    topic: Topic
+    records: Count
+    reader: Name = "engine"
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -273,7 +285,8 @@ class Tick(Command, frozen=True, tag="tick"):
 AnyCommand = (
     Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
     | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
-    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | Tick
+    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
+    | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

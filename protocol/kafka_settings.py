@@ -76,6 +76,11 @@ def encrypted(settings: Mapping[str, str]) -> bool:
     return settings.get("security.protocol", "").endswith("SSL")
 
 
+def authenticated(settings: Mapping[str, str]) -> bool:
+    """Whether a connection begins with credentials."""
+    return settings.get("security.protocol", "").startswith("SASL")
+
+
 def for_java(settings: Mapping[str, str]) -> dict[str, str]:
     """The same for Java's clients. As options of Spark's source and sink they begin with kafka."""
     out = {NAMES[k][0]: v for k, v in settings.items() if NAMES[k][0]}

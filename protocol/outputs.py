@@ -42,7 +42,7 @@ class Deliveries:
 
 
 @dataclass(slots=True)
-class Receipt:
+class Receipts:
     """To one producer: everything up to ``up_to`` is settled, ``nacks`` are the refused ones.
 
     runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
@@ -63,7 +63,8 @@ class Receipt:
 @dataclass(slots=True)
 class Reply:
     """The answer to a command; ``error`` is a sentence, ``result`` JSON-able; ``more``: where the
-    next part of a long result begins, None where this is all."""
+    next part of a long result begins, None where this is all; epoch: of the home that answers,
+    whose messages the result is about."""
 
     topic: str
     partition: int
@@ -73,6 +74,7 @@ class Reply:
     kind: str | None = None
     problems: list[tuple[str, str, Any, str]] | None = None
     more: int | str | None = None
+    epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -128,4 +130,4 @@ class Alert:
         return f"{self.event}: {where} at {d['percent']} % of {d['limit']}{soon}"
 
 
-Output = Deliveries | Receipt | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
+Output = Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal

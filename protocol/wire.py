@@ -19,7 +19,16 @@ import msgspec
 from . import journal as journal_codec
 from . import topics
 from .journal import Journal, Segment
-from .outputs import Alert, Capture, Deadline, Deliveries, Output, Receipt, RejectedRecord, Reply
+from .outputs import (
+    Alert,
+    Capture,
+    Deadline,
+    Deliveries,
+    Output,
+    Receipts,
+    RejectedRecord,
+    Reply,
+)
 
 BATCH_BYTES = 512_000
 JOURNAL_ROWS = 200_000
@@ -90,7 +99,7 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
         match output:
             case Deliveries():
                 yield from _batches(output) if output.framing == "batch" else _singles(output)
-            case Receipt():
+            case Receipts():
                 yield from _receipts(output)
             case Reply():
                 yield _reply(output)
@@ -237,7 +246,7 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
 # ---------------------------------------------------------------- the rest
 
 
-def _receipts(r: Receipt) -> Iterator[WireRecord]:
+def _receipts(r: Receipts) -> Iterator[WireRecord]:
     """One record, or several where much was refused: what a record says is settled, ``up_to``, is
     never beyond the first refusal that a later record tells of."""
     nacks = sorted(r.nacks)
@@ -250,7 +259,7 @@ def _receipts(r: Receipt) -> Iterator[WireRecord]:
 
 
 def _receipt(
-    r: Receipt, up_to: int, nacks: list[tuple[int, str, str, str]], runs: list[list[int]],
+    r: Receipts, up_to: int, nacks: list[tuple[int, str, str, str]], runs: list[list[int]],
     discarded: list[tuple[int, str, str]],
 ) -> WireRecord:  # fmt: skip
     value = {
@@ -273,7 +282,7 @@ def _receipt(
 def _reply(r: Reply) -> WireRecord:
     value = {
         "request": r.request, "result": r.result, "error": r.error, "kind": r.kind,
-        "problems": r.problems, "more": r.more,
+        "problems": r.problems, "more": r.more, **({"epoch": r.epoch} if r.epoch else {}),
     }  # fmt: skip
     text = _json(value)
     if len(text) > REJECTED_BYTES:

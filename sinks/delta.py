@@ -23,7 +23,7 @@ from ..protocol import journal as journal_codec
 from ..protocol import topics
 from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
-from ..sources.kafka import headers_column, meta_column
+from ..sources.kafka_source import headers_column, meta_column
 
 MESSAGES, JOURNAL = "messages", "journal"
 TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows

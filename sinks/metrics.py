@@ -19,7 +19,7 @@ _LOOP_COUNTERS = (
 _LOOP_GAUGES = (
     ("wait_p50_ms", "wait_p50_seconds", "From publish to step, the median of the last batch"),
     ("wait_p99_ms", "wait_p99_seconds", "From publish to step, the 99th percentile"),
-    ("gap_ms", "boundary_seconds", "Without a step, between the last two batches"),
+    ("gap_ms", "boundary_seconds", "Without steps, for the sake of a snapshot, since the last one"),
     ("save_ms", "save_seconds", "To save pages at the end of the last batch"),
     ("cache_bytes", "page_cache_bytes", "Memory of the page cache"),
 )

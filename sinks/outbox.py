@@ -7,6 +7,8 @@ counted and told, and nobody waits for it.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..protocol.wire import WireRecord, headers_list
-from .step_log import Stopping
+from .log_writer import Stopping
 
 _NEVER = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -47,8 +49,14 @@ class _Step:
             self.outbox.failure = self.outbox.failure or error
 
 
+LOOK_S = 0.005
+
+
 class Outbox:
-    """Writes outputs; what `driver.Outbox` asks for. stop: whether to give up waiting."""
+    """Writes outputs; what `driver.OutputWriter` asks for. stop: whether to give up waiting.
+
+    Two threads come here: the one that steps, and the batch's, which waits for what was said.
+    """
 
     def __init__(self, kafka: dict[str, Any], stop: Callable[[], bool]) -> None:
         self._stop = stop
@@ -67,6 +75,7 @@ class Outbox:
             }
         )
         self._steps: deque[_Step] = deque()
+        self._lock = threading.Lock()  # callbacks run in whichever thread looks
         self.failure: KafkaError | None = None
         self.notes: list[str] = []
         self.refused = 0
@@ -74,6 +83,10 @@ class Outbox:
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
         """Begin to write a step's outputs."""
+        with self._lock:
+            self._send(step, records)
+
+    def _send(self, step: int, records: Iterable[WireRecord]) -> None:
         one = _Step(self, step)
         self._steps.append(one)
         produce, done = self._producer.produce, one.done
@@ -97,19 +110,20 @@ class Outbox:
 
     def acked(self) -> int | None:
         """The newest step up to which nothing is on its way; None: nothing is."""
-        self._serve(0)
-        while self._steps and self._steps[0].left == 0:
-            self._steps.popleft()
-        return self._steps[0].number - 1 if self._steps else None
+        with self._lock:
+            self._serve(0)
+            while self._steps and self._steps[0].left == 0:
+                self._steps.popleft()
+            return self._steps[0].number - 1 if self._steps else None
 
-    def drain(self) -> None:
-        """Wait until everything is in Kafka."""
-        while self.acked() is not None:
-            self._serve(0.5)
-            if self._stop() and self.acked() is not None:
+    def drain(self, step: int) -> None:
+        """Wait until everything up to this step is in Kafka."""
+        while (acked := self.acked()) is not None and acked < step:
+            if self._stop():
                 self._producer.flush(2.0)
-                if self.acked() is not None:
+                if (acked := self.acked()) is not None and acked < step:
                     raise Stopping("Kafka does not take the outputs")
+            time.sleep(LOOK_S)
 
     def _serve(self, timeout_s: float) -> None:
         self._producer.poll(timeout_s)

@@ -16,7 +16,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..state import Batch
 from .live import CHUNK_RECORDS, consumer_settings
-from .messages import Place, to_batch
+from .step_batch import Place, to_batch
 
 WAIT_S_MAX = 30.0
 
@@ -41,6 +41,7 @@ class ReadAgain:
         if first:
             settings = consumer_settings(kafka) | {
                 "auto.offset.reset": "error", "enable.partition.eof": False,
+                "fetch.wait.max.ms": 10,
             }  # fmt: skip
             self._consumer = Consumer(settings)
             self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])

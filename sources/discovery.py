@@ -20,13 +20,16 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from ..definitions import is_regex
 from ..protocol import topics
-from .kafka import LEGAL_TOPIC
-from .messages import Place
+from .kafka_source import LEGAL_TOPIC
+from .step_batch import Place
 
 log = logging.getLogger("lakequeue.loop")
 
 EVERY_S = 10.0
 ASK_S_MAX = 10.0
+# Of what is asked of a partition's leader: while that is dead and no other one is known, librdkafka
+# 2.16 knocks at it 4,000 times a second, until the question has been too long.
+LEADER_S_MAX = 2.0
 MESSAGE_BYTES_MAX = 12_000_000
 
 
@@ -110,16 +113,17 @@ class Discovery(threading.Thread):
         self._found(sizes)
         asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places()}
         ends = {}
-        for place, answer in self._admin.list_offsets(asked).items() if asked else ():
+        answers = self._admin.list_offsets(asked, request_timeout=LEADER_S_MAX) if asked else {}
+        for place, answer in answers.items():
             with contextlib.suppress(KafkaException, TimeoutError):
                 ends[place.topic, place.partition] = answer.result(ASK_S_MAX).offset
         self._watch(ends)
         if self._trim is not None:
             (topic, before), self._trim = self._trim, None
-            answers = self._admin.delete_records([TopicPartition(topic, 0, before)])
-            for answer in answers.values():
+            last = [TopicPartition(topic, 0, before)]
+            for done in self._admin.delete_records(last, request_timeout=LEADER_S_MAX).values():
                 with contextlib.suppress(KafkaException, TimeoutError):
-                    answer.result(ASK_S_MAX)
+                    done.result(ASK_S_MAX)
 
     def close(self) -> None:
         """End the thread."""

@@ -2,9 +2,10 @@
 
 Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands, so
 that acks never wait behind publishes, one for messages. A step takes the commands that are there
-and then messages, within its limits in records and in bytes. At the start, messages wait until the
-commands were read to their end: definitions come before the messages that they are for. Offsets
-are the loop's own, kept in its snapshot; Kafka's groups are not used.
+and then messages, within its limits in records and in bytes, from the partitions by turns: what one
+of them holds, in large records or in very many, does not stand before another's. At the start,
+messages wait until the commands were read to their end: definitions come before the messages that
+they are for. Offsets are the loop's own, kept in its snapshot; Kafka's groups are not used.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
-from .messages import Place, Taken, is_command, size_of, to_batch
+from .read_ahead import ReadAhead
+from .step_batch import Place, Taken, is_command, size_of, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 
 CHUNK_RECORDS = 500
+# A fetch brings so much of each partition, and as much waits in the consumer's own queue, in the
+# order in which it came: little, so that the turns are taken here (`ReadAhead`).
+FETCH_BYTES = 1_000_000
 POLL_S = 1.0
+# While there is little room for what messages bring, a step takes a part of it: large records wait
+# then, small ones go on.
+ROOM_SHARE = 8
+FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
+ROOM_S = 0.01  # how often a loop without room looks whether there is some again
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
@@ -67,48 +77,51 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "fetch.min.bytes": 1,
-        "fetch.wait.max.ms": 500,
+        "fetch.wait.max.ms": 100,
         # With a full queue, or after an error, it would look again after 1 s and 0.5 s.
         "fetch.queue.backoff.ms": 2,
         "fetch.error.backoff.ms": 50,
-        "queued.max.messages.kbytes": 8_192,
-        "max.partition.fetch.bytes": 4_000_000,
+        "queued.max.messages.kbytes": FETCH_BYTES // 1_000,
+        "max.partition.fetch.bytes": FETCH_BYTES,
+        "fetch.max.bytes": 4 * FETCH_BYTES,
         "enable.partition.eof": True,  # see `Reader.at_end`
     }
 
 
 class Reader(threading.Thread):
-    """Reads ahead what one consumer gets. arrived: set when there is something."""
+    """Reads ahead what one consumer gets, up to two steps' worth. arrived: set when there is
+    something."""
 
     def __init__(
-        self, name: str, settings: dict[str, Any], arrived: threading.Event, bytes_max: int
+        self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits
     ) -> None:
         super().__init__(daemon=True, name=f"lakequeue-{name}")
         self._settings = consumer_settings(settings)
         self._consumer = Consumer(self._settings)
         self._arrived = arrived
-        self._max = bytes_max
+        self._max = 2 * limits.bytes
         self._room = threading.Event()
         self._closing = False
         self._more: deque[TopicPartition] = deque()
-        self.messages: deque[Any] = deque()  # of both threads: append and popleft are atomic
-        self.bytes_in = self.bytes_out = 0  # each written by one thread
+        self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
         self._next: dict[Place, int] = {}  # of each partition, the next offset
         self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[Place, int] = {}
         self._anew = False
+        self._held: set[Place] = set()  # partitions that are paused
         self.at_end: set[Place] = set()  # partitions that were read to their end once
 
     def assign(self, places: dict[Place, int]) -> None:
         """Read these too, from these offsets on. Before the start, or from any thread."""
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
-    def taken(self, size: int) -> None:
-        """So many bytes were taken from `messages`."""
-        self.bytes_out += size
-        if not self._room.is_set() and self.bytes_in - self.bytes_out < self._max // 2:
+    def take(self, most: int | None) -> tuple[dict[Place, list[Any]], int]:
+        """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
+        found, size = self.ahead.take(most)
+        if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
+        return found, size
 
     def run(self) -> None:
         """The thread."""
@@ -133,7 +146,7 @@ class Reader(threading.Thread):
             end = ends.get(place, 0)
             if at == self._seen.get(place) and at < end != self._helped.get(place):
                 self._helped[place] = end
-                self._anew = self._anew or not self.messages
+                self._anew = self._anew or not self.ahead
         self._seen = now
 
     def _read(self) -> None:
@@ -142,35 +155,68 @@ class Reader(threading.Thread):
             log.warning("%s: the consumer stands still: a new one takes over", self.name)
             self._consumer.close()
             self._consumer = Consumer(self._settings)
+            self._held.clear()
             self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
         if self._more:
             places = [self._more.popleft() for _ in range(len(self._more))]
             self._next |= {(p.topic, p.partition): p.offset for p in places}
             self._consumer.incremental_assign(places)
-        if self.bytes_in - self.bytes_out >= self._max:
-            self._room.clear()
-            if self.bytes_in - self.bytes_out >= self._max:  # it may just have been taken
-                self._room.wait(POLL_S)
-                return
-        first = self._consumer.poll(POLL_S)  # `consume(n)` would wait for n
+        if not self._has_room():
+            return
+        first = self._consumer.poll(FULL_S if self._held else POLL_S)  # `consume(n)` waits for n
         if first is None:
             return
-        found = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
-        good: list[Any] = [m for m in found if m.error() is None]
-        ended = False
-        for m in found if len(good) < len(found) else ():
-            error = m.error()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:
-                place = m.topic() or "", m.partition() or 0
-                ended = ended or place not in self.at_end
-                self.at_end.add(place)
-            elif error is not None and error.code() not in _AWAY:
-                log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
-        self._next.update({(m.topic(), m.partition()): m.offset() + 1 for m in good})
-        self.bytes_in += sum(map(size_of, good))
-        self.messages.extend(good)
-        if good or ended:
+        found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
+        lanes: dict[Place, list[Any]] = {}
+        told = []
+        for m in found:
+            if m.error() is None:
+                lanes.setdefault((m.topic(), m.partition()), []).append(m)
+            else:
+                told.append(m)
+        for place, messages in lanes.items():
+            if messages[0].offset() < self._next.get(place, 0):  # once more, after a pause
+                messages = [m for m in messages if m.offset() >= self._next[place]]
+                if not messages:
+                    continue
+            self._next[place] = messages[-1].offset() + 1
+            self.ahead.put(place, messages)
+        ended = self._hear(told)  # only now: a partition's end comes behind its messages
+        if lanes or ended:
             self._arrived.set()
+
+    def _has_room(self) -> bool:
+        """Whether to read on. Steps take what is here within milliseconds, but between two batches
+        they may have no room for large records: then partitions that hold much are paused, for
+        others stand behind them."""
+        ahead, most = self.ahead.bytes, self._max
+        if ahead < most // 2 and self._held:
+            self._consumer.resume([TopicPartition(*place) for place in self._held])
+            self._held.clear()
+        if ahead < most:
+            return True
+        self._room.clear()
+        if self.ahead.bytes < most:  # it may just have been taken
+            return True
+        wait_s = POLL_S if ahead >= 2 * most else 0.0 if self._held else FULL_S
+        if self._room.wait(wait_s):
+            return False
+        much = [place for place in self.ahead.holding(FETCH_BYTES) if place not in self._held]
+        if much:
+            self._consumer.pause([TopicPartition(*place) for place in much])
+            self._held.update(much)
+        return ahead < 2 * most
+
+    def _hear(self, told: list[Any]) -> bool:
+        """Ends of partitions, and errors. Whether a partition was read to its end once more."""
+        before = len(self.at_end)
+        for m in told:
+            error = m.error()
+            if error.code() == KafkaError._PARTITION_EOF:
+                self.at_end.add((m.topic(), m.partition()))
+            elif error.code() not in _AWAY:
+                log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
+        return len(self.at_end) > before
 
     def first_offset(self, topic: str, partition: int) -> int:
         """Where a partition begins, as the newest fetch said."""
@@ -190,22 +236,21 @@ class LiveInputs:
     """
 
     def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
-        self._limits = limits
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()
-        ahead = 2 * limits.bytes
-        self._commands = Reader("commands", kafka, self.arrived, ahead)
-        self._messages = Reader("messages", kafka, self.arrived, ahead)
+        self._commands = Reader("commands", kafka, self.arrived, limits)
+        self._messages = Reader("messages", kafka, self.arrived, limits)
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
         self.notes: list[str] = []
         self._ready = False
         self._heard = 0.0  # when something came
-        self._command_ms = 0  # Kafka's time of the newest command that was taken
+        self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.waited_s = 0.0
+        self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
     def start(self, places: dict[Place, int]) -> None:
@@ -225,18 +270,21 @@ class LiveInputs:
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         readers = (self._commands, self._messages)
-        if not any(r.messages for r in readers):
-            begun = time.monotonic()
-            self.arrived.wait(timeout_s)
-            self.waited_s += time.monotonic() - begun
+        if not self._commands.ahead and not (self._messages.ahead and self._all_commands_read()):
+            self._wait(timeout_s)
         self.arrived.clear()
         found: dict[Place, list[Any]] = {}
         for reader in readers:
             if reader.failure is not None:
                 raise reader.failure
             if reader is self._commands or self._all_commands_read():
-                self._take(reader, found)
+                some, size = reader.take(None if reader is self._commands else self._most())
+                found |= some
+                self.bytes += size
+        self._told(found)
         if not found:
+            if self._messages.ahead:
+                self._wait(min(timeout_s, ROOM_S))
             return None
         self._heard = time.monotonic()
         taken = to_batch(found)
@@ -248,18 +296,32 @@ class LiveInputs:
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
 
+    def _wait(self, seconds: float) -> None:
+        begun = time.monotonic()
+        self.arrived.wait(seconds)
+        self.waited_s += time.monotonic() - begun
+
+    def _most(self) -> int | None:
+        """Of messages, the bytes that a step may take; None: as many as ever."""
+        return None if self.room_bytes is None else max(0, self.room_bytes // ROOM_SHARE)
+
     def _all_commands_read(self) -> bool:
         """Whether commands were read to their end once, and nothing of that is left to take."""
-        if not self._ready and not self._commands.messages:
+        if not self._ready and not self._commands.ahead:
             commands = {place for place in self._expected if is_command(place[0])}
             self._ready = commands <= self._commands.at_end
         return self._ready
 
     def up_to(self) -> int | None:
         """Commands that are still to be taken came after this time; None: there are none."""
-        if self._all_commands_read() and not self._commands.messages:
-            return None
-        return self._command_ms
+        waiting = self._commands.ahead.next_of_each()
+        times = [m.timestamp()[1] for place, m in waiting.items() if place[0] != self._control]
+        if not self._all_commands_read():
+            unread = {place for place in self._expected if is_command(place[0])}
+            unread -= self._commands.at_end | waiting.keys()
+            times += [self._command_ms.get(place, 0) for place in unread]
+        now = int(time.time() * 1000)  # a client's clock may be ahead
+        return min(now, *times) if times else None
 
     def current(self) -> bool:
         """Whether all commands that are in Kafka by now were taken, as far as Kafka says; False
@@ -276,7 +338,7 @@ class LiveInputs:
                 if end > self._expected[place]:
                     # A moment for it to come; it may also be what no reader gets.
                     self.arrived.wait(ARRIVES_S)
-        return not self._commands.messages
+        return not self._commands.ahead
 
     def _end_offset(self, place: Place) -> int | None:
         """Where a partition ends now; None: Kafka does not answer."""
@@ -298,22 +360,13 @@ class LiveInputs:
             if lost > 0:
                 self.notes.append(f"lost:{r.topic}:{lost}")
 
-    def _take(self, reader: Reader, found: dict[Place, list[Any]]) -> None:
-        messages, left, size = reader.messages, self._limits.records, 0
-        while messages and left and size < self._limits.bytes:
-            m = messages.popleft()
-            size += size_of(m)
-            left -= 1
-            topic = m.topic()
-            if topic == self._control:
-                self.stopped |= m.value() == self._run
-            else:
-                found.setdefault((topic, m.partition()), []).append(m)
-                if reader is self._commands:
-                    self._command_ms = max(self._command_ms, m.timestamp()[1])
-        if size:
-            self.bytes += size
-            reader.taken(size)
+    def _told(self, found: dict[Place, list[Any]]) -> None:
+        """Take out what the engine said on the control topic, and see when commands came."""
+        said = found.pop((self._control, 0), ())
+        self.stopped = self.stopped or any(m.value() == self._run for m in said)
+        for place, messages in found.items():
+            if is_command(place[0]):
+                self._command_ms[place] = messages[-1].timestamp()[1]
 
     def watch(self, ends: dict[Place, int]) -> None:
         """Partitions end here now: see `Reader.watch`."""

@@ -34,20 +34,28 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     return batch, int(parts[0]["now"].iloc[0])
 
 
-def in_parts(batch: Batch, bytes_max: int) -> Iterator[Batch]:
-    """The same in steps of at most so many bytes of messages (one record may be larger).
-
-    Commands are in the first: acks make room.
+def in_parts(batch: Batch, bytes_max: int, rows_max: int) -> Iterator[Batch]:
+    """The same in steps of at most so many records and bytes (one record may be larger), commands
+    and messages each. Commands come first: acks make room, and messages need definitions.
     """
-    commands, whole = batch.commands, batch.publishes
+    commands = list(_cut(batch.commands, bytes_max, rows_max))
+    publishes = list(_cut(batch.publishes, bytes_max, rows_max))
+    for part in commands[:-1]:
+        yield Batch(commands=part)
+    yield Batch(commands[-1], publishes[0])
+    for part in publishes[1:]:
+        yield Batch(publishes=part)
+
+
+def _cut(records: Records, bytes_max: int, rows_max: int) -> Iterator[Records]:
     start = size = 0
-    for i, value in enumerate(whole.values):
-        one = len(value or b"") + len(whole.keys[i] or b"") + len(whole.headers[i] or "")
-        if i > start and size + one > bytes_max:
-            yield Batch(commands, _slice(whole, start, i))
-            commands, start, size = Records(), i, 0
+    for i, value in enumerate(records.values):
+        one = len(value or b"") + len(records.keys[i] or b"") + len(records.headers[i] or "")
+        if i > start and (size + one > bytes_max or i - start >= rows_max):
+            yield _slice(records, start, i)
+            start, size = i, 0
         size += one
-    yield Batch(commands, _slice(whole, start, len(whole)))
+    yield _slice(records, start, len(records))
 
 
 def _slice(records: Records, start: int, stop: int) -> Records:

@@ -18,9 +18,9 @@ from ..protocol.outputs import Output
 from .header import QueueHeader
 from .limits import Budget, Limits
 from .queue import Queue
-from .storage import Calendar, Notes, Spool, SpoolHeader, Store
+from .storage import Calendar, Spool, SpoolHeader, Store, ValuePages
 
-FORMAT = 5
+FORMAT = 6
 EVENTS_PER_PAGE = 50
 BUCKETS = 64
 DETAIL_CHARACTERS_MAX = 1_000
@@ -84,9 +84,9 @@ class Broker:
         self.header = header
         self.now = now
         self.limits = limits or Limits()
-        self.notes = Notes(store)
+        self.values = ValuePages(store)
         self.spool = Spool(store, header.spool, header.number, self.limits)
-        self.calendar = Calendar(self.notes, header.earliest, self.limits)
+        self.calendar = Calendar(self.values, header.earliest, self.limits)
         self.outputs: list[Output] = []
         self.journal = Journal(header.name, header.step, now)
         self.unacked_total = header.unacked  # as of the last `count_unacked`, kept by delivery
@@ -134,8 +134,8 @@ class Broker:
 
     def queue_number(self, vpn: str, name: str) -> int | None:
         """The number of a queue by its name."""
-        note = self.notes.read(f"n/{vpn}/{bucket(name)}")
-        return note.get(name) if note else None
+        names = self.values.read(f"n/{vpn}/{bucket(name)}")
+        return names.get(name) if names else None
 
     def queue(self, number: int) -> Queue | None:
         """A queue by its number, also one that is being deleted; None when it is gone."""
@@ -159,7 +159,7 @@ class Broker:
         """The names of all queues of a VPN, sorted; reads every bucket."""
         names: list[str] = []
         for number in range(BUCKETS):
-            names += self.notes.read(f"n/{vpn}/{number}") or ()
+            names += self.values.read(f"n/{vpn}/{number}") or ()
         return sorted(names)
 
     def loaded(self) -> list[Queue]:
@@ -203,12 +203,12 @@ class Broker:
         self.note(event, vpn, queue, details.get("subscription") or "", _cut(text))
         number = self.header.events
         key = f"e/{number // EVENTS_PER_PAGE}"
-        page = self.notes.read(key) or []
-        self.notes.write(key, [*page, [event, vpn, queue, self.now, details]])
+        page = self.values.read(key) or []
+        self.values.write(key, [*page, [event, vpn, queue, self.now, details]])
         self.header.events += 1
         old = (number - self.limits.events) // EVENTS_PER_PAGE - 1
         if old >= 0 and number % EVENTS_PER_PAGE == 0:
-            self.notes.write(f"e/{old}", None)
+            self.values.write(f"e/{old}", None)
 
     def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
         """What is no message's event and for the journal only."""
@@ -220,7 +220,7 @@ class Broker:
         """The events that are remembered, oldest first."""
         last = self.header.events // EVENTS_PER_PAGE
         first = max(self.header.events - self.limits.events, 0) // EVENTS_PER_PAGE
-        pages = [self.notes.read(f"e/{n}") or [] for n in range(first, last + 1)]
+        pages = [self.values.read(f"e/{n}") or [] for n in range(first, last + 1)]
         return [e for page in pages for e in page][-self.limits.events :]
 
     # ------------------------------------------------------------ end
@@ -241,7 +241,7 @@ class Broker:
             queue.flush()
         self.at = None
         self.more_to_do |= self.spool.flush()
-        self.notes.flush()
+        self.values.flush()
         self.store.put("broker", _encode(self.header))
 
 

@@ -27,28 +27,33 @@ class Subscription(msgspec.Struct):
     held: int = 0  # leased to it now
     priority: int = 0  # who is asked first under `fast` (F1)
     ending: str = ""  # why it ends; it gets nothing more, what it holds is being returned
-    # Of its flow (`transport`): who does not want transport acks leaves these as they are.
+    # Of its flow (`transport_acks`): who does not want transport acks leaves these as they are.
     transport_acks: bool = False
     sent: int = 0  # number of the last message sent
     base: int = 1  # numbers below are confirmed, or were sent again under others
     unconfirmed: list[list[int]] = []  # per step [last number, sent at, first, last place]
     patience: int = 2_000  # ms that the oldest entry waits
+    again: list[list[int]] = []  # [first, last place] of what is being sent again
 
     def again_at(self) -> int:
         """When what is not confirmed is sent again, epoch ms (C2)."""
+        if self.again:
+            return 0
         if not self.unconfirmed or not self.held:
             return NEVER
         return self.unconfirmed[0][1] + self.patience
 
 
 class FilterState(msgspec.Struct):
-    """What a filter has looked at (`filters`): every ready key below the cursor; those of them that
-    match stand in an index of its own."""
+    """What a filter has looked at (`filters`): every ready key below the cursor but the unseen;
+    those of them that match stand in an index of its own."""
 
     number: int  # names its pages
     cursor: list[int]
     ready: list[list[int]] = []  # the top of its index
     next_ready: int = 0
+    unseen: list[list[int]] = []  # the top of the index of what it has not looked at
+    next_unseen: int = 0
 
 
 class QueueHeader(msgspec.Struct):
@@ -74,6 +79,7 @@ class QueueHeader(msgspec.Struct):
     subscriptions: list[Subscription] = []
     served: int = 0  # number of the subscription served last (F2)
     ordered: bool = False  # some message has a priority or a generation
+    ordered_from: int = 0  # none before this place has: there the order is by place
     generation: int = 0  # barriers that entered since the queue was last empty (O3)
     barriers: list[list[int]] = []  # [place, generation] of barriers that wait, ascending (O3)
     deferred: list[list[int]] = []  # [first id, last id, expires] of acks that came early (L9)
@@ -83,6 +89,8 @@ class QueueHeader(msgspec.Struct):
     directory: list[int] = []  # the top of the page directory
     ready: list[list[int]] = []  # the top of the ready index
     next_ready: int = 0
+    aside: list[list[int]] = []  # the top of the index of what is not in the ready index
+    next_aside: int = 0
     keyed: bool = False  # some message has a lane (O4)
     lanes: list[list[int]] = []  # the top of the index of lanes
     next_lane_page: int = 0

@@ -104,12 +104,21 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     assert keys == queue.keys(np.array(index, np.int64)), f"{name}: keys"
     assert len(index) == len(set(index)), f"{name}: a place stands twice in the ready index"
     assert set(index) == ready_seqs, f"{name}: ready index {sorted(set(index) ^ ready_seqs)[:5]}"
+    _check_aside(queue, set(index))
     keeps_last = queue.definition.max_spool_usage == 0
     assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
     _check_filters(broker, queue, keys)
     _check_limits(queue, held)
     _check_active(queue)
     _check_counters(queue)
+
+
+def _check_aside(queue: Queue, ready: set[int]) -> None:
+    """The ready index and what stands aside are all that is stored, where order is not by place."""
+    header, name = queue.header, queue.definition.name
+    stored = [(p.base + int(row)) for p, rows in queue.live_rows() for row in rows]
+    wanted = [s for s in stored if header.ordered and s >= header.ordered_from and s not in ready]
+    assert list(queue.aside.scan()) == queue.keys(np.array(wanted, np.int64)), f"{name}: aside"
 
 
 def _order(page: QueuePage, row: int, seq: int) -> tuple[int, int, int]:
@@ -125,6 +134,9 @@ def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:
         seqs = np.array([seq_of(k) for k in passed], np.int64)
         fits = matching(broker, queue, seqs, one.text)
         wanted = [k for k, yes in zip(passed, fits, strict=True) if yes]
+        unseen = set(one.unseen.scan())
+        assert unseen <= set(passed), f"{queue.definition.name}: unseen by {one.text}"
+        wanted = [k for k in wanted if k not in unseen]
         assert list(one.index.scan()) == wanted, f"{queue.definition.name}: filter {one.text}"
 
 
@@ -231,7 +243,7 @@ def _check_topics(store: DictStore, broker: Broker, queues: dict[int, Queue]) ->
     looked_up = [
         (key.split("/")[1], number, pattern)
         for key in store.pages if key.startswith("t/")
-        for pattern, numbers in broker.notes.read(key).items() for number in numbers
+        for pattern, numbers in broker.values.read(key).items() for number in numbers
     ]  # fmt: skip
     assert sorted(of_queues) == sorted(looked_up), "topic subscriptions"
     counted = sum(sum(counts) for counts in broker.header.topics.values())

@@ -31,7 +31,7 @@ TRIES = 4
 Place = tuple[str, int, int]  # topic, partition, offset
 
 
-class Refused:
+class Refusals:
     """What this step does without, and why."""
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Refused:
         return False
 
 
-Run = Callable[[Store, Any, Refused, bool], Any]
+Run = Callable[[Store, Any, Refusals, bool], Any]
 
 
 def isolated(store: Store, batch: Batch, run: Run) -> tuple[list[Output], Journal, int]:
     """Run a step; gives its outputs, its journal, and when something is due next (or NEVER)."""
-    refused = Refused()
+    refused = Refusals()
     for _ in range(TRIES):
         overlay = Overlay(store)
         try:
@@ -84,7 +84,7 @@ def isolated(store: Store, batch: Batch, run: Run) -> tuple[list[Output], Journa
 
 
 def _one_by_one(
-    store: Store, batch: Batch, run: Run, refused: Refused
+    store: Store, batch: Batch, run: Run, refused: Refusals
 ) -> tuple[list[Output], Journal, int]:
     """The batch in parts of one record each: what fails is refused, the rest is carried out."""
     whole = Overlay(store)
@@ -126,7 +126,7 @@ def _one(records: Records, at: int) -> Records:
     return Records(*([getattr(records, name)[at]] for name in Records.__slots__))
 
 
-def _blame_part(part: Batch, refused: Refused, error: Exception) -> bool:
+def _blame_part(part: Batch, refused: Refusals, error: Exception) -> bool:
     """A part failed somewhere else than where it was looked at: it is still its doing."""
     for records in (part.commands, part.publishes):
         for place in zip(records.topics, records.partitions, records.offsets, strict=True):

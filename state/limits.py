@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -17,22 +19,28 @@ class Limits:
 
     # Rows and bytes in a step, of all queues together.
     command_rows: int = 10_000  # rows that commands look at or change: acks, purges, redrives
-    command_bytes: int = 8_000_000  # payloads that they read
-    due_rows: int = 10_000  # rows whose time has come
+    command_bytes: int = 8_000_000  # payloads, and expressions, that they read
+    due_rows: int = 4_000  # rows whose time has come
     due_names: int = 1_000  # queues, sessions, producers whose time has come
     delivery_rows: int = 20_000
     delivery_bytes: int = 16_000_000
-    looks: int = 20_000  # messages that filters look at
+    again_rows: int = 20_000  # sent again, since nobody said that they arrived
+    again_bytes: int = 16_000_000
+    looks: int = 20_000  # messages that consumers' filters look at
+    look_bytes: int = 16_000_000  # payloads, and filters, that they read
     compact_bytes_per_step: int = 1_000_000
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
     # What waits for its turn, or for its message.
     pending_commands: int = 10_000  # of one queue
+    subscriptions: int = 10_000  # of one queue, and of one session
+    filter_characters: int = 1_000_000  # of all subscriptions of one queue
     early_acks: int = 10_000  # ranges of one queue (L9)
     ignored_acks: int = 10_000  # ids of one command that are named in the journal (L8)
     # Answers.
-    browse_rows: int = 10_000
-    browse_bytes: int = 4_000_000
+    browse_rows: int = 10_000  # messages that one answer looks at
+    browse_bytes: int = 4_000_000  # payloads that it reads
+    browse_pages: int = 500  # pages of any kind that it reads
     queues_listed: int = 1_000
     # What is remembered.
     events: int = 1_000
@@ -69,6 +77,11 @@ class Budget:
     def spent(self) -> bool:
         """Whether nothing is left; a single message may overdraw the bytes."""
         return self.rows <= 0 or self.bytes <= 0
+
+    def fits(self, sizes: np.ndarray) -> int:
+        """How many of the first of these sizes the bytes allow, one at least; none of none."""
+        fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), self.bytes, side="right"))
+        return min(max(fitting, 1), len(sizes))
 
     def take(self, rows: int, size: int = 0) -> None:
         """Count what was done."""

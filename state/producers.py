@@ -10,10 +10,11 @@ is forgotten.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.outputs import Receipt
-from .storage import NEVER, Notes
+from ..protocol.outputs import Receipts
+from .storage import NEVER, ValuePages
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -22,24 +23,31 @@ GAPS_MAX = 10_000
 RUNS_MAX = 64
 
 
-class Producer:
+class ProducerHistory:
     """One producer during a step."""
 
     __slots__ = (
-        "_key", "_notes", "_repeated", "forgotten_at", "gaps", "high", "receipt", "refusals",
+        "_key",
+        "_repeated",
+        "_values",
+        "forgotten_at",
+        "gaps",
+        "high",
+        "receipt",
+        "refusals",
         "runs",
     )  # fmt: skip
 
-    def __init__(self, notes: Notes, vpn: str, name: str) -> None:
-        self._notes = notes
+    def __init__(self, values: ValuePages, vpn: str, name: str) -> None:
+        self._values = values
         self._key = f"P/{vpn}/{name}"
-        note: list[Any] | None = notes.read(self._key)
-        self.high: int = note[0] if note else 0
-        self.gaps: list[list[int]] = [list(g) for g in note[1]] if note else []
-        self.runs: list[list[int]] = [list(r) for r in note[2]] if note else []
-        self.refusals: list[list[int]] = [list(r) for r in note[3]] if note else []
-        self.forgotten_at: int = note[4] if note else 0
-        self.receipt = Receipt(vpn, name, 0)
+        known: list[Any] | None = values.read(self._key)
+        self.high: int = known[0] if known else 0
+        self.gaps: list[list[int]] = [list(g) for g in known[1]] if known else []
+        self.runs: list[list[int]] = [list(r) for r in known[2]] if known else []
+        self.refusals: list[list[int]] = [list(r) for r in known[3]] if known else []
+        self.forgotten_at: int = known[4] if known else 0
+        self.receipt = Receipts(vpn, name, 0)
         self._repeated: int | None = None
 
     def is_new(self, seq: int) -> bool:
@@ -68,10 +76,11 @@ class Producer:
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
         """The message was refused."""
         refusals = self.refusals
-        if refusals and refusals[-1][1] == seq - 1:
-            refusals[-1][1] = seq
+        at = bisect_right(refusals, seq, key=_first)
+        if at and refusals[at - 1][1] == seq - 1:
+            refusals[at - 1][1] = seq
         else:
-            refusals.append([seq, seq])
+            refusals.insert(at, [seq, seq])
         self.receipt.nacks.append((seq, reason, queue, detail))
 
     def repeat(self, seq: int) -> None:
@@ -99,7 +108,7 @@ class Producer:
         """A queue threw the message away; it is acknowledged all the same (S4)."""
         self.receipt.discarded.append((seq, reason, queue))
 
-    def close(self, broker: Broker) -> Receipt:
+    def close(self, broker: Broker) -> Receipts:
         """Save what is remembered; gives the receipt of this step."""
         self._answer_repeats()
         idle = broker.limits.producer_idle_ms
@@ -109,7 +118,7 @@ class Producer:
             broker.calendar.set(name, self.forgotten_at)
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
-        self._notes.write(
+        self._values.write(
             self._key, [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
         )
         self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
@@ -117,17 +126,22 @@ class Producer:
 
 
 def _take(ranges: list[list[int]], seq: int) -> bool:
-    """Take a sequence out of ranges; whether it was there."""
-    for at, (first, last) in enumerate(ranges):
-        if first <= seq <= last:
-            rest = [[first, seq - 1], [seq + 1, last]]
-            ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
-            return True
-    return False
+    """Take a sequence out of ranges, which are ascending; whether it was there."""
+    at = bisect_right(ranges, seq, key=_first) - 1
+    if at < 0 or seq > ranges[at][1]:
+        return False
+    first, last = ranges[at]
+    rest = [[first, seq - 1], [seq + 1, last]]
+    ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
+    return True
+
+
+def _first(one: list[int]) -> int:
+    return one[0]
 
 
 def forget(broker: Broker, name: str) -> None:
     """A producer has been silent for so long that nobody sends again what it sent; ``name`` is its
     name in the calendar."""
     broker.calendar.set(name, NEVER)
-    broker.notes.write(f"P/{name[1:]}", None)
+    broker.values.write(f"P/{name[1:]}", None)

@@ -41,8 +41,11 @@ class Queue:
         self.ready = ReadyIndex(
             store, f"o/{self.number}/", header.ready, header.next_ready, limits
         )
+        self.aside = ReadyIndex(
+            store, f"a/{self.number}/", header.aside, header.next_aside, limits
+        )
         self.lanes = Lanes(store, f"l/{self.number}/", header, limits)
-        self.filters = Filters(store, f"g/{self.number}/", header, limits)
+        self.filters = Filters(store, header, limits)
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
         self.arrivals = Arrivals()
@@ -76,11 +79,14 @@ class Queue:
                     self._store.delete(f"p/{self.number}/{number}")
         self.directory.flush()
         self.ready.flush()
+        self.aside.flush()
         self.filters.flush()
         if header.keyed or header.lanes:
             self.lanes.flush()
         header.ready = self.ready.directory()
         header.next_ready = self.ready.pages
+        header.aside = self.aside.directory()
+        header.next_aside = self.aside.pages
         self._store.put(f"q/{self.number}", _encode(header))
 
     def drop(self) -> None:
@@ -90,7 +96,7 @@ class Queue:
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
-        for index in (self.ready, self.lanes, *self.filters.indexes()):
+        for index in (self.ready, self.aside, self.lanes, *self.filters.indexes()):
             index.drop()
             index.flush()
         self._store.delete(f"q/{self.number}")
@@ -135,13 +141,11 @@ class Queue:
         """The keys of places, ascending (`order`)."""
         if not self.header.ordered:
             return sorted(seqs.tolist())
-        columns = zip(
-            seqs.tolist(),
-            self.gather(seqs, "priority").tolist(),
-            self.gather(seqs, "generation").tolist(),
-            strict=True,
-        )
-        return sorted(key_of(*row) for row in columns)
+        ranks = [self.gather(seqs, name).tolist() for name in ("priority", "generation")]
+        # Few ranks, many messages: what is the same in their keys is made once.
+        first = {rank: key_of(0, *rank) for rank in set(zip(*ranks, strict=True))}
+        places = zip(seqs.tolist(), zip(*ranks, strict=True), strict=True)
+        return sorted([first[rank] + seq for seq, rank in places])
 
     def live_rows(self, start: int = 0) -> Iterator[tuple[QueuePage, Array]]:
         """Pages with their rows that hold a message, from the page of a place on, in order."""

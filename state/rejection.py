@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def count_of_vpn(broker: Broker, vpn: str, reason: str) -> None:
     """Count a refusal that is no queue's."""
     key = f"x/{vpn}"
-    note = broker.notes.read(key) or {}
-    broker.notes.write(key, {**note, reason: note.get(reason, 0) + 1})
+    counts = broker.values.read(key) or {}
+    broker.values.write(key, {**counts, reason: counts.get(reason, 0) + 1})
 
 
 def reject_record(

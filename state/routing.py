@@ -22,34 +22,34 @@ def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     broker.emit(Capture(topic))
     if is_regex(topic):
         key = f"R/{vpn}"
-        note = dict(broker.notes.read(key) or {})
-        note[number] = topic
-        broker.notes.write(key, note)
+        entries = dict(broker.values.read(key) or {})
+        entries[number] = topic
+        broker.values.write(key, entries)
         if vpn not in broker.header.regex_vpns:
             broker.header.regex_vpns.append(vpn)
         return
     key = f"r/{vpn}/{bucket(topic)}"
-    note = dict(broker.notes.read(key) or {})
-    note[topic] = sorted({*note.get(topic, []), number})
-    broker.notes.write(key, note)
+    entries = dict(broker.values.read(key) or {})
+    entries[topic] = sorted({*entries.get(topic, []), number})
+    broker.values.write(key, entries)
 
 
 def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """A queue no longer captures its underlying topic."""
     topic, vpn = definition.underlying_topic, definition.vpn
     if is_regex(topic):
-        note = dict(broker.notes.read(f"R/{vpn}") or {})
-        note.pop(number, None)
-        broker.notes.write(f"R/{vpn}", note)
-        if not note:
+        entries = dict(broker.values.read(f"R/{vpn}") or {})
+        entries.pop(number, None)
+        broker.values.write(f"R/{vpn}", entries)
+        if not entries:
             broker.header.regex_vpns.remove(vpn)
         return
     key = f"r/{vpn}/{bucket(topic)}"
-    note = dict(broker.notes.read(key) or {})
-    numbers = [n for n in note.pop(topic, []) if n != number]
+    entries = dict(broker.values.read(key) or {})
+    numbers = [n for n in entries.pop(topic, []) if n != number]
     if numbers:
-        note[topic] = numbers
-    broker.notes.write(key, note)
+        entries[topic] = numbers
+    broker.values.write(key, entries)
 
 
 class Routes:
@@ -84,10 +84,10 @@ class Routes:
         return found
 
     def _capturing(self, vpn: str, topic: str) -> list[int]:
-        notes = self._broker.notes
-        numbers = list((notes.read(f"r/{vpn}/{bucket(topic)}") or {}).get(topic, []))
+        values = self._broker.values
+        numbers = list((values.read(f"r/{vpn}/{bucket(topic)}") or {}).get(topic, []))
         if vpn in self._broker.header.regex_vpns:
-            patterns = notes.read(f"R/{vpn}") or {}
+            patterns = values.read(f"R/{vpn}") or {}
             numbers += [n for n, text in patterns.items() if compiled(text).fullmatch(topic)]
         return numbers
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from .broker import Broker, Home
-from .commands.inbox import Inbox, answer_looks, take_commands
+from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
-from .isolation import Refused, isolated
+from .isolation import Refusals, isolated
 from .limits import Limits
 from .phases.admission import admit
 from .phases.alerts import watch
@@ -44,20 +44,20 @@ class Batch:
 class Input:
     """A batch on its way through the phases."""
 
-    inbox: Inbox
+    commands: DecodedCommands
     publishes: Records
-    refused: Refused
+    refused: Refusals
 
 
 PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: go_on(broker),  # what earlier commands have left to do
-    lambda broker, given: take_commands(broker, given.inbox),
+    lambda broker, given: take_commands(broker, given.commands),
     lambda broker, given: admit(broker, given.publishes, given.refused),
     lambda broker, _: act_on_deadlines(broker),
     lambda broker, _: deliver(broker),
     lambda broker, _: compact(broker),
     lambda broker, _: watch(broker),
-    lambda broker, given: answer_looks(broker, given.inbox),
+    lambda broker, given: answer_inspections(broker, given.commands),
 )
 
 
@@ -76,9 +76,9 @@ def step(
 ) -> list[Output]:
     """Run one step of a broker. ``now``: epoch ms. Reads and writes ``store``."""
 
-    def run(pages: Store, part: Batch, refused: Refused, first: bool) -> Broker:
+    def run(pages: Store, part: Batch, refused: Refusals, first: bool) -> Broker:
         broker = refused.watch(Broker.load(pages, home, now, limits, first))
-        given = Input(Inbox(broker, part.commands, refused), part.publishes, refused)
+        given = Input(DecodedCommands(broker, part.commands, refused), part.publishes, refused)
         for phase in PHASES:
             phase(broker, given)
             broker.at = None

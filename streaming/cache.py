@@ -3,7 +3,13 @@
 A batch is long, and most pages are written again and again in it: the state gets each once. Three
 sorts of pages are here: *dirty* ones, which the state does not have; *leaving* ones, which a thread
 is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
-that rests is written early, so that the end of the batch, when nobody steps, has little to write.
+that rests is written early, so that the end of the batch has little to write. Large pages hold
+payloads: what nobody asks for by then is let go, for it is most of what a deep queue would fill
+memory with (1 KB a message, where all else takes 20 bytes).
+
+Between two batches there is no state to ask: steps go on with what is here, and one that needs
+another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,
+`call` and `detach`; all else belongs to the thread that steps.
 
 What is here counts only as long as the state is what this cache wrote: see `loop.Loop`.
 """
@@ -13,11 +19,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Protocol
+
+from ..protocol.errors import LakequeueError
 
 REST_S = 1.0  # a page that nobody wrote for so long has settled
 LEAVING_BYTES_MAX = 8_000_000
+LARGE_BYTES = 100_000
+LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go
 PAGE_BYTES = 200  # what a page takes in memory beside its content
+
+
+class GivenUp(LakequeueError):
+    """The cache was closed while a page was waited for."""
 
 
 class Pages(Protocol):
@@ -40,7 +55,7 @@ class PageCache:
     """A store over ``below``. bytes_max: for all pages; dirty ones alone may pass it, until they
     are written.
 
-    written_bytes, written_pages: since `begin`, what the state was given.
+    written_bytes, written_pages: since `count_anew`, what the state was given.
     """
 
     def __init__(self, below: Pages, bytes_max: int) -> None:
@@ -48,16 +63,30 @@ class PageCache:
         self._there = below.keys()
         self._clean: OrderedDict[str, bytes] = OrderedDict()
         self._clean_bytes = 0
+        self._large: OrderedDict[str, float] = OrderedDict()  # clean ones, and when last used
         self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
         self.dirty_bytes = 0
         self.misses = 0
-        self.begin(below)
+        self._writer = Writer()
+        self.count_anew()
+        self.attach(below)
 
-    def begin(self, below: Pages) -> None:
-        """A new batch: the same pages, behind a new handle."""
-        self._below = below
-        self._writer = Writer(below)
+    def attach(self, below: Pages) -> None:
+        """A batch begins: the same pages, behind a new handle."""
+        self._writer.attach(below)
+
+    def detach(self) -> None:
+        """A batch ends: its handle is not touched any more."""
+        self._writer.detach()
+
+    def count_anew(self) -> None:
+        """What the state was given is counted from here on."""
         self.written_bytes = self.written_pages = 0
+
+    @property
+    def waited_s(self) -> float:
+        """How long pages were waited for until there was a batch."""
+        return self._writer.waited_s
 
     @property
     def held_bytes(self) -> int:
@@ -74,6 +103,7 @@ class PageCache:
         value = self._clean.get(key)
         if value is not None:
             self._clean.move_to_end(key)
+            self._used(key, value)
             return value
         if key not in self._there:
             return None
@@ -101,24 +131,34 @@ class PageCache:
         if dirty is not None:
             self.dirty_bytes -= len(dirty[0] or b"") + PAGE_BYTES
             return
-        clean = self._clean.pop(key, None)
-        if clean is not None:
-            self._clean_bytes -= len(clean) + PAGE_BYTES
+        if key in self._clean:
+            self._let_go(key)
+
+    def _let_go(self, key: str) -> None:
+        self._clean_bytes -= len(self._clean.pop(key)) + PAGE_BYTES
+        self._large.pop(key, None)
+
+    def _used(self, key: str, value: bytes) -> None:
+        if len(value) >= LARGE_BYTES:
+            self._large[key] = time.monotonic()
+            self._large.move_to_end(key)
 
     def _keep(self, key: str, value: bytes) -> None:
         self._clean[key] = value
         self._clean_bytes += len(value) + PAGE_BYTES
+        self._used(key, value)
         while self._clean and self.held_bytes > self._max:
-            _, old = self._clean.popitem(last=False)
-            self._clean_bytes -= len(old) + PAGE_BYTES
+            self._let_go(next(iter(self._clean)))
 
     # ------------------------------------------------------------ writing
 
     def write_behind(self) -> None:
-        """Hand on what has rested, and what there is no room for. Between two steps."""
-        if not self._dirty:
-            return
-        rested = time.monotonic() - REST_S
+        """Hand on what has rested, and what there is no room for; let go what nobody reads.
+        Between two steps."""
+        now = time.monotonic()
+        while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
+            self._let_go(key)
+        rested = now - REST_S
         while self._dirty and self._writer.bytes < LEAVING_BYTES_MAX:
             key = next(iter(self._dirty))
             if self._dirty[key][1] > rested and self.dirty_bytes < self._max // 2:
@@ -138,11 +178,18 @@ class PageCache:
             self._keep(key, value)
         self._writer.write(key, value)
 
-    def save(self) -> None:
-        """Everything is in the state; raises what went wrong."""
+    def hand_over(self) -> None:
+        """Everything as it is now goes to the state; between two steps."""
         for key in list(self._dirty):
             self._leave(key)
+
+    def settle(self) -> None:
+        """Wait until all that was handed over is in the state; raises what went wrong."""
         self._writer.finish()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Call the handle for something else than a page."""
+        self._writer.call(what)
 
     def close(self) -> None:
         """Give up: what is not written is not written."""
@@ -152,16 +199,29 @@ class PageCache:
 class Writer:
     """Writes pages in a thread of its own, in the order in which they come, while steps go on."""
 
-    def __init__(self, below: Pages) -> None:
-        self._below = below
-        self._calls = threading.Lock()  # a handle takes one call at a time
+    def __init__(self) -> None:
+        self._below: Pages | None = None
+        self._calls = threading.Condition()  # a handle takes one call at a time
         self._changed = threading.Condition()
         self._queue: deque[tuple[str, bytes | None]] = deque()
         self._newest: dict[str, bytes | None] = {}
         self._thread: threading.Thread | None = None
-        self._end = False
+        self._end = self._closed = False
         self._failure: BaseException | None = None
         self.bytes = 0
+        self.waited_s = 0.0
+
+    def attach(self, below: Pages) -> None:
+        """There is a state to write to."""
+        self._end = False
+        with self._calls:
+            self._below = below
+            self._calls.notify_all()
+
+    def detach(self) -> None:
+        """There is none; whoever reads waits."""
+        with self._calls:
+            self._below = None
 
     def get(self, key: str) -> bytes | None:
         """A page that the state has, or will have."""
@@ -169,7 +229,22 @@ class Writer:
             if key in self._newest:
                 return self._newest[key]
         with self._calls:
-            return self._below.get(key)
+            return self._there().get(key)
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Let somebody else have the handle for a moment."""
+        with self._calls:
+            what()
+
+    def _there(self) -> Pages:
+        begun = time.monotonic()
+        while self._below is None:
+            if self._closed:
+                raise GivenUp("the state is gone: the engine begins again from its snapshot")
+            self._calls.wait()
+            self.waited_s += time.monotonic() - begun
+            begun = time.monotonic()
+        return self._below
 
     def write(self, key: str, value: bytes | None) -> None:
         """Write a page, or remove it (None), soon."""
@@ -186,22 +261,27 @@ class Writer:
 
     def finish(self) -> None:
         """Wait until all is written; raises what went wrong."""
-        self._stop(drop=False)
+        self._end_thread()
         if self._failure is not None:
             raise self._failure
 
     def abandon(self) -> None:
         """End the thread; what is waiting is dropped."""
-        self._stop(drop=True)
-
-    def _stop(self, drop: bool) -> None:
         with self._changed:
-            if drop:
-                self._queue.clear()
+            self._queue.clear()
+        with self._calls:
+            self._closed = True
+            self._below = None
+            self._calls.notify_all()
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        with self._changed:
             self._end = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
     def _run(self) -> None:
         try:
@@ -213,10 +293,11 @@ class Writer:
                         self._changed.wait()
                     key, value = self._queue[0]
                 with self._calls:
+                    below = self._there()
                     if value is None:
-                        self._below.delete(key)
+                        below.delete(key)
                     else:
-                        self._below.put(key, value)
+                        below.put(key, value)
                 with self._changed:
                     if self._queue:
                         self._queue.popleft()

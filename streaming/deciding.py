@@ -28,7 +28,7 @@ class Decided:
 def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
     """Take one step: the only call of `state.step` in the job."""
     outputs = step(store, batch, now, home)
-    decided = Decided(notes=notes_of(home.name, outputs))
+    decided = Decided(notes=notes_of(outputs))
     for output in outputs:
         match output:
             case Deadline():
@@ -44,15 +44,13 @@ def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
     return decided
 
 
-def notes_of(broker: str, outputs: list[Output]) -> list[str]:
-    """What the driver is told of a step; `Engine._on_note` reads it."""
+def notes_of(outputs: list[Output]) -> list[str]:
+    """What the driver is told of a step; `batch_notes` reads it."""
     notes = []
     malformed: Counter[str] = Counter()
     for output in outputs:
         if isinstance(output, Capture):
             notes.append(f"capture:{output.topic}")
-        elif isinstance(output, Alert):
-            notes.append(f"alert:{broker}: {output.text()}")
         elif isinstance(output, RejectedRecord):
             malformed[output.vpn] += 1
     return notes + [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]

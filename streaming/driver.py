@@ -8,7 +8,7 @@ with the same inputs at the same time. What they wrote and said must be the same
 next record tells. Only the last of them, whose outputs may not all be in Kafka, speak again, and
 say the same bytes.
 
-`Inputs`, `Again`, `Log` and `Outbox` are Kafka in the job and lists in the tests.
+`Inputs`, `Again`, `Log` and `OutputWriter` are Kafka in the job and lists in the tests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord
-from ..sources.messages import Taken
+from ..sources.step_batch import Taken
 from ..state import Batch, Home, Store
 from .deciding import Decided, decide
-from .gathering import Gathering
+from .journal_buffer import JournalBuffer
 
 
 class Refused(LakequeueError):
@@ -40,7 +40,7 @@ class Snapshot(msgspec.Struct):
 
     offsets: (topic, partition) → the next record; log_at: offset behind the last step's record;
     marks: `log_at` of the snapshots before, newest last; sizes: topics with their numbers of
-    partitions; pages, outputs: the last step's digests; journal, since: see `Gathering`.
+    partitions; pages, outputs: the last step's digests; journal, since: see `JournalBuffer`.
     """
 
     step: int = 0
@@ -87,7 +87,7 @@ class Log(Protocol):
         """Wait until it is written; its offset. Raises for one who may not write any more."""
 
 
-class Outbox(Protocol):
+class OutputWriter(Protocol):
     """Outputs on their way."""
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
@@ -124,7 +124,7 @@ class Driver:
         store: Store,
         snapshot: Snapshot,
         log: Log,
-        outbox: Outbox,
+        outbox: OutputWriter,
         clock: Callable[[], int],
     ) -> None:
         self.home, self.code = home, code
@@ -136,7 +136,7 @@ class Driver:
         self.captured = dict.fromkeys(snapshot.captured)
         self._marks = snapshot.marks
         self._digests = (snapshot.pages, snapshot.outputs)
-        self._journal = Gathering(home.name, list(snapshot.journal), snapshot.since)
+        self._journal = JournalBuffer(home.name, list(snapshot.journal), snapshot.since)
         self._deadline = 1  # what came due while nobody watched
         self._news: dict[str, int] = {}
         self.notes: list[str] = []
@@ -262,10 +262,11 @@ class Driver:
         return records
 
     def snapshot(self, keep: int) -> Snapshot:
-        """What goes with the pages. keep: how many snapshots Spark may go back to."""
+        """What goes with the pages. keep: how many snapshots Spark may go back to. Nothing in it
+        changes any more: it is written while steps go on."""
         self._marks = [*self._marks, self.log_at][-keep:]
         return Snapshot(
             self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],
-            self.log_at, self._marks, self.sizes, list(self.captured), *self._digests,
-            self._journal.segments, self._journal.since,
+            self.log_at, self._marks, dict(self.sizes), list(self.captured), *self._digests,
+            list(self._journal.segments), self._journal.since,
         )  # fmt: skip

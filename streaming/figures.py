@@ -16,8 +16,8 @@ class Figures:
     """A batch in numbers.
 
     records_in, records_out: of Kafka; wait: from a message's Kafka time to its step, of the oldest
-    message of each step; gap_ms: from the last step of the batch before to the first look of this
-    one; replayed: steps taken again, which took replay_ms and spanned replayed_life_ms when they
+    message of each step; gap_ms: without steps, for the sake of a snapshot or the lack of a
+    batch; replayed: steps taken again, which took replay_ms and spanned replayed_life_ms when they
     were taken first; step_max_ms: the longest step, from its input to its outputs; busy_ms: not
     waiting for input; step_ms: the core's part; state_*: what the state was given.
     """

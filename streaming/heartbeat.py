@@ -23,7 +23,7 @@ log = logging.getLogger("lakequeue.engine")
 EVERY_S = 2.0
 
 
-class Heartbeat:
+class EngineHeartbeat:
     """``send`` puts one record on the topic of each VPN; it may raise LakequeueError."""
 
     def __init__(self, send: Callable[[bytes], None], home: Path, every_s: float = EVERY_S) -> None:

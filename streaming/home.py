@@ -12,8 +12,10 @@ notes the number that Spark gave to each checkpoint, and starts with no other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ log = logging.getLogger("lakequeue.engine")
 
 ABOUT, CAPTURED, PORTS = "lakequeue.json", "captured.json", "ports.json"
 CHECKPOINT, TABLES = "checkpoint", "tables"
+PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
@@ -63,11 +66,17 @@ class HomeFolder:
 
     def problem(self, trigger: str | None = None) -> str:
         """Why this home must not be started, with what to do; empty when it may. Changes nothing.
+        Of an open one: why its queries must not be started again.
 
         Raises OSError and ValueError for what cannot be read.
         """
         about = self._about()
         found = self._checkpoints()
+        if self.epoch and about.get("epoch") != self.epoch:  # it was open, so it was there
+            return (
+                f"{self.path / ABOUT} is gone, or that of another home: give the home back as it "
+                "was, and start again"
+            )
         if not about:
             if not found:
                 return ""
@@ -96,6 +105,23 @@ class HomeFolder:
                 )
         if not found and any(self.tables.glob("*/_delta_log")):
             return self._missing(f"{self.path / CHECKPOINT} is gone")
+        return ""
+
+    def unwritable(self) -> str:
+        """Why nothing can be written beside the checkpoint now; empty when it can be."""
+        folder = self.path / CHECKPOINT
+        if not folder.is_dir():
+            folder = self.path  # no query has begun
+        probe = folder / PROBE
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(PROBE_BYTES))
+                os.fsync(file.fileno())
+        except OSError as error:
+            return f"{folder} cannot be written ({error.strerror or error})"
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
         return ""
 
     def _missing(self, what: str) -> str:

@@ -27,7 +27,6 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from ..protocol.errors import LakequeueError
@@ -153,12 +152,7 @@ class EmbeddedKafka:
     def __enter__(self) -> EmbeddedKafka:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _end(self, how: signal.Signals, seconds: float = STOP_SECONDS_MAX) -> None:

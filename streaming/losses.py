@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from ..protocol import topics
+from ..protocol.commands import RecordsLost, encode_command
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 
 log = logging.getLogger("lakequeue.engine")
@@ -33,6 +35,7 @@ class Loss:
     partition: int
     start: int
     end: int
+    query: str = ""
 
     @property
     def count(self) -> int:
@@ -103,7 +106,15 @@ class LossWatch:
                 "retention.bytes",
                 f"{loss.count:,}", loss.topic, loss.partition, loss.start, loss.end - 1, query,
             )  # fmt: skip
-            self._on_loss(loss)
+            self._on_loss(replace(loss, query=query))
+
+
+def notices(topic: str, records: int, reader: str, vpns: list[str]) -> list[tuple[str, bytes]]:
+    """The commands, each with its VPN, that make a loss an event: of the topic's own VPN, and of a
+    captured topic to all, since the state knows who captures it."""
+    own = topics.split(topic)
+    command = encode_command(RecordsLost(topic=topic, records=records, reader=reader))
+    return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]
 
 
 def first_offsets(bootstrap: str, places: list[Place]) -> dict[Place, int]:

@@ -1,7 +1,8 @@
 """The stateful operator of the micro-batch trigger: a broker per key, a few steps per batch.
 
-A batch is bounded in records by Spark alone; so it is cut into steps that are bounded in bytes too.
-The cuts depend on the records, so a batch that is run again is cut in the same places.
+Spark bounds a batch in messages alone, and takes commands whole; so it is cut into steps that are
+bounded in records and in bytes. The cuts depend on the records, so a batch that is run again is cut
+in the same places.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from ..protocol import wire
 from ..sources.records import in_parts, to_batch
 from ..state import Home
 from .deciding import decide
-from .store import HandleStore
+from .state_store import HandleStore
 
 ROWS_PER_FRAME = 5_000
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
 BYTES_PER_STEP = 32_000_000  # a step costs a little: only what is large is cut
-_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka`
+RECORDS_PER_STEP = 10_000
+_COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka_sink`
 
 
 class BrokerProcessor(StatefulProcessor):
@@ -48,7 +50,7 @@ class BrokerProcessor(StatefulProcessor):
         whole, now = to_batch(rows)
         deadline = 0
         try:
-            for batch in in_parts(whole, BYTES_PER_STEP):
+            for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
                 decided = decide(self._store, batch, now, home)
                 deadline = decided.deadline
                 said = decided.said

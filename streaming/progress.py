@@ -14,7 +14,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from ..sinks.kafka import OBSERVATION
+from ..sinks.kafka_sink import OBSERVATION
 
 
 class ProgressListener(StreamingQueryListener):

@@ -1,16 +1,19 @@
-"""The engine's query for one broker, with either trigger.
+"""The engine's queries: a broker's, with either trigger, and the one of the Delta tables.
 
 *real-time*: the operator steps in a loop for the length of a batch (`loop`). *micro-batch*: Spark's
 own Kafka source and sink, and a batch is one step or a few. The core is the same, and so is what
-clients see; the checkpoints are not: a home belongs to one of them.
+clients see; the checkpoints are not: a home belongs to one of them. The tables have a query of
+their own, beside the brokers': a commit of Delta takes longer than a delivery may.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from typing import TYPE_CHECKING
 
 from .planning import QUERY_SETTINGS
-from .session import settings_set
+from .spark import settings_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +27,12 @@ if TYPE_CHECKING:
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
 TRIGGERS = (REAL_TIME, MICRO_BATCH)
+TABLES_QUERY = "lakequeue-tables"
+TABLES_RECORDS = 25_000  # up to eight messages in each
+# The last line of a Python worker's traceback, as it stands in Spark's error.
+_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
+# What the loop says when it must not go on.
+_REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
 
 def start_loop(
@@ -55,8 +64,8 @@ def start_batches(
     given: Mapping[str, str],
 ) -> StreamingQuery:
     """Start a broker's query in micro-batches."""
-    from ..sinks.kafka import OUTPUT_SCHEMA, write_kafka
-    from ..sources import kafka as source
+    from ..sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
+    from ..sources import kafka_source as source
     from .processor import BrokerProcessor
 
     commands_in = source.read_stream(spark, bootstrap, source.commands_topics(vpns))
@@ -68,6 +77,52 @@ def start_batches(
         BrokerProcessor({home.name: home}, partitions), OUTPUT_SCHEMA, "append", "None"
     )
     return _start(spark, write_kafka(outputs, bootstrap), name, checkpoint, given)
+
+
+def start_tables(
+    spark: SparkSession,
+    bootstrap: str,
+    vpns: list[str],
+    captured: list[str],
+    tables: Path,
+    checkpoint: Path,
+    interval_s: int,
+) -> StreamingQuery:
+    """Start the query that writes the Delta tables, every so many seconds."""
+    from ..sinks.delta import TableWriter, create_tables
+    from ..sources import kafka_source as source
+
+    create_tables(spark, tables)
+    where = source.tables_topics(vpns, captured)
+    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS)
+    return (
+        stream.writeStream.foreachBatch(TableWriter(spark, tables))
+        .queryName(TABLES_QUERY)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=f"{interval_s} seconds")
+        .start()
+    )
+
+
+def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
+    """Stop a query between two batches; in the middle of one that takes longer."""
+    until = time.monotonic() + wait_s
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+        time.sleep(0.01)
+    query.stop()
+
+
+def reason(query: StreamingQuery) -> str:
+    """What a query failed with: of an error in a Python worker its own line."""
+    error = str(query.exception() or "no reason given").strip()
+    in_worker = _PYTHON_ERROR.findall(error)
+    return in_worker[-1] if in_worker else error.splitlines()[0]
+
+
+def refusal(query: StreamingQuery) -> str:
+    """Why the loop must not go on, when that ended its query; else empty."""
+    found = _REFUSED.search(str(query.exception()))
+    return found[1] if found else ""
 
 
 def _start(

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from .figures import NAMES, NOTE, SCHEMA, rows
 from .loop import Loop, Options, _decode
-from .store import StatePages
+from .state_store import StatePages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

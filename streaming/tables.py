@@ -26,7 +26,7 @@ def open_tables(home: Path | str) -> SparkSession:
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables.
     """
     tables = tables_of(home)
-    from .session import spark_session
+    from .spark import spark_session
 
     warehouse = {"spark.sql.warehouse.dir": str(tables.parent / "spark-warehouse")}
     spark = spark_session(

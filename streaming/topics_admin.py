@@ -9,12 +9,14 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
+from ..client.kafka_python import refusals_told
 from ..protocol import NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from ..sources.kafka import LEGAL_TOPIC
+from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
-    topics.PUBLISH: 2,
+    # A producer writes to one: what it sends stands before few others' messages only.
+    topics.PUBLISH: 8,
     topics.COMMANDS: 1,
     topics.DELIVERIES: 8,
     topics.RECEIPTS: 8,
@@ -23,6 +25,7 @@ PARTITIONS = {
     topics.ENGINE: 1,
 }
 MESSAGE_BYTES_MAX = 12_000_000
+ASK_S_MAX = 10.0
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 CONTROL_CONFIG = {"retention.ms": "3600000"}
@@ -46,10 +49,11 @@ def ensure_topics(
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
     try:
-        admin = KafkaAdminClient(
-            bootstrap_servers=bootstrap, client_id="lakequeue-engine",
-            **for_kafka_python(kafka_settings()),
-        )  # fmt: skip
+        with refusals_told(bootstrap):
+            admin = KafkaAdminClient(
+                bootstrap_servers=bootstrap, client_id="lakequeue-engine",
+                bootstrap_timeout_ms=int(ASK_S_MAX * 1000), **for_kafka_python(kafka_settings()),
+            )  # fmt: skip
     except KafkaError as error:
         raise NotConnected(
             f"no Kafka broker answers at {bootstrap} – start it, or name another with --bootstrap"

@@ -15,7 +15,8 @@ from ...definitions import (
     parse_definition,
     redefine,
 )
-from ...protocol.commands import Configure, Define, Delete, Purge, Shutdown
+from ...protocol import topics
+from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
@@ -23,7 +24,7 @@ from ..header import QueueHeader
 from ..limits import Budget
 from ..message import Event, apply
 from ..queue import Queue
-from ..routing import add_route, drop_route
+from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
@@ -107,7 +108,7 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
         QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
     )
     key = f"n/{vpn}/{bucket(definition.name)}"
-    broker.notes.write(key, {**(broker.notes.read(key) or {}), definition.name: number})
+    broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
     broker.event("defined", vpn, definition.name)
@@ -127,9 +128,9 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
-    names = dict(broker.notes.read(key) or {})
+    names = dict(broker.values.read(key) or {})
     names.pop(name, None)
-    broker.notes.write(key, names)
+    broker.values.write(key, names)
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)
@@ -174,3 +175,19 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
         task.done["n"] = task.done.get("n", 0) + len(part.seqs)
     task.result = task.done.get("n", 0)
     return done
+
+
+def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
+    """Retention was shorter than the engine's rest: an event of the VPN, where the topic is its
+    own, or else of each of its queues that captures the topic."""
+    own = topics.split(command.topic)
+    if own is not None:
+        names = [""] if own[0] == vpn else []
+    else:
+        of_vpns = dict(Routes(broker).of_record(command.topic))
+        names = [queue.definition.name for queue in of_vpns.get(vpn, ())]
+    for name in names[: broker.limits.events]:
+        broker.event(
+            "records_lost", vpn, name, topic=command.topic, records=command.records,
+            reader=command.reader,
+        )  # fmt: skip

@@ -12,7 +12,7 @@ from ..broker import Broker
 
 
 @dataclass(slots=True)
-class Part:
+class PartialAnswer:
     """A part of a long answer; more: where the next one begins, None where this is the last."""
 
     result: Any
@@ -22,10 +22,11 @@ class Part:
 def answer(broker: Broker, command: Command, result: Any) -> None:
     """Answer, if an answer is wanted."""
     to, more = command.reply, None
-    if isinstance(result, Part):
+    if isinstance(result, PartialAnswer):
         result, more = result.result, result.more
     if to is not None:
-        broker.emit(Reply(to.topic, to.partition, to.request, result, more=more))
+        epoch = broker.header.epoch
+        broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
 
 
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:

@@ -24,7 +24,7 @@ LOOKED_AT_TOGETHER = 256
 
 
 @dataclass(slots=True)
-class Part:
+class FoundPlaces:
     """Places of messages that are meant, and where to go on. ranges: the ids that were looked for,
     ids: those that the queue holds, both for what comes by id."""
 
@@ -41,7 +41,7 @@ _NO_SEQS = np.zeros(0, np.int64)
 
 def by_ids(
     broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget
-) -> Part:
+) -> FoundPlaces:
     """The next messages of a queue whose ids are in these ranges."""
     if "by" not in task.done:
         task.done["by"] = "place" if _is_wide(broker, queue, ranges) else "id"
@@ -53,7 +53,7 @@ def by_ids(
     part, following = _clip(ranges, task.cursor, budget.rows)
     budget.take(sum(high - low + 1 for low, high in part))
     ids, seqs = broker.spool.held_by(part, queue.number)
-    return Part(seqs, following or 0, following is None, part, ids)
+    return FoundPlaces(seqs, following or 0, following is None, part, ids)
 
 
 def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
@@ -82,29 +82,34 @@ def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
     return part, None
 
 
-def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> Part:
+def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> FoundPlaces:
     """Rows of the queue's pages whose ids are in these ranges."""
-    lows = np.array([low for low, _ in ranges], np.uint64)
-    highs = np.array([high for _, high in ranges], np.uint64)
     queue.settle()
     for number in queue.directory.overlapping(ranges, start >> queue.bits):
         page = queue.page(number)
         assert page is not None
         rows = np.flatnonzero(page.state[: page.used] != GONE)
         budget.take(len(rows) + 1)
-        ids = page.id[rows]
-        at = np.searchsorted(lows, ids, side="right") - 1
-        hit = (at >= 0) & (ids <= highs[np.maximum(at, 0)])
+        hit = _within(page.id[rows], ranges)
         following = (page.number + 1) << queue.bits
         if hit.any() or budget.spent:
             seqs = rows[hit].astype(np.int64) + page.base
-            return Part(seqs, following, False, [], _NO_IDS)
-    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+            return FoundPlaces(seqs, following, False, [], _NO_IDS)
+    return FoundPlaces(_NO_SEQS, 0, True, [], _NO_IDS)
+
+
+def _within(ids: Array, ranges: Ranges) -> Array:
+    """Which of these ids are in ranges, of which there is one at least."""
+    lows = np.array([low for low, _ in ranges], np.uint64)
+    highs = np.array([high for _, high in ranges], np.uint64)
+    at = np.searchsorted(lows, ids, side="right") - 1
+    inside: Array = (at >= 0) & (ids <= highs[np.maximum(at, 0)])
+    return inside
 
 
 def held_pages(
     queue: Queue, start: int, holder: int, budget: Budget, up_to: int | None = None
-) -> Part:
+) -> FoundPlaces:
     """Messages that a subscription leases, from a place on; up_to: with ids not above this."""
     queue.settle()
     for number in queue.directory.leased(start >> queue.bits) if holder else ():
@@ -118,8 +123,8 @@ def held_pages(
         budget.take(len(rows) + 1)
         if len(rows) or budget.spent:
             seqs = rows.astype(np.int64) + (number << queue.bits)
-            return Part(seqs, (number + 1) << queue.bits, False, [], _NO_IDS)
-    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+            return FoundPlaces(seqs, (number + 1) << queue.bits, False, [], _NO_IDS)
+    return FoundPlaces(_NO_SEQS, 0, True, [], _NO_IDS)
 
 
 def meant(queue: Queue, where: str | None) -> int:
@@ -131,9 +136,10 @@ def meant(queue: Queue, where: str | None) -> int:
 
 def wanted_rows(
     broker: Broker, queue: Queue, task: Task, where: str | None, ranges: Ranges | None,
-    budget: Budget,
-) -> Part:  # fmt: skip
-    """The next messages for which an expression is true and whose ids are in ranges."""
+    budget: Budget, read: bool = False,
+) -> FoundPlaces:  # fmt: skip
+    """The next messages for which an expression is true and whose ids are in ranges. read: what
+    becomes of them reads their payloads."""
     if "end" not in task.done:
         if where is not None:
             compile_program((where,))  # a bad one is refused also where nothing is stored
@@ -146,20 +152,20 @@ def wanted_rows(
         rows = live[live < end - base]
         following = (page.number + 1) << queue.bits
         rows = rows[: max(budget.rows, 1)]
+        sizes = page.size[rows] + np.int64(len(where or ""))
+        if read or where is not None:
+            rows = rows[: budget.fits(sizes)]
         if len(rows) < len(live) and len(rows):
             following = base + int(rows[-1]) + 1
-        budget.take(len(rows), int(page.size[rows].sum()) if where is not None else 0)
+        reads = int(sizes[: len(rows)].sum()) if read or where is not None else 0
+        budget.take(len(rows), reads)
         if ranges is not None:
-            numbers = page.id[rows]
-            hit = np.zeros(len(rows), bool)
-            for low, high in ranges:
-                hit |= (numbers >= np.uint64(low)) & (numbers <= np.uint64(high))
-            rows = rows[hit]
+            rows = rows[_within(page.id[rows], ranges)]
         seqs = rows.astype(np.int64) + base
         if where is not None:
             seqs = seqs[np.array(matching(broker, queue, seqs, where), bool)]
-        return Part(seqs, following, False, [], _NO_IDS)
-    return Part(_NO_SEQS, 0, True, [], _NO_IDS)
+        return FoundPlaces(seqs, following, False, [], _NO_IDS)
+    return FoundPlaces(_NO_SEQS, 0, True, [], _NO_IDS)
 
 
 # ---------------------------------------------------------------- acks without effect
@@ -175,12 +181,11 @@ def without_effect_of(broker: Broker, queue: Queue, ids: Array, name: str, why: 
 def early(broker: Broker, queue: Queue, ranges: Ranges, name: str) -> None:
     """Ids of an ack that are not given yet: kept for when their messages come (L9)."""
     next_id = broker.spool.next_id()
-    for low, high in ranges:
-        if high >= next_id:
-            deferred.keep(broker, queue, max(low, next_id), high, name)
+    ahead = [(max(low, next_id), high) for low, high in ranges if high >= next_id]
+    deferred.keep(broker, queue, ahead, name)
 
 
-def without_effect(broker: Broker, queue: Queue, part: Part, name: str) -> None:
+def without_effect(broker: Broker, queue: Queue, part: FoundPlaces, name: str) -> None:
     """Ids that were named and that the queue does not hold: gone already, or never held (L8, L9).
 
     The first `Limits.ignored_acks` of a part are looked up; of more nothing is said.
@@ -198,8 +203,8 @@ def without_effect(broker: Broker, queue: Queue, part: Part, name: str) -> None:
     held = broker.spool.were_held(ids, queue.number)
     without_effect_of(broker, queue, ids[held], name, "not in the queue")
     never = ids[~held]
-    for run in np.split(never, np.flatnonzero(np.diff(never) > 1) + 1) if len(never) else ():
-        deferred.keep(broker, queue, int(run[0]), int(run[-1]), name)
+    runs = np.split(never, np.flatnonzero(np.diff(never) > 1) + 1) if len(never) else []
+    deferred.keep(broker, queue, [(int(run[0]), int(run[-1])) for run in runs], name)
 
 
 def _gaps(ranges: Ranges, held: list[int]) -> Iterator[tuple[int, int]]:

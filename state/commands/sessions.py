@@ -17,7 +17,7 @@ from ..limits import Budget
 from ..queue import Queue
 from ..rules.fairness import backlog_of, own_backlog
 from ..storage import NEVER
-from .settling import return_held
+from .leases import return_held
 from .turns import Task, begin
 
 BACKLOG_MAX = 1_000_000
@@ -63,6 +63,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
             )
         _same_again(bound, command, removes)
         return _answer(broker, queue, bound)
+    _check_room(broker, vpn, queue, command)
     header = queue.header
     subscription = Subscription(
         id=command.subscription,
@@ -83,8 +84,8 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     queue.wanted = True
     if command.session:
         key = _session_key(vpn, command.session)
-        others = broker.notes.read(key) or []
-        broker.notes.write(key, [*others, [queue.number, command.subscription]])
+        others = broker.values.read(key) or []
+        broker.values.write(key, [*others, [queue.number, command.subscription]])
         _alive(broker, vpn, command.session)
     broker.event(
         "subscribed", vpn, queue.definition.name, subscription=subscription.id,
@@ -131,6 +132,24 @@ def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
                 f"subscription: {command.subscription!r} – is bound already with {key} "
                 f"{found[key]!r}, not {value!r}; take another id, or unsubscribe first"
             )
+
+
+def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
+    """Every step reads a queue's subscriptions, and a session ends in one step."""
+    limits, bound = broker.limits, queue.header.subscriptions
+    own = broker.values.read(_session_key(vpn, command.session)) if command.session else None
+    for what, there in (("queue", len(bound)), ("session", len(own or ()))):
+        if there >= limits.subscriptions:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – the {what} has {there} subscriptions, "
+                f"at most {limits.subscriptions} are allowed"
+            )
+    characters = sum(len(s.filter or "") for s in bound) + len(command.filter or "")
+    if command.filter and characters > limits.filter_characters:
+        raise ValueError(
+            f"filter: {command.filter[:60]!r} – the queue's filters would have {characters} "
+            f"characters, at most {limits.filter_characters} are allowed"
+        )
 
 
 def _check_priority(queue: Queue, priority: int) -> None:
@@ -188,8 +207,8 @@ def unsubscribe(
 def _unbind(broker: Broker, vpn: str, session: str, bound: list[Any]) -> None:
     """A session has one subscription less; without any it needs no heartbeats."""
     key = _session_key(vpn, session)
-    rest = [b for b in broker.notes.read(key) or [] if b != bound]
-    broker.notes.write(key, rest)
+    rest = [b for b in broker.values.read(key) or [] if b != bound]
+    broker.values.write(key, rest)
     if not rest:
         broker.calendar.set(_deadline_name(vpn, session), NEVER)
 
@@ -201,7 +220,7 @@ def _alive(broker: Broker, vpn: str, session: str) -> None:
 
 def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
     """The session is alive; False when it is not known (its subscriptions have ended)."""
-    if not broker.notes.read(_session_key(vpn, command.session)):
+    if not broker.values.read(_session_key(vpn, command.session)):
         return False
     _alive(broker, vpn, command.session)
     return True
@@ -221,8 +240,8 @@ def lost(broker: Broker, name: str) -> None:
 
 def _end_session(broker: Broker, vpn: str, session: str, why: str) -> None:
     key = _session_key(vpn, session)
-    bound = broker.notes.read(key) or []
-    broker.notes.write(key, None)
+    bound = broker.values.read(key) or []
+    broker.values.write(key, None)
     broker.calendar.set(_deadline_name(vpn, session), NEVER)
     for number, subscription in bound:
         queue = broker.queue(number)

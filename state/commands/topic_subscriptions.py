@@ -1,9 +1,9 @@
 """Topic subscriptions of queues, added and removed while they run (Q2, S1, S7).
 
 Besides its underlying topic a queue takes what is published to the topics it has subscribed to
-(`protocol/patterns.py` says how they are written). Subscriptions stand in notes, so that a topic
-is compared with few of them: plain topics by name, wildcards by their first level, the rest in
-one list each for wildcards without a first level and for regular expressions. The header counts
+(`protocol/patterns.py` says how they are written). Subscriptions stand in value pages, so that a
+topic is compared with few of them: plain topics by name, wildcards by their first level, the rest
+in one list each for wildcards without a first level and for regular expressions. The header counts
 them, so that a VPN without any reads nothing.
 
 A message keeps the matches that it was stored with: removing a subscription takes nothing back.
@@ -26,11 +26,11 @@ def topics_of(broker: Broker, queue: Queue) -> list[str]:
     """The topics that a queue has subscribed to, sorted."""
     if queue.definition.vpn not in broker.header.topics:
         return []  # spares a read
-    return list(broker.notes.read(f"u/{queue.number}") or [])
+    return list(broker.values.read(f"u/{queue.number}") or [])
 
 
 def _slot(pattern: str) -> tuple[int, str]:
-    """Which of the counts a pattern belongs to, and its note within the VPN."""
+    """Which of the counts a pattern belongs to, and its key within the VPN."""
     kind = kind_of(pattern)
     if kind == TOPIC:
         return _TOPICS, f"t{bucket(pattern)}"
@@ -45,13 +45,13 @@ def _slot(pattern: str) -> tuple[int, str]:
 def _change(broker: Broker, vpn: str, queue: Queue, pattern: str, add: bool) -> None:
     which, slot = _slot(pattern)
     key = f"t/{vpn}/{slot}"
-    note = dict(broker.notes.read(key) or {})
-    others = [n for n in note.pop(pattern, []) if n != queue.number]
+    entries = dict(broker.values.read(key) or {})
+    others = [n for n in entries.pop(pattern, []) if n != queue.number]
     if add:
         others = sorted([*others, queue.number])
     if others:
-        note[pattern] = others
-    broker.notes.write(key, note)
+        entries[pattern] = others
+    broker.values.write(key, entries)
     counts = broker.header.topics.setdefault(vpn, [0, 0, 0, 0])
     counts[which] += 1 if add else -1
     if not any(counts):
@@ -66,7 +66,7 @@ def add(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[str
     for pattern in new:
         _change(broker, vpn, queue, pattern, add=True)
     if new:
-        broker.notes.write(f"u/{queue.number}", sorted([*present, *new]))
+        broker.values.write(f"u/{queue.number}", sorted([*present, *new]))
     return new
 
 
@@ -93,7 +93,7 @@ def remove(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[
     for pattern in gone:
         _change(broker, vpn, queue, pattern, add=False)
     if gone:
-        broker.notes.write(f"u/{queue.number}", sorted(set(present) - set(gone)))
+        broker.values.write(f"u/{queue.number}", sorted(set(present) - set(gone)))
     return gone
 
 
@@ -131,7 +131,7 @@ def subscribed(broker: Broker, vpn: str, topic: str) -> set[int]:
     counts = broker.header.topics.get(vpn)
     if counts is None:
         return set()
-    read = broker.notes.read
+    read = broker.values.read
     found: set[int] = set()
     if counts[_TOPICS]:
         found.update((read(f"t/{vpn}/t{bucket(topic)}") or {}).get(topic, ()))

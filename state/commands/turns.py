@@ -65,12 +65,12 @@ def begin(broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "") -
 
 def _tasks(broker: Broker, queue: Queue) -> list[list[Any]]:
     """The commands of a queue that wait, the one whose turn it is first. To be changed in place."""
-    tasks: list[list[Any]] = broker.notes.read(f"w/{queue.number}") or []
+    tasks: list[list[Any]] = broker.values.read(f"w/{queue.number}") or []
     return tasks
 
 
 def _keep(broker: Broker, queue: Queue, waiting: list[list[Any]]) -> None:
-    broker.notes.write(f"w/{queue.number}", waiting)
+    broker.values.write(f"w/{queue.number}", waiting)
     if waiting:
         broker.header.pending[queue.number] = True
 
@@ -126,7 +126,7 @@ def _go_on_with(broker: Broker, queue: Queue, budget: Budget) -> bool:
         del waiting[0]
     if queue.dropped:
         waiting = []
-    broker.notes.write(f"w/{queue.number}", waiting)
+    broker.values.write(f"w/{queue.number}", waiting)
     return bool(waiting)
 
 
@@ -142,5 +142,5 @@ def cancel_all(broker: Broker, queue: Queue) -> None:
         task = Task(*packed)
         error = LakequeueError(f"queue {queue.definition.name!r} was deleted meanwhile")
         refuse(broker, task.vpn, c.decode_command(task.command), error)
-    broker.notes.write(f"w/{queue.number}", None)
+    broker.values.write(f"w/{queue.number}", None)
     broker.header.pending.pop(queue.number, None)

@@ -15,7 +15,7 @@ import numpy as np
 from ..dead import dead_letter
 from ..rules.lanes import LaneChange
 from ..storage import NEVER, Array
-from .index import follow_lanes, leave_ready, make_ready
+from .index import follow_lanes, leave_ready, make_ready, set_aside
 from .pages import QueuePage
 from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCES, Event
 
@@ -79,8 +79,11 @@ def apply(
     for page, rows, where in pages:
         _move(queue, page, rows, where, effect.to, until, moved, event)
     _index(broker, queue, moved)
+    changed = np.asarray(seqs, np.int64)
     if lanes is not None:
-        follow_lanes(broker, queue, lanes)
+        changed = np.concatenate((changed, follow_lanes(broker, queue, lanes)))
+    if event is not Event.RENEW:
+        set_aside(queue, changed)
     if not queue.header.depth:  # nothing is left whose order would have to be kept
         queue.header.ordered = queue.header.keyed = False
         queue.header.generation = 0

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..rules.lanes import LaneChange
 from ..storage import NEVER, Array
-from .index import follow_lanes, make_ready
+from .index import follow_lanes, make_ready, set_aside
 from .table import EFFECTS, READY, Event
 
 if TYPE_CHECKING:
@@ -110,16 +110,18 @@ def enter(broker: Broker, queue: Queue) -> None:
     header.bytes += arrivals.bytes
     for name in EFFECTS[Event.ENTER].counts:
         queue.count(name, total)
-    header.ordered = bool(
-        header.ordered or columns["priority"].any() or columns["generation"].any()
-    )
+    if not header.ordered and (columns["priority"].any() or columns["generation"].any()):
+        header.ordered, header.ordered_from = True, first
     queue.arrivals = Arrivals()
     free = (columns["barrier"] == 0) & (columns["lane"] == 0)
     make_ready(broker, queue, np.flatnonzero((states == READY) & free) + first)
+    changed = np.flatnonzero((states != READY) | ~free) + first
     if columns["lane"].any():
         header.keyed = True
         places = np.arange(first, first + total)
-        follow_lanes(broker, queue, LaneChange(queue, places, new=True))
+        turns = follow_lanes(broker, queue, LaneChange(queue, places, new=True))
+        changed = np.concatenate((changed, turns))
+    set_aside(queue, changed)
     queue.wanted = True
 
 

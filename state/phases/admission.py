@@ -20,9 +20,9 @@ from ...protocol.messages import (
     decode_publish_header,
 )
 from ..broker import Broker
-from ..isolation import Refused
+from ..isolation import Refusals
 from ..message import enter
-from ..producers import Producer
+from ..producers import ProducerHistory
 from ..queue import Queue
 from ..rejection import count_of_vpn, reject_record
 from ..routing import Routes
@@ -46,7 +46,7 @@ MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, besi
 NACK, DISCARD = "nack", "discard"
 
 
-def admit(broker: Broker, records: Records, refused: Refused) -> None:
+def admit(broker: Broker, records: Records, refused: Refusals) -> None:
     """Take in the publishes of a step."""
     if records:
         admission = Admission(broker, refused)
@@ -57,11 +57,11 @@ def admit(broker: Broker, records: Records, refused: Refused) -> None:
 class Admission:
     """The publishes of one step."""
 
-    def __init__(self, broker: Broker, refused: Refused) -> None:
+    def __init__(self, broker: Broker, refused: Refusals) -> None:
         self._broker = broker
         self._refused = refused.records
         self._routes = Routes(broker)
-        self._producers: dict[tuple[str, str], Producer] = {}
+        self._producers: dict[tuple[str, str], ProducerHistory] = {}
         self._programs: dict[int, Program | None] = {}
         self._spooled: dict[tuple[int, str], Segment] = {}
         self._told: set[int] = set()  # queues that an event tells of
@@ -172,10 +172,10 @@ class Admission:
             producer.stored(header.seq, number, len(payloads))
         return True
 
-    def _producer(self, vpn: str, header: PublishHeader) -> Producer:
+    def _producer(self, vpn: str, header: PublishHeader) -> ProducerHistory:
         known = self._producers.get((vpn, header.producer))
         if known is None:
-            known = Producer(self._broker.notes, vpn, header.producer)
+            known = ProducerHistory(self._broker.values, vpn, header.producer)
             self._producers[vpn, header.producer] = known
         known.receipt.partition = header.reply
         return known
@@ -238,8 +238,9 @@ class Admission:
         return self._programs[number]
 
     def _nowhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: Producer | None, record: Incoming
-    ) -> None:
+        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
+        record: Incoming,
+    ) -> None:  # fmt: skip
         """S6: no queue takes it."""
         if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
@@ -307,7 +308,7 @@ class Admission:
         self._journal_refusal("discarded", vpn, queue.definition.name, reason, record)
 
     def _refuse(
-        self, vpn: str, seq: int, producer: Producer | None, queue: Queue,
+        self, vpn: str, seq: int, producer: ProducerHistory | None, queue: Queue,
         reason: Reason, record: Incoming,
     ) -> None:  # fmt: skip
         name = queue.definition.name

@@ -28,6 +28,7 @@ def act_on_deadlines(broker: Broker) -> None:
     """Act on what is due: of queues, sessions and producers in the calendar, and of all queues in
     use. What is due for longest comes first; the budget is shared out over the queues."""
     from ..commands.sessions import lost
+    from .delivery import send_again
 
     for name in broker.calendar.due(broker.now, broker.limits.due_names):
         if name[0] == "s":
@@ -37,6 +38,7 @@ def act_on_deadlines(broker: Broker) -> None:
         else:
             broker.queue(int(name[1:]))
     budget = Budget(broker.limits.due_rows)
+    again = Budget(broker.limits.again_rows, broker.limits.again_bytes)
     done: set[int] = set()
     while due := [q for q in broker.active() if q.number not in done]:
         for at, queue in enumerate(due):
@@ -46,6 +48,7 @@ def act_on_deadlines(broker: Broker) -> None:
             before = share.rows
             _of_queue(broker, queue, share)
             budget.take(before - share.rows)
+            send_again(broker, queue, again)
 
 
 def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
@@ -61,9 +64,6 @@ def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
         page = queue.page(number)
         assert page is not None
         _of_page(broker, queue, page, budget)
-    from .delivery import send_again
-
-    send_again(broker, queue)
 
 
 def _of_page(broker: Broker, queue: Queue, page: QueuePage, budget: Budget) -> None:

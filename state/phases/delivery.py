@@ -16,7 +16,7 @@ from ...protocol.outputs import Deliveries
 from ..header import Subscription
 from ..limits import Budget
 from ..message import READY, Event, apply
-from ..rules import transport
+from ..rules import transport_acks
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..storage import NEVER, Array, Content
@@ -34,7 +34,7 @@ def deliver(broker: Broker) -> None:
     others in turn."""
     broker.count_unacked()
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
-    looks = Budget(broker.limits.looks)
+    looks = Budget(broker.limits.looks, broker.limits.look_bytes)
     broker.header.unserved = False
     _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
@@ -43,6 +43,8 @@ def deliver(broker: Broker) -> None:
             break
         after = [q for q in wanting if q.number > broker.header.turn]
         for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
+            if budget.spent or looks.spent:
+                break
             _serve(broker, queue, budget, looks, len(wanting) - at)
             broker.header.turn = queue.number
     for queue in broker.active():
@@ -74,8 +76,8 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     broker.at = queue
     header = queue.header
     share = Budget(max(budget.rows // sharers, 1), max(budget.bytes // sharers, 1))
-    own_looks = Budget(max(looks.rows // sharers, 1))
-    before = share.rows, share.bytes, own_looks.rows
+    own_looks = Budget(max(looks.rows // sharers, 1), max(looks.bytes // sharers, 1))
+    before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
     if header.egress and any(not s.ending for s in header.subscriptions):
         queue.wanted = _serve_within(broker, queue, share, own_looks)
@@ -85,7 +87,7 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
         broker.header.waiting[queue.number] = True
     broker.unacked_total += header.leased
     budget.take(before[0] - share.rows, before[1] - share.bytes)
-    looks.take(before[2] - own_looks.rows)
+    looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
     broker.at = None
 
 
@@ -98,7 +100,7 @@ def free_unacked(broker: Broker, queue: Queue) -> int:
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; whether a budget ended it."""
     while not share.spent:
-        while queue.header.barriers and not share.spent and _barrier(broker, queue):
+        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
         chosen = choose_messages(
             broker, queue, free_unacked(broker, queue), share, looks
@@ -110,6 +112,8 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
             _lose(broker, queue, chosen.seqs, contents)
             continue
         _send(broker, queue, chosen, contents)
+        if chosen.unfinished:
+            return True
     return True
 
 
@@ -168,7 +172,7 @@ def _say(
     ids = queue.gather(seqs, "id")
     flow = None
     if subscription.transport_acks:
-        flow = transport.number(subscription, seqs, broker.now)
+        flow = transport_acks.number(subscription, seqs, broker.now)
     _emit(
         broker, queue, subscription, ids, contents,
         counts=queue.gather(seqs, "deliveries").tolist(),
@@ -207,15 +211,33 @@ def _emit(
     )
 
 
-def send_again(broker: Broker, queue: Queue) -> None:
-    """Send what a client did not confirm in time once more, as it was (C2)."""
-    for subscription, seqs in transport.overdue(queue, broker.now):
-        until = queue.gather(seqs, "until")
-        for end in np.unique(until).tolist():
-            these = seqs[until == end]
-            contents = broker.spool.contents(queue.gather(these, "id"))
-            if None not in contents:
-                _say(broker, queue, subscription, these, contents, end, again=True)
+def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
+    """Send what a client did not confirm in time once more, as it was (C2). What the budget leaves
+    is due in the next step, and until then the client gets nothing new: its order stays."""
+    for subscription in queue.header.subscriptions:
+        if subscription.again_at() > broker.now:
+            continue
+        queue.wanted = True  # it may take new ones as soon as this is done
+        while not budget.spent:
+            seqs = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
+            if not len(seqs):
+                break
+            sizes = queue.gather(seqs, "size")
+            n = budget.fits(sizes)
+            budget.take(n, int(sizes[:n].sum(dtype=np.int64)))
+            transport_acks.sent_again(subscription, int(seqs[n - 1]))
+            _send_as_it_was(broker, queue, subscription, seqs[:n])
+
+
+def _send_as_it_was(
+    broker: Broker, queue: Queue, subscription: Subscription, seqs: Array
+) -> None:
+    until = queue.gather(seqs, "until")
+    for end in np.unique(until).tolist():
+        these = seqs[until == end]
+        contents = broker.spool.contents(queue.gather(these, "id"))
+        if None not in contents:
+            _say(broker, queue, subscription, these, contents, end, again=True)
 
 
 def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
@@ -230,7 +252,7 @@ def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
     return dead
 
 
-def _barrier(broker: Broker, queue: Queue) -> bool:
+def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
     header = queue.header
     seq = header.barriers[0][0]
@@ -239,10 +261,11 @@ def _barrier(broker: Broker, queue: Queue) -> bool:
     place = np.array([seq], np.int64)
     if queue.gather(place, "state")[0] != READY:
         return False
-    receivers = [
-        s for s in header.subscriptions
-        if not s.ending and (s.filter is None or matching(broker, queue, place, s.filter)[0])
-    ]  # fmt: skip
+    going = [s for s in header.subscriptions if not s.ending]
+    texts = {s.filter for s in going if s.filter is not None}
+    looks.take(len(texts))
+    passed = {None, *(text for text in texts if matching(broker, queue, place, text)[0])}
+    receivers = [s for s in going if s.filter in passed]
     ids = queue.gather(place, "id")
     contents = broker.spool.contents(ids)
     if not receivers:

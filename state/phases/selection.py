@@ -15,7 +15,7 @@ import numpy as np
 from ..limits import Budget
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
-from ..rules.filters import look_ahead, matching
+from ..rules.filters import lets_through, look, lowest
 from ..rules.order import first_key_of, seq_of
 from ..storage import Array
 from .deadlines import expire
@@ -72,10 +72,8 @@ def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
     if not keys:
         return keys
     sizes = queue.gather(np.array([seq_of(k) for k in keys], np.int64), "size")
-    sums = np.cumsum(sizes, dtype=np.int64)
-    n = max(int(np.searchsorted(sums, budget.bytes, side="right")), 1)
-    n = min(n, len(keys))
-    budget.take(0, int(sums[n - 1]))
+    n = budget.fits(sizes)
+    budget.take(0, int(sizes[:n].sum(dtype=np.int64)))
     return keys[:n]
 
 
@@ -107,29 +105,26 @@ class _Search:
         if text is None:
             return self.queue.ready.peek(most, self.below)
         one = self.queue.filters.of(text)
-        while len(one.index) < most:
-            if not look_ahead(self.broker, self.queue, one, self.below, self.looks):
+        while one.found(self.below) < most:
+            if not look(self.broker, self.queue, one, self.below, self.looks):
                 self.unfinished = self.unfinished or self.looks.spent
                 break
-        return one.index.peek(most, self.below)
+        return one.first(most, self.below)
 
     def lets_through(self, text: str | None, key: int) -> bool:
         """Whether the class with this filter can take a message that is the first of another."""
         if text is None:
             return True
-        one = self.queue.filters.of(text)
-        if key < one.cursor:
-            return key in one.index
-        return matching(self.broker, self.queue, np.array([seq_of(key)], np.int64), text)[0]
+        return lets_through(self.broker, self.queue, text, key, self.looks)
 
 
 def _fence(queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    fences = [first_key_of(generation + 1) for _, generation in queue.header.barriers[:1]]
-    end = first_inactive(queue)
-    if end is not None:
-        fences.append(queue.keys(np.array([end], np.int64))[0])
-    return min(fences, default=None)
+    barriers, end = queue.header.barriers, first_inactive(queue)
+    return lowest(
+        first_key_of(barriers[0][1] + 1) if barriers else None,
+        None if end is None else queue.keys(np.array([end], np.int64))[0],
+    )
 
 
 WINDOW = 64  # messages of a class that are looked up together
@@ -169,6 +164,9 @@ def _one_by_one(
     most = 1 if queue.header.keyed and any(c.free for c in candidates) else budget.rows
     while len(taken) < min(budget.rows, most) and size < budget.bytes:
         able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
+        if taken and search.looks.rows < len(able_classes):  # what one message may need at most
+            search.unfinished = True
+            break
         heads = [head for text in able_classes if (head := head_of(text)) is not None]
         if not heads:
             break

@@ -16,22 +16,35 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 
-def keep(broker: Broker, queue: Queue, first: int, last: int, subscription: str) -> None:
-    """Keep an ack for ids from ``first`` to ``last``."""
+def keep(
+    broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
+) -> None:
+    """Keep an ack for the ids of these ranges, as many as there is room for."""
     header = queue.header
     until = broker.now + queue.definition.deferred_ack_expiration_ms
-    if header.deferred and header.deferred[-1][1:] == [first - 1, until]:
-        header.deferred[-1][1] = last
-    elif len(header.deferred) < broker.limits.early_acks:
-        header.deferred.append([first, last, until])
-    else:
-        queue.count("ack_ignored", last - first + 1)
+    for at, (first, last) in enumerate(ranges):
+        if header.deferred and header.deferred[-1][1:] == [first - 1, until]:
+            header.deferred[-1][1] = last
+        elif len(header.deferred) < broker.limits.early_acks:
+            header.deferred.append([first, last, until])
+        else:
+            _ignore(broker, queue, ranges[at:], subscription)
+            return
         broker.record(
-            "ack_ignored", queue, [first], subscription=subscription,
-            reason=f"to {last}: more than {broker.limits.early_acks} acks wait for their messages",
-        )  # fmt: skip
-        return
-    broker.record("deferred_ack", queue, [first], subscription=subscription, reason=f"to {last}")
+            "deferred_ack", queue, [first], subscription=subscription, reason=f"to {last}"
+        )
+
+
+def _ignore(
+    broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
+) -> None:
+    """There is no room for these: counted, and said once."""
+    queue.count("ack_ignored", sum(last - first + 1 for first, last in ranges))
+    broker.record(
+        "ack_ignored", queue, [ranges[0][0]], subscription=subscription,
+        reason=f"to {ranges[-1][1]}: more than {broker.limits.early_acks} acks wait for their "
+               f"messages",
+    )  # fmt: skip
 
 
 def came_early(queue: Queue, number: int) -> bool:

@@ -57,8 +57,8 @@ def program_of(queue: Queue) -> Program | None:
 
 
 def lane_of(key: object) -> int:
-    """The lane of a partition key's value: 62 bits of it, 0 for NULL (O4). Two keys that share a
-    lane, one pair in 2^62, would only wait for each other."""
+    """The lane of a partition key's value: 52 bits of it, 0 for NULL (O4). Two keys that share a
+    lane, one pair in 2^52, would only wait for each other."""
     if key is None:
         return 0
     if isinstance(key, float) and key.is_integer():

@@ -51,7 +51,7 @@ def candidates_of(
     candidates = []
     removes = definition.semantics == "at-most-once"
     for subscription in subscriptions:
-        if subscription.ending:
+        if subscription.ending or subscription.again:
             continue
         backlog = backlog_of(definition, subscription)
         free = removes or subscription.removes_on_send

@@ -27,11 +27,10 @@ from .order import PRIORITY_MAX
 if TYPE_CHECKING:
     from ..queue import Queue
 
-LANE_BITS = 62
+LANE_BITS = 52
 LEAF_KEYS = 256
-SEQ_BITS = 48
-_GENERATION_BITS = 16
-_GENERATION_MAX = (1 << _GENERATION_BITS) - 1
+SEQ_BITS = 42
+_GENERATION_BITS = 32
 _SHIFT = 1 + _GENERATION_BITS + 64 + SEQ_BITS  # of a lane in its keys
 _COLUMNS = ("lane", "state", "deliveries", "generation", "priority")
 
@@ -41,7 +40,9 @@ def lane_key(
 ) -> int:
     """The key of a message in the index of lanes."""
     key = (lane << 1) + (state == READY and not deliveries)
-    key = (key << _GENERATION_BITS) + min(generation, _GENERATION_MAX)
+    assert generation < 1 << _GENERATION_BITS
+    assert seq < 1 << SEQ_BITS
+    key = (key << _GENERATION_BITS) + generation
     return (((key << 64) + PRIORITY_MAX - priority) << SEQ_BITS) + seq
 
 

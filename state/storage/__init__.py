@@ -10,11 +10,11 @@ from .columns import NEVER, Array, ColumnPage, by_page
 from .directory import NO_ID, Directory
 from .files import SpoolHeader
 from .index_pages import join_key, split_key
-from .messages import PAST, MessagePage
+from .message_pages import PAST, MessagePage
 from .overlay import Overlay, StoreFailed
 from .ready_index import ReadyIndex
 from .spool import Spool
-from .store import CountingStore, DictStore, Notes, Store
+from .store import CountingStore, DictStore, Store, ValuePages
 
 __all__ = [
     "NEVER",
@@ -28,13 +28,13 @@ __all__ = [
     "DictStore",
     "Directory",
     "MessagePage",
-    "Notes",
     "Overlay",
     "ReadyIndex",
     "Spool",
     "SpoolHeader",
     "Store",
     "StoreFailed",
+    "ValuePages",
     "by_page",
     "join_key",
     "split_key",

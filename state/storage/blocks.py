@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 
 from .columns import Array
-from .messages import NO_KEY
+from .message_pages import NO_KEY
 from .store import Store
 
 BLOCKS_CACHED = 16

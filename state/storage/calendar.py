@@ -11,28 +11,28 @@ from zlib import crc32
 
 from ..limits import Limits
 from .columns import NEVER
-from .store import Notes
+from .store import ValuePages
 
 
 class Calendar:
     """``earliest``: bucket → earliest deadline, kept in the broker's header."""
 
-    def __init__(self, notes: Notes, earliest: dict[int, int], limits: Limits) -> None:
-        self._notes = notes
+    def __init__(self, values: ValuePages, earliest: dict[int, int], limits: Limits) -> None:
+        self._values = values
         self._buckets = limits.calendar_buckets
         self.earliest = earliest
 
     def set(self, name: str, at: int) -> None:
         """Set or (with NEVER) clear the deadline of a queue or session."""
         bucket = crc32(name.encode()) % self._buckets
-        known: dict[str, int] = self._notes.read(f"k/{bucket}") or {}
+        known: dict[str, int] = self._values.read(f"k/{bucket}") or {}
         if known.get(name, NEVER) == at:
             return
         changed = {**known, name: at}
         if at == NEVER:
             del changed[name]
         # In one order, so that the same deadlines give the same bytes.
-        self._notes.write(f"k/{bucket}", dict(sorted(changed.items())))
+        self._values.write(f"k/{bucket}", dict(sorted(changed.items())))
         if changed:
             self.earliest[bucket] = min(changed.values())
         else:
@@ -46,7 +46,7 @@ class Calendar:
             # Those found first are all earlier than anything in the buckets that follow.
             if at > now or (len(found) >= most and found[most - 1][0] < at):
                 break
-            known: dict[str, int] = self._notes.read(f"k/{bucket}")
+            known: dict[str, int] = self._values.read(f"k/{bucket}")
             found += [(deadline, name) for name, deadline in known.items() if deadline <= now]
             found.sort()
         return [name for _, name in found[:most]]
@@ -59,5 +59,5 @@ class Calendar:
         """Every name with its deadline; reads every bucket."""
         names: dict[str, int] = {}
         for bucket in self.earliest:
-            names.update(self._notes.read(f"k/{bucket}"))
+            names.update(self._values.read(f"k/{bucket}"))
         return dict(sorted(names.items()))

@@ -15,7 +15,7 @@ from ..limits import Limits
 from .blocks import Blocks
 from .columns import Array
 from .files import Files
-from .messages import MessagePage, Messages
+from .message_pages import MessagePage, Messages
 
 FILL_MAX = 500  # a file of which more lives is left alone
 FILL_MAX_PRESSED = 750

@@ -23,9 +23,11 @@ class Overlay:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._changed: dict[str, bytes | None] = {}  # None: deleted
+        self.reads = 0  # pages that were asked for
 
     def get(self, key: str) -> bytes | None:
         """The page as written here, else as the store below has it."""
+        self.reads += 1
         if key in self._changed:
             return self._changed[key]
         try:

@@ -169,28 +169,6 @@ class ReadyIndex:
                 self._taken(branch, at, node)
         return changed
 
-    def take(self, most: int, below: int | None = None) -> list[int]:
-        """Take out up to ``most`` first keys, only those below ``below``."""
-        taken: list[int] = []
-        self._take(self._root, taken, most, below)
-        self._lower()
-        return taken
-
-    def _take(self, branch: Branch, taken: list[int], most: int, below: int | None) -> None:
-        while branch.pages and len(taken) < most:
-            if below is not None and branch.firsts[0] >= below:
-                return
-            node = self._child(branch, 0)
-            if isinstance(node, Branch):
-                self._take(node, taken, most, below)
-            else:
-                n = min(most - len(taken), len(node.keys))
-                if below is not None:
-                    n = min(n, bisect_left(node.keys, below))
-                taken += node.keys[:n]
-                del node.keys[:n]
-            self._taken(branch, 0, node)
-
     def _taken(self, branch: Branch, at: int, node: Leaf | Branch) -> None:
         """Bring the entry of a page that shrank up to date; join it if it is underfull."""
         if not len(node):

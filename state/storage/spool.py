@@ -18,7 +18,7 @@ from .blocks import Blocks, Content, cut_into_blocks
 from .columns import Array
 from .compaction import Compaction
 from .files import Files, SpoolHeader
-from .messages import NO_KEY, Messages
+from .message_pages import NO_KEY, Messages
 from .store import Store
 
 

@@ -79,11 +79,11 @@ class CountingStore:
         self.writes.clear()
 
 
-class Notes:
+class ValuePages:
     """Small msgpack values by key, read once and written once per step, sorted by key.
 
     For pages that are plain maps: names, routes, sessions, producers, calendar buckets.
-    A note that became empty or None is deleted.
+    A value that became empty or None is deleted.
     """
 
     def __init__(self, store: Store) -> None:

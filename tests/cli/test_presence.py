@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main, presence
-from lakequeue.client.kafka import open_kafka
+from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import topics
-from lakequeue.streaming.heartbeat import Heartbeat
+from lakequeue.streaming.heartbeat import EngineHeartbeat
 from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port
 from lakequeue.streaming.topics_admin import ensure_topics
 
@@ -132,7 +133,8 @@ def test_an_engine_that_lives_but_does_not_answer(
     at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
     with open_kafka(kafka.bootstrap_servers, "engine") as transport:
         topic = topics.topic(vpn, topics.ENGINE)
-        heartbeat = Heartbeat(lambda value: transport.command(topic, b"", value), tmp_path, 0.2)
+        send = partial(transport.command, topic, b"")
+        heartbeat = EngineHeartbeat(send, tmp_path, 0.2)
         heartbeat.start()
         result = run("consume", "orders", "--timeout", "0", *at)
         found, _ = row("engine", *at)

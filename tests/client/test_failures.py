@@ -17,7 +17,7 @@ import pytest
 from client.failures import DEADLY, MODES, PAUSED, POINTS, cell, definition, on_memory, queue_of
 from client.threaded import wait_for
 from lakequeue.bench.stub_engine import StubEngine
-from lakequeue.client.kafka import LIBRARIES
+from lakequeue.client.kafka_library import LIBRARIES
 from lakequeue.definitions import parse_configuration
 
 HEARTBEATS_S = 3.0

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from lakequeue.client.kafka import LIBRARIES, open_kafka
-from lakequeue.client.kafka_base import OPEN_SECONDS_MAX, require_broker
+from lakequeue.client.kafka_base import require_broker
+from lakequeue.client.kafka_bounds import OPEN_SECONDS_MAX
+from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.protocol.errors import NotConnected
+from lakequeue.protocol.kafka_settings import VARIABLE
 
-Listen = Callable[[bytes | None], str]
+Listen = Callable[..., str]
 ANSWER = bytes.fromhex("0000000a 6c717565 0000 00000000")
 
 
@@ -19,21 +21,23 @@ def listen() -> Iterator[Listen]:
     """Addresses where somebody answers everything with the same bytes, or (None) never."""
     servers: list[socket.socket] = []
 
-    def answer(server: socket.socket, words: bytes) -> None:
+    def answer(server: socket.socket, words: bytes, once: bool) -> None:
         while True:
             try:
                 peer, _ = server.accept()
             except OSError:
                 return
             with peer:
-                peer.recv(1000)
-                peer.sendall(words)
+                while peer.recv(1000) and words:
+                    peer.sendall(words)
+                    if once:
+                        break
 
-    def one(words: bytes | None) -> str:
+    def one(words: bytes | None, once: bool = False) -> str:
         server = socket.create_server(("127.0.0.1", 0))
         servers.append(server)
         if words is not None:
-            threading.Thread(target=answer, args=(server, words), daemon=True).start()
+            threading.Thread(target=answer, args=(server, words, once), daemon=True).start()
         return f"127.0.0.1:{server.getsockname()[1]}"
 
     yield one
@@ -52,6 +56,12 @@ def test_what_is_no_kafka_is_told_soon(listen: Listen, library: str, words: byte
         open_kafka(address, "test", library)
     assert address in str(error.value)
     assert time.monotonic() - started < OPEN_SECONDS_MAX + 1
+
+
+def test_who_answers_the_first_question_only_asks_for_credentials(listen: Listen) -> None:
+    address = listen(ANSWER, once=True)
+    with pytest.raises(NotConnected, match=f"{address} asks for credentials.*{VARIABLE}"):
+        require_broker(address)
 
 
 def test_one_of_several_addresses_is_enough(listen: Listen) -> None:

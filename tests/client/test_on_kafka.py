@@ -21,7 +21,7 @@ import lakequeue.aio
 import pytest
 from client.threaded import wait_for
 from lakequeue.bench.stub_engine import StubEngine
-from lakequeue.client.kafka import LIBRARIES
+from lakequeue.client.kafka_library import LIBRARIES
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected, Timeout
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from client.threaded import connect, engine, wait_for
-from lakequeue.client.arrivals import Arrivals
+from lakequeue.client.arrivals import FlowArrivals
 from lakequeue.protocol import ConfigError, commands, wire
 from lakequeue.protocol.outputs import Deliveries
-from lakequeue.state.rules.transport import WAIT_MS
+from lakequeue.state.rules.transport_acks import WAIT_MS
 from rules.harness import Bench, drain, ids
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 1000}
@@ -212,13 +212,13 @@ def test_C2_the_entries_are_bounded(bench: Bench) -> None:
 # ---------------------------------------------------------------- the client
 
 
-def take(arrivals: Arrivals, base: int, first: int, count: int, now: float = 0) -> int:
+def take(arrivals: FlowArrivals, base: int, first: int, count: int, now: float = 0) -> int:
     arrivals.take((base, first), count, now)
     return arrivals.tell()
 
 
 def test_C1_arrivals_are_cumulative_and_stop_at_a_gap() -> None:
-    arrivals = Arrivals(60, "1s", 0)
+    arrivals = FlowArrivals(60, "1s", 0)
     assert take(arrivals, 1, 1, 10) == 10
     assert take(arrivals, 1, 1, 10) == 0  # the same once more
     assert take(arrivals, 1, 21, 5) == 0  # 11 to 20 are missing
@@ -229,7 +229,7 @@ def test_C1_arrivals_are_cumulative_and_stop_at_a_gap() -> None:
 
 
 def test_C1_at_60_percent_of_the_window_or_after_1_s() -> None:
-    arrivals = Arrivals(60, "1s", 0)
+    arrivals = FlowArrivals(60, "1s", 0)
     arrivals.take((1, 1), 5, 1000.0)
     assert arrivals.due_at(10) == 2000
     arrivals.take((1, 6), 1, 1500.0)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lakequeue.client import confluent, kafka_python
-from lakequeue.client.kafka import LIBRARIES, LIBRARY_VARIABLE, open_kafka
+from lakequeue.client import confluent, kafka_bounds, kafka_python
 from lakequeue.client.kafka_base import servers
+from lakequeue.client.kafka_library import LIBRARIES, LIBRARY_VARIABLE, open_kafka
 from lakequeue.client.transport import Record, Transport
 from lakequeue.protocol.errors import ConfigError, NotConnected, Rejected
 
@@ -325,10 +325,9 @@ def test_a_consumer_that_stands_still_is_replaced(kafka: Any, topic: str) -> Non
 def test_a_full_buffer_blocks_and_then_refuses(
     kafka: Any, library: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = confluent if library == "confluent-kafka" else kafka_python
-    monkeypatch.setattr(module, "BUFFER_RECORDS_MAX", 1_000)
-    monkeypatch.setattr(module, "FULL_SECONDS_MAX", 1.0)
-    monkeypatch.setattr(module, "CLOSE_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(kafka_bounds, "BUFFER_RECORDS_MAX", 1_000)
+    monkeypatch.setattr(kafka_bounds, "FULL_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(kafka_bounds, "CLOSE_SECONDS_MAX", 0.5)
     transport = open_kafka(kafka.bootstrap_servers, "test", library)
     transport.publish(topic, b"first", None, [], 0)
     assert transport.flush(10)
@@ -348,10 +347,9 @@ def test_a_full_buffer_blocks_and_then_refuses(
 
 
 def test_topics_that_are_not_there(
-    open_transport: Open, topic: str, library: str, monkeypatch: pytest.MonkeyPatch
+    open_transport: Open, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = confluent if library == "confluent-kafka" else kafka_python
-    monkeypatch.setattr(module, "FULL_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(kafka_bounds, "FULL_SECONDS_MAX", 1.0)
     transport = open_transport()
     with pytest.raises(NotConnected, match="'nowhere' does not exist in Kafka at"):
         transport.partitions("nowhere")
@@ -405,7 +403,7 @@ def start_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.
     """A fresh process: threads, exit and stderr are then as in an application."""
     head = (
         "import logging, os, sys, time\n"
-        "from lakequeue.client.kafka import open_kafka\n"
+        "from lakequeue.client.kafka_library import open_kafka\n"
         "from lakequeue.protocol.errors import NotConnected\n"
         f"address, topic, library = {kafka.bootstrap_servers!r}, {topic!r}, {library!r}\n"
         "transport = open_kafka(address, 'test', library)\n"

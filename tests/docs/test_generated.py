@@ -189,6 +189,10 @@ def test_pages_of_the_state(table: Table) -> None:
     for _ in range(3):
         connection.producer().send("orders", b'{"n": 1}')
     connection.consumer("orders", filter="/n = 1")  # takes one; the others wait in its index
+    admin.define({"name": "urgent", "message_type": "json", "priority": "/n"})
+    connection.consumer("urgent", filter="/n > 0")
+    for n in (1, 2):  # the second comes before where the filter has looked to, and nobody has room
+        connection.producer().send("urgent", b'{"n": %d}' % n)
     engine = connection.engine
     engine.command("default.commands", b"", b"not a command")
     purge = commands.encode_command(commands.Purge(queue="orders"))

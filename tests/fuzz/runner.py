@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
-from lakequeue.protocol.outputs import Deadline, Receipt, RejectedRecord, Reply
+from lakequeue.protocol.outputs import Deadline, Receipts, RejectedRecord, Reply
 from lakequeue.state import Batch, DictStore, Limits, check, step
 
 from .mutations import INBOX, QUEUES, Incoming, Mutator, encode
@@ -181,7 +181,7 @@ class Fuzz:
                 # Nobody asked: refused without an answer, or carried out.
                 self.counts["not asked"] += 1
                 assert not _readable(one), f"neither answered nor rejected: {one.value!r:.500}"
-        taken = {(r.producer, q) for o in out if isinstance(o, Receipt) for r, q in _settled(o)}
+        taken = {(r.producer, q) for o in out if isinstance(o, Receipts) for r, q in _settled(o)}
         for topic, offset, meta in zip(
             batch.publishes.topics, batch.publishes.offsets, batch.publishes.metas, strict=True
         ):
@@ -195,13 +195,14 @@ class Fuzz:
                 self.counts["receipts"] += 1
 
 
-def _settled(receipt: Receipt) -> list[tuple[Receipt, int]]:
+def _settled(receipt: Receipts) -> list[tuple[Receipts, int]]:
     out = [(receipt, s) for first, n, _ in receipt.runs for s in range(first, first + n)]
     return out + [(receipt, nack[0]) for nack in receipt.nacks]
 
 
 def _below(out: list[Any], name: tuple[str, int]) -> bool:
-    return any(isinstance(o, Receipt) and o.producer == name[0] and o.up_to >= name[1] for o in out)
+    receipts = (o for o in out if isinstance(o, Receipts))
+    return any(o.producer == name[0] and o.up_to >= name[1] for o in receipts)
 
 
 def _named(meta: bytes | None) -> tuple[str, int] | None:

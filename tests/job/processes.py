@@ -1,8 +1,9 @@
-"""Processes that tests start and kill: `lakequeue run` in a session of its own."""
+"""Processes that tests start and kill: `lakequeue run` and `up`, in a session of their own."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -15,9 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from lakequeue.streaming.realtime import ENVIRONMENT
+from lakequeue.streaming.worker_daemon import DAEMON
 
 START_S_MAX = 150.0
 STOP_S_MAX = 90.0
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopts() -> None:
+    """Linux: its grandchildren become its children when their parents die. Else the death of Java
+    leaves the workers' process group an orphan, and the kernel ends what is frozen in it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class EngineProcess:
@@ -28,16 +41,20 @@ class EngineProcess:
         self.home = home
         self.said: list[dict[str, Any]] = []
         self.log = home.parent / f"{home.name}.stderr"
-        command = [sys.executable, "-m", "lakequeue.cli", "run", "--bootstrap", bootstrap]
+        command = [sys.executable, "-m", "lakequeue.cli", *self.command(bootstrap)]
         command += ["--home", str(home), "--config", str(config), "--json"]
         command += ["--set", "lakequeue.ui_port=0", "--set", "lakequeue.tables_interval_s=2"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [*command, *arguments], stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True, cwd=home.parent,
+                start_new_session=True, cwd=home.parent, preexec_fn=_adopts,
             )  # fmt: skip
         self._ready = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def command(self, bootstrap: str) -> list[str]:
+        """What is started, and where its Kafka is."""
+        return ["run", "--bootstrap", bootstrap]
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -79,6 +96,60 @@ class EngineProcess:
         """SIGTERM to the process that the user started; its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S_MAX)
+
+
+class UpProcess(EngineProcess):
+    """`lakequeue up`: its Kafka is its own, has a session of its own and dies with it."""
+
+    def __init__(self, home: Path, config: Path, *arguments: str) -> None:
+        super().__init__("", home, config, *arguments)
+
+    def command(self, bootstrap: str) -> list[str]:
+        """Kafka keeps the port that the home had before."""
+        return ["up", "--port", "0"]
+
+    @property
+    def bootstrap(self) -> str:
+        """Its Kafka's address, once it serves."""
+        ready = next(said for said in self.said if said["event"] == "ready")
+        return ready["addresses"]["Kafka"].removeprefix("kafka://")
+
+    def kafka(self) -> psutil.Process | None:
+        """Its Kafka, while there is one."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.Error):
+                    if "kafka.Kafka" in child.cmdline():
+                        return child
+        return None
+
+
+def loop_workers(engine: EngineProcess) -> list[psutil.Process]:
+    """The Python workers of the broker's query: children of the daemon that knows its name."""
+    found = []
+    for process in engine.family():
+        with contextlib.suppress(psutil.Error, OSError):
+            parent = process.parent()
+            if DAEMON not in process.cmdline() or parent is None:
+                continue
+            ours = process.environ().get(ENVIRONMENT) and parent.environ().get(ENVIRONMENT)
+            if ours and DAEMON in parent.cmdline():
+                found.append(process)
+    return found
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended, though its parent may not have looked."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def thaw(process: psutil.Process) -> None:
+    """Let go on who was frozen with SIGSTOP, and wait until it finds that it is of no use."""
+    assert process.status() == psutil.STATUS_STOPPED, "it was not frozen all the time"
+    process.send_signal(signal.SIGCONT)
+    until(lambda: gone(process), 60, "the frozen one ends")
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:

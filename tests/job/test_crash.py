@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,8 @@ from pathlib import Path
 import lakequeue
 import pytest
 from job.processes import EngineProcess, until
+from job.tables import check_tables
 from job.traffic import Traffic, judge
-from kafka import KafkaConsumer, TopicPartition
-from lakequeue.cli.delta_reader import read_table
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
@@ -67,44 +65,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             child.kill()
 
 
-def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
-    """How many records each partition has."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
-    try:
-        numbers = consumer.partitions_for_topic(topic) or set()
-        ends = consumer.end_offsets([TopicPartition(topic, n) for n in numbers])
-        return {(p.topic, p.partition): offset for p, offset in ends.items()}
-    finally:
-        consumer.close()
-
-
-def check_tables(place: Place, ids: set[str]) -> None:
-    """Each message once in `messages`, spooled once and acknowledged once in `journal`."""
-
-    def journal(event: str) -> Counter[str]:
-        rows = read_table(place.tables / "journal", ["event", "queue", "message_id"]).to_pylist()
-        found = [r for r in rows if r["event"] == event and r["queue"] == "orders"]
-        return Counter(r["message_id"] for r in found)
-
-    def offsets() -> set[tuple[str, int, int]]:
-        """Records of the table."""
-        names = ["topic", "partition", "offset", "item"]
-        rows = read_table(place.tables / "messages", names).to_pylist()
-        whole = Counter(tuple(r[name] for name in names) for r in rows)
-        assert set(whole.values()) <= {1}, "a message stands twice in `messages`"
-        return {where[:3] for where in whole}
-
-    ends = in_kafka(place.kafka.bootstrap_servers, "default.publish")
-    wanted = {(*where, i) for where, end in ends.items() for i in range(end)}
-    until(lambda: ids <= set(journal("acknowledged")), 60, "the journal's acknowledgments")
-    until(lambda: wanted <= offsets(), 60, "the table `messages`")
-    for event in ("spooled", "acknowledged"):
-        counted = journal(event)
-        assert set(counted) == ids, event
-        assert set(counted.values()) == {1}, f"{event} more than once"
-    assert offsets() == wanted
-
-
 def test_kill_9_in_mid_traffic(place: Place) -> None:
     chance = random.Random(SEED)
     engine = place.start()
@@ -128,7 +88,8 @@ def test_kill_9_in_mid_traffic(place: Place) -> None:
     assert len(traffic.acked) == len(set(traffic.acked)), "acknowledged, and delivered again"
     assert counters["spooled"] == counters["acknowledged"] == len(traffic.sent)
     assert not lost_sessions, "consumers that were alive lost their sessions"
-    check_tables(place, {f.result().message_id for f in traffic.sent.values()})
+    kafka = place.kafka.bootstrap_servers
+    check_tables(place.tables, kafka, {f.result().message_id for f in traffic.sent.values()})
     assert engine.terminate() == 0
     assert "Traceback" not in engine.errors()
 

@@ -12,7 +12,7 @@ import pytest
 from client.failures import DEADLY, MODES, on_memory, queue_of
 from job.conftest import Job, in_real_time
 from job.processes import until
-from lakequeue.client.kafka import LIBRARIES
+from lakequeue.client.kafka_library import LIBRARIES
 
 WORKER = Path(__file__).parents[1] / "client" / "failing_process.py"
 PLACES = [queue_of(mode, point) for mode in MODES for point in DEADLY]

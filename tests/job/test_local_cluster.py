@@ -1,20 +1,25 @@
-"""The same job where driver and executors are different processes."""
+"""The same job where driver and executors are different processes, and may die alone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import lakequeue
+import psutil
 import pytest
-from job.processes import EngineProcess, until
+from job.heard import UNTRIMMED, judge_what_was_said
+from job.processes import EngineProcess, loop_workers, until
+from job.traffic import Traffic, drain
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.session import package_zip
+from lakequeue.streaming.spark import package_zip
 
 pytestmark = pytest.mark.job
 
+SEED = 2
 CONFIG = """
 queues:
   - {name: orders, message_type: json, max_per_subscription_backlog: 100}
@@ -38,10 +43,11 @@ def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_two_executors_run_the_same_job(tmp_path: Path) -> None:
+def test_two_executors_run_the_same_job_and_one_dies(tmp_path: Path) -> None:
+    """Killed under traffic: the worker that steps, then the executor that has its next one."""
     config = tmp_path / "queues.yaml"
     config.write_text(CONFIG)
-    master = ("--master", "local-cluster[2,1,1024]")
+    master = ("--master", "local-cluster[2,1,1024]", *UNTRIMMED)
     with EmbeddedKafka(tmp_path / "kafka") as kafka:
         bootstrap = kafka.bootstrap_servers
         engine = EngineProcess(bootstrap, tmp_path / "home", config, *master)
@@ -49,14 +55,44 @@ def test_two_executors_run_the_same_job(tmp_path: Path) -> None:
             engine.wait_ready()
             with lakequeue.connect(f"kafka://{bootstrap}") as connection:
                 roundtrip(connection)
-            commands = [" ".join(p.cmdline()) for p in engine.family()]
-            assert sum("CoarseGrainedExecutorBackend" in c for c in commands) == 2
+            assert len(executors(engine)) == 2
+            traffic = Traffic(f"kafka://{bootstrap}", SEED)
+            traffic.goes_on(30, 60)
+            for victim in (the_worker, the_executor):
+                victim(engine).kill()
+                traffic.goes_on(60, 60)
+            drain(traffic)
+            judge_what_was_said(bootstrap, tmp_path / "home")
+            until(lambda: len(executors(engine)) == 2, 30, "another executor takes its place")
             assert engine.terminate() == 0
             assert engine.said[-1]["event"] == "goodbye"
             assert "Traceback" not in engine.errors()
             until(lambda: not engine.family(), 30, "something of it is still running")
         finally:
             engine.kill()
+
+
+def executors(engine: EngineProcess) -> list[psutil.Process]:
+    """Java processes that run tasks."""
+    found = []
+    for process in engine.family():
+        with contextlib.suppress(psutil.Error):
+            if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def the_worker(engine: EngineProcess) -> psutil.Process:
+    """The Python process that steps."""
+    (worker,) = loop_workers(engine)
+    return worker
+
+
+def the_executor(engine: EngineProcess) -> psutil.Process:
+    """The executor whose Python process steps."""
+    ours = {parent.pid for parent in the_worker(engine).parents()}
+    (executor,) = [e for e in executors(engine) if e.pid in ours]
+    return executor
 
 
 def roundtrip(connection: lakequeue.Connection) -> None:

@@ -263,17 +263,17 @@ def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path)
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
     """A queue that captures a new topic makes the engine stop its queries and start them again; a
     loop finds the topic itself."""
-    before = (job.engine._query, job.engine._tables_query)
+    before = (job.engine.application.query, job.engine.application.tables_query)
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
     connection.admin().define({"name": topic, "message_type": "text"})
     until(
-        lambda: (goes_on or job.engine._query is not before[0])
-        and job.engine._tables_query is not before[1],
+        lambda: (goes_on or job.engine.application.query is not before[0])
+        and job.engine.application.tables_query is not before[1],
         60, "the queries are started again",
     )  # fmt: skip
-    assert not goes_on or job.engine._query is before[0]
+    assert not goes_on or job.engine.application.query is before[0]
     connection.producer().send(QUEUE, "after the restart")
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     place = plain.send(topic, b"into the new queue").get(30)

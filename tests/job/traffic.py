@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lakequeue
+from job.processes import until
 
 PER_SECOND = 60
 CANCELED_SHARE = 0.03
@@ -75,6 +76,13 @@ class Traffic:
                 m.ack()
                 self.acked.append(m.payload)
 
+    def goes_on(self, more: int, seconds: float) -> float:
+        """Until so many more were acknowledged; how long it took."""
+        begun, enough = time.monotonic(), len(self.acked) + more
+        until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic goes on")
+        assert not self.errors, self.errors
+        return time.monotonic() - begun
+
     def finish_producing(self) -> None:
         self._producing.clear()
         self.threads[0].join(60)
@@ -90,6 +98,15 @@ class Traffic:
     def acknowledged(self) -> set[bytes]:
         """What the producer knows to be stored."""
         return {p for p, f in self.sent.items() if f.done() and f.exception() is None}
+
+
+def drain(traffic: Traffic) -> None:
+    """The traffic comes to its end, the queue to its bottom, and all of it is judged."""
+    traffic.finish_producing()
+    admin = traffic.connections[0].admin()
+    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
+    traffic.finish_consuming()
+    judge(traffic, set())
 
 
 def judge(traffic: Traffic, left: set[bytes]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from lakequeue.protocol import steplog
 from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.protocol.wire import WireRecord
-from lakequeue.sources.messages import Place, Taken, to_batch
+from lakequeue.sources.step_batch import Place, Taken, to_batch
 from lakequeue.state import Batch, DictStore, Home
 from lakequeue.streaming.driver import Driver, Snapshot
 

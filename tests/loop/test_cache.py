@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.state import DictStore
 from lakequeue.streaming import cache as module
-from lakequeue.streaming.cache import PAGE_BYTES, PageCache
+from lakequeue.streaming.cache import PAGE_BYTES, GivenUp, PageCache
 
 
 class State(DictStore):
@@ -62,6 +63,12 @@ def no_thread_is_left() -> Iterator[None]:
     assert threading.active_count() <= before
 
 
+def save(cache: PageCache) -> None:
+    """As at the end of a batch."""
+    cache.hand_over()
+    cache.settle()
+
+
 keys = st.sampled_from("abcdefgh")
 operations = st.lists(
     st.one_of(
@@ -94,13 +101,62 @@ def test_it_is_a_store(
         elif name == "behind":
             cache.write_behind()
         else:
-            cache.save()
+            save(cache)
             assert below.pages == plain.pages
-            cache.begin(below)
+            cache.detach()
+            cache.attach(below)
         assert cache.held_bytes - cache.dirty_bytes <= max(bytes_max, 0)
-    cache.save()
+    save(cache)
     assert below.pages == plain.pages
     assert cache.dirty_bytes == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(operations, st.integers(0, 4_000), st.sampled_from([-1.0, 10.0]))
+def test_large_pages_are_let_go_and_nothing_else_changes(
+    walk: list[tuple], bytes_max: int, kept_s: float
+) -> None:
+    with patch.multiple(module, LARGE_BYTES=100, LARGE_KEPT_S=kept_s):
+        cache, plain = PageCache(State(), bytes_max), DictStore()
+        for name, *rest in walk:
+            if name in ("put", "delete"):
+                getattr(cache, name)(*rest)
+                getattr(plain, name)(*rest)
+            elif name == "get":
+                assert cache.get(*rest) == plain.get(*rest)
+            elif name == "batch":
+                save(cache)
+            else:
+                cache.write_behind()
+            large = {key for key, value in cache._clean.items() if len(value) >= 100}
+            assert set(cache._large) == large
+            clean_bytes = sum(len(value) + PAGE_BYTES for value in cache._clean.values())
+            assert cache.held_bytes == clean_bytes + cache.dirty_bytes
+        save(cache)
+        cache.write_behind()
+        assert kept_s > 0 or not cache._large
+        assert {key: cache.get(key) for key in plain.pages} == plain.pages
+        save(cache)
+
+
+def test_a_large_page_that_nobody_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of a deep queue; what is small, and what is read, stays."""
+    below = State()
+    cache = PageCache(below, 10_000_000)
+    now = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    for name in ("old", "read", "small"):
+        cache.put(name, bytes(1_000 if name == "small" else 1_000_000))
+    save(cache)
+    for _ in range(3):
+        now += 6.0
+        assert cache.get("read") is not None
+        cache.write_behind()
+    assert cache.held_bytes == 1_001_000 + 2 * PAGE_BYTES
+    assert below.reads == 0
+    assert cache.get("old") == bytes(1_000_000)
+    assert below.reads == 1
+    cache.close()
 
 
 def test_a_page_is_read_once_and_written_once() -> None:
@@ -110,7 +166,7 @@ def test_a_page_is_read_once_and_written_once() -> None:
         assert cache.get("a") is not None
         cache.put("a", b"%d" % n)
         cache.write_behind()
-    cache.save()
+    save(cache)
     assert (below.reads, below.writes) == (1, 1)
 
 
@@ -127,7 +183,7 @@ def test_what_rests_is_written_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.written_pages > 80
     assert cache.dirty_bytes < 20 * (PAGE_BYTES + 1)
     monkeypatch.undo()
-    cache.save()
+    save(cache)
     assert below.writes == 101, "the header was not written again and again"
 
 
@@ -139,7 +195,7 @@ def test_what_there_is_no_room_for_is_written_early() -> None:
         cache.write_behind()
     assert cache.dirty_bytes <= 60_000
     assert cache.held_bytes <= 110_000
-    cache.save()
+    save(cache)
     assert len(below.pages) == 100
 
 
@@ -164,7 +220,7 @@ def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
         cache.put("a", b"%d" % n)
         cache.write_behind()
         assert cache.get("a") == b"%d" % n
-    cache.save()
+    save(cache)
     assert below.pages == {"a": b"19"}
 
 
@@ -175,7 +231,7 @@ def test_what_cannot_be_written_is_said() -> None:
     cache.put("a", b"1")
     cache.put("b", b"2")
     with pytest.raises(RuntimeError, match="no room for b"):
-        cache.save()
+        save(cache)
 
 
 def test_giving_up_writes_nothing_more() -> None:
@@ -187,3 +243,59 @@ def test_giving_up_writes_nothing_more() -> None:
     cache.write_behind()
     cache.close()
     assert len(below.pages) <= 2
+
+
+def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
+    below = State({"a": b"1", "b": b"2"})
+    cache = PageCache(below, 10_000)
+    cache.get("a")
+    cache.detach()
+    assert cache.get("a") == b"1"
+    found = []
+    reader = threading.Thread(target=lambda: found.append(cache.get("b")))
+    reader.start()
+    time.sleep(0.05)
+    assert not found
+    assert below.reads == 1, "the handle of the batch before is not touched"
+    cache.attach(State({"b": b"3"}))
+    reader.join(5)
+    assert found == [b"3"]
+    assert cache.waited_s > 0.04
+    cache.close()
+
+
+def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
+    cache = PageCache(State({"a": b"1"}), 10_000)
+    cache.detach()
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            cache.get("a")
+        except GivenUp as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.05)
+    cache.close()
+    reader.join(5)
+    assert len(failures) == 1
+
+
+def test_a_batch_saves_what_was_handed_over_and_not_what_came_after() -> None:
+    below = State()
+    below.pause_s = 0.01
+    cache = PageCache(below, 10_000)
+    for key in "abcdef":
+        cache.put(key, b"1")
+    cache.hand_over()
+    cache.put("a", b"2")  # a step, while the batch saves
+    cache.delete("b")
+    cache.settle()
+    cache.detach()
+    assert below.pages == dict.fromkeys("abcdef", b"1")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (b"2", None, b"1")
+    cache.attach(below)
+    save(cache)
+    assert below.pages == {**dict.fromkeys("cdef", b"1"), "a": b"2"}

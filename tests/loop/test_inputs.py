@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from lakequeue.protocol.messages import Records
 from lakequeue.sources.discovery import captured_topics
-from lakequeue.sources.messages import to_batch
 from lakequeue.sources.records import in_parts
+from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import Batch
 from loop.memory import Message
 
@@ -22,17 +23,32 @@ def records(sizes: list[int]) -> Records:
 
 def test_a_batch_is_cut_by_bytes_and_commands_come_first() -> None:
     whole = Batch(commands=records([1, 1]), publishes=records([600, 600, 600, 5_000, 1, 1]))
-    parts = list(in_parts(whole, 1_500))
+    parts = list(in_parts(whole, 1_500, 100))
     assert [p.publishes.offsets for p in parts] == [[0, 1], [2], [3], [4, 5]]
     assert [len(p.commands) for p in parts] == [2, 0, 0, 0]
-    assert next(iter(in_parts(Batch(commands=records([1])), 10))).commands.offsets == [0]
+    assert next(iter(in_parts(Batch(commands=records([1])), 10, 9))).commands.offsets == [0]
 
 
 def test_five_thousand_times_one_megabyte_is_not_one_step() -> None:
     value = bytes(1_000_000)
     whole = Batch(publishes=records([0] * 5_000))
     whole.publishes.values = [value] * 5_000
-    assert max(len(p.publishes) for p in in_parts(whole, 32_000_000)) == 32
+    assert max(len(p.publishes) for p in in_parts(whole, 32_000_000, 9_999)) == 32
+
+
+@pytest.mark.parametrize(
+    ("commands", "publishes"), [(0, 0), (3, 0), (0, 7), (3, 3), (10, 2), (7, 9)]
+)
+def test_no_step_has_more_records_than_its_limit(commands: int, publishes: int) -> None:
+    """After a night's downtime there may be a million commands: they are taken whole by Spark."""
+    whole = Batch(commands=records([1] * commands), publishes=records([1] * publishes))
+    parts = list(in_parts(whole, 1_000, 3))
+    assert max(max(len(p.commands), len(p.publishes)) for p in parts) <= 3
+    assert [at for p in parts for at in p.commands.offsets] == whole.commands.offsets
+    assert [at for p in parts for at in p.publishes.offsets] == whole.publishes.offsets
+    first = next((n for n, p in enumerate(parts) if len(p.publishes)), len(parts))
+    assert not any(len(p.commands) for p in parts[first + 1 :]), "a message before a command"
+    assert max(len(p.commands) for p in in_parts(whole, 2, 99)) <= 2
 
 
 def test_captured_topics_are_pythons_expressions_and_never_the_engines_own() -> None:

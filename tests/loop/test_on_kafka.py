@@ -22,12 +22,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from job.processes import until
 from job.traffic import Traffic, judge
-from lakequeue.client.kafka import open_kafka
+from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import commands, wire
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.sinks.step_log import StepLog
+from lakequeue.sinks.log_writer import StepLog
 from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client
-from lakequeue.sources.step_log import read_steps
+from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import ensure_topics
 
@@ -283,6 +283,7 @@ def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
     first.append(b"1")
     assert first.settle() == 0
     second = StepLog(kafka, "fenced.steps", lambda: False)
+    second.fenced()
     first.append(b"2")
     with pytest.raises(Exception, match="_FENCED"):
         first.settle()

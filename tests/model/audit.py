@@ -22,7 +22,7 @@ from typing import Any
 
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
-from lakequeue.protocol.outputs import Deliveries, Receipt
+from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
 from rules.steps import REPLY, Steps, replies, subscribe
 
@@ -62,7 +62,7 @@ class Auditor:
         for output in outputs:
             if isinstance(output, Deliveries):
                 self.see_delivery(output, sent)
-            elif isinstance(output, Receipt):
+            elif isinstance(output, Receipts):
                 self.accepted |= {
                     str(first + i) for _, n, first in output.runs if first for i in range(n)
                 }
@@ -205,6 +205,7 @@ class Trouble:
             self.flows[-1], r.choice((1, 4, 30)), queue,
             filter=r.choice((None, None, "/k = 0", "/k <> 0")),
             acks=r.choice(("explicit", "explicit", "explicit", "none")),
+            transport_acks=r.random() < 0.3,  # nobody says that anything came: it is sent again
         )  # fmt: skip
 
     def redefine(self) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lakequeue.definitions.definition import UNSUPPORTED
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deliveries, Receipt
+from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
 from reference.model import Model, Refused, Subscription, milliseconds
 from rules.steps import NOW, REPLY, Steps, replies, subscribe
@@ -328,7 +328,7 @@ class Walk:
 
     def compare_receipts(self, out: list[Any]) -> None:
         found: dict[int, int | str] = {}
-        for receipt in (o for o in out if isinstance(o, Receipt)):
+        for receipt in (o for o in out if isinstance(o, Receipts)):
             for first, count, number in receipt.runs:
                 found |= {first + i: number + i if number else 0 for i in range(count)}
             found |= {nack[0]: nack[1] for nack in receipt.nacks}
@@ -347,18 +347,30 @@ class Walk:
             flow.inbox.clear()
             assert found == expected, f"{name} received {found}, the model says {expected}"
 
+    def browsed(self, name: str) -> list[int]:
+        """All that is in a queue, in as many parts as it is answered."""
+        found: list[int] = []
+        command = c.Browse(queue=name, limit=10_000, reply=REPLY)
+        checked, self.steps.checked = getattr(self.steps, "checked", False), False
+        while command is not None:  # nothing changes meanwhile
+            (answer,) = replies(self.steps.run([command]))
+            found += [int(m["id"]) for m in answer.result]
+            more = answer.more
+            command = more and c.Browse(queue=name, limit=10_000, start=more, reply=REPLY)
+        self.steps.checked = checked
+        return found
+
     def look(self) -> None:
         """Everything that can be asked for; `run` has checked the invariants."""
         names = list(self.model.queues)
         asked = [c.Describe(queue=name, reply=REPLY) for name in names]
-        asked += [c.Browse(queue=name, limit=10_000, reply=REPLY) for name in names]
         answers = [r.result for r in replies(self.steps.run(asked))]
-        for name, shown, browsed in zip(names, answers, answers[len(names) :], strict=False):
+        for name, shown in zip(names, answers, strict=True):
             queue, expected = self.model.queues[name], self.model.describe(name)
             held = {s["name"]: s["held"] for s in shown["consumers"]}
             assert held == {s.name: queue.held(s) for s in self.model.bound_to(queue)}, name
             assert_same_numbers({key: shown[key] for key in expected}, expected, queue)
-            ids, wanted = [int(m["id"]) for m in browsed], self.model.browse(name)
+            ids, wanted = self.browsed(name), self.model.browse(name)
             if any(e.is_barrier for e in queue.entries) and any(e.rank for e in queue.entries):
                 ids, wanted = sorted(ids), sorted(wanted)  # Silent: in which order one looks
             assert ids == wanted, f"browse {name}: {ids}, the model says {wanted}"

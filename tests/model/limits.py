@@ -11,7 +11,8 @@ PAGES: dict[str, Any] = {
 }  # fmt: skip
 BUDGETS: dict[str, Any] = {
     "command_rows": 3, "command_bytes": 200, "due_rows": 3, "due_names": 2, "delivery_rows": 3,
-    "delivery_bytes": 200, "looks": 5,
+    "delivery_bytes": 200, "looks": 5, "look_bytes": 200, "again_rows": 3, "again_bytes": 100,
+    "browse_rows": 100, "browse_bytes": 5_000, "browse_pages": 100,
 }  # fmt: skip
 SMALL_PAGES = Limits(**PAGES)  # the same order of events, from other pages
 SMALL_BUDGETS = Limits(**BUDGETS)

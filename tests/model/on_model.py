@@ -4,7 +4,7 @@ import pickle
 from typing import Any
 
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deliveries, Receipt, Reply
+from lakequeue.protocol.outputs import Deliveries, Receipts, Reply
 from reference.model import Model, Refused, Subscription
 from rules.steps import NOW
 
@@ -23,12 +23,12 @@ class OnModel:
         self.model.now = self.now - NOW
         with self.model.joined():
             out = [Reply("", 0, "", self.carry_out(one)) for one in commands]
-            receipt = Receipt("", "walk", 0)
+            receipt = Receipts("", "walk", 0)
             for to, payload, options in publishes:
                 self.publish(receipt, to, payload, options)
         return [*out, receipt, *self.deliveries()]
 
-    def publish(self, receipt: Receipt, to: str, payload: bytes, options: Any) -> None:
+    def publish(self, receipt: Receipts, to: str, payload: bytes, options: Any) -> None:
         ttl = options.get("ttl_ms")
         text, key = None if ttl is None else f"{ttl}ms", options["key"].decode()
         try:

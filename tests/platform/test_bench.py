@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+import zlib
+from itertools import islice
 from typing import Any
 
 import pytest
-from lakequeue.bench.burst import max_step_ms
+from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import median, percentile, triggers
 from lakequeue.bench.recovery import replay_ratio
 from lakequeue.bench.steady import Traffic, at_rate, made_at, stamped
@@ -69,6 +71,14 @@ def test_the_longest_step_is_what_the_engine_says() -> None:
     silent = [progress(300), {"durationMs": {"triggerExecution": 200}}]
     assert max_step_ms(silent, "micro-batch") == 300
     assert max_step_ms(silent, "real-time") is None  # a batch there is many steps
+
+
+@pytest.mark.parametrize("partitions", [2, 8])
+def test_a_bursts_producers_write_to_other_partitions(partitions: int) -> None:
+    names = list(islice(elsewhere("steady", partitions), 20))
+    assert len(set(names)) == 20
+    theirs = {zlib.crc32(name.encode()) % partitions for name in names}
+    assert zlib.crc32(b"steady") % partitions not in theirs
 
 
 def test_replay_beside_life() -> None:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
 from lakequeue.cli.engine_checks import (
     input_problem,
     input_topics,
@@ -88,7 +90,9 @@ def test_which_topics_are_inputs() -> None:
     }  # fmt: skip
     broker = CONFIGURATION.brokers[0]
     inputs, logs = input_topics(there | {f"{broker}.steps"}, CONFIGURATION, None)
-    assert inputs == {"default.publish", "default.commands", "orders", "sensor-1"}
+    assert inputs == {
+        "default.publish", "default.commands", "default.journal", "orders", "sensor-1",
+    }  # fmt: skip
     assert logs == {f"{broker}.steps"}
 
 
@@ -136,3 +140,34 @@ def test_on_a_real_kafka(kafka: EmbeddedKafka) -> None:
     admin.close()
     assert not check.ok
     assert "sensor-short keeps 0.0167 h (retention.ms=60000)" in check.found
+
+
+@pytest.mark.job
+def test_doctor_names_every_input_that_is_kept_too_shortly(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Own topics, captured ones, the tables' journal, and the log; and the exit status says so."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    config = tmp_path / "queues.yaml"
+    definition = "{name: q, vpn: kept, message_type: text, underlying_topic: kept-plain}"
+    config.write_text(f"brokers: [kept-broker]\nqueues:\n  - {definition}\n")
+    short = {"retention.ms": "3600000"}
+    inputs = ["kept.publish", "kept.commands", "kept.journal", "kept-plain", "kept-broker.steps"]
+    others = ["kept.deliveries", "kept.receipts", "kept-unused"]
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    topics = [NewTopic(name, 1, 1, topic_configs=short) for name in [*inputs, *others]]
+    admin.create_topics(topics)
+    command = ["doctor", "--url", f"kafka://{kafka.bootstrap_servers}", "--config", str(config)]
+    result = CliRunner().invoke(main, [*command, "--home", str(tmp_path / "home"), "--json"])
+    admin.delete_topics([*inputs, *others])
+    admin.close()
+    (check,) = (c for c in json.loads(result.stdout) if c["name"] == "retention")
+    assert result.exit_code == 1
+    assert not check["ok"]
+    for name in inputs:
+        assert f"{name} " in check["found"]
+    for name in others:
+        assert name not in check["found"]
+    assert "kafka-configs.sh --alter" in check["advice"]

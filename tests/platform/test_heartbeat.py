@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from lakequeue.protocol import NotConnected
-from lakequeue.streaming.heartbeat import Heartbeat
+from lakequeue.streaming.heartbeat import EngineHeartbeat
 
 
 def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
         if len(heard) == 1:
             raise NotConnected("Kafka is away")
 
-    heartbeat = Heartbeat(send, tmp_path, every_s=0.01)
+    heartbeat = EngineHeartbeat(send, tmp_path, every_s=0.01)
     heartbeat.start()
     assert enough.wait(5)
     heartbeat.stop()
@@ -33,4 +33,4 @@ def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
 
 
 def test_one_that_never_began_can_be_stopped(tmp_path: Path) -> None:
-    Heartbeat(lambda value: None, tmp_path).stop()
+    EngineHeartbeat(lambda value: None, tmp_path).stop()

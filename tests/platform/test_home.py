@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -154,3 +155,19 @@ def test_a_convenience_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
     home.remember_captured({"b", "a"})
     home.remember_port("metrics", 9400)
     assert (home.captured(), home.port("metrics")) == ({"a", "b"}, 9400)
+
+
+def test_room_for_the_state(tmp_path: Path) -> None:
+    """Also where there is some room, but not for a batch."""
+    home = lived(tmp_path / "home")
+    before = sorted(home.path.rglob("*"))
+    assert home.unwritable() == ""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+        found = home.unwritable()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert found == f"{home.path / 'checkpoint'} cannot be written (File too large)"
+    assert sorted(home.path.rglob("*")) == before
+    assert HomeFolder(tmp_path).unwritable() == ""  # no query has begun

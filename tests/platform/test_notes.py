@@ -1,4 +1,4 @@
-"""What a step tells the driver: captured topics, alerts, how many records were malformed."""
+"""What a step tells the driver: captured topics, how many records were malformed."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ def malformed(*topics: str) -> Records:
 def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
     """Also those of a VPN that the engine does not know, or not any more."""
     records = malformed("default.commands", "gone.commands", "default.commands")
-    notes = notes_of("broker-0", step(DictStore(), Batch(commands=records), 1))
+    notes = notes_of(step(DictStore(), Batch(commands=records), 1))
     assert notes == ["malformed:default:2", "malformed:gone:1"]
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     for note in [*notes, *notes]:
-        engine._on_note(note)
+        engine._notes(note)
     sample = engine.metrics.registry.get_sample_value
     assert sample("lakequeue_malformed_records_total", {"vpn": "default"}) == 4
     assert sample("lakequeue_malformed_records_total", {"vpn": "gone"}) == 2

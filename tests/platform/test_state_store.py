@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lakequeue.streaming.store import LARGE, HandleStore
+from lakequeue.streaming.state_store import LARGE, HandleStore
 
 
 class Handle:

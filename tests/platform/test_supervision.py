@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 from lakequeue.definitions import Configuration
-from lakequeue.protocol.errors import LakequeueError
-from lakequeue.streaming import Engine, supervision
-from lakequeue.streaming import engine as engine_module
+from lakequeue.protocol.errors import LakequeueError, NotConnected
+from lakequeue.streaming import Engine, engine_watch, supervision
+from lakequeue.streaming.kafka_answers import KafkaAnswers
 from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
 from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
 
@@ -68,16 +69,16 @@ def test_a_passing_cause_does_not_end_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
-    monkeypatch.setattr(engine_module, "require_broker", lambda bootstrap: None)
+    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     started: list[bool] = []
-    monkeypatch.setattr(engine, "_start_query", lambda: started.append(True))
-    engine._query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
-    engine._restart_if_passing()
+    monkeypatch.setattr(engine.application, "start_query", lambda: started.append(True))
+    engine.application.query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
+    engine.watch.restart_if_passing()
     assert started == [True]
-    engine._query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
+    engine.application.query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
     with pytest.raises(LakequeueError, match=r"query failed: the checkpoint .*spark\.log"):
-        engine._restart_if_passing()
+        engine.watch.restart_if_passing()
     assert started == [True]
 
 
@@ -87,10 +88,84 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
     """A topic is to be captured and Kafka does not answer: it is tried again, and not forgotten."""
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     engine._folder.open()
-    engine._more.add("extra")
-    engine._look_after()
+    engine.captured.heard("extra")
+    engine.watch.look_after()
     assert "captured topics are not known yet" in caplog.text
-    assert engine._more == {"extra"}
+    assert engine.captured.more
+
+
+def failed(engine: Engine) -> None:
+    """Its query has ended."""
+    engine.application.query = FailedQuery("a batch could not be committed")  # type: ignore[assignment]
+
+
+def test_what_the_queries_need_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka and room on the disk, however often it is looked: one sentence each, no restart."""
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    monkeypatch.setattr(engine._stopping, "wait", lambda seconds: False)
+    started: list[bool] = []
+    monkeypatch.setattr(engine.application, "start_query", lambda: started.append(True))
+    failed(engine)
+    for _ in range(2 * RESTARTS_MAX):
+        engine.watch.look_after()
+    (sentence,) = caplog.messages
+    assert "no Kafka broker answers at 127.0.0.1:1" in sentence
+    assert sentence.endswith("it goes on when Kafka answers")
+    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
+    monkeypatch.setattr(engine._folder, "unwritable", lambda: "no room")
+    for _ in range(2 * RESTARTS_MAX):
+        engine.watch.look_after()
+    assert caplog.messages[1:] == [
+        "the query 'lakequeue' ended: no room; it goes on when there is room"
+    ]
+    assert not started
+    monkeypatch.setattr(engine._folder, "unwritable", lambda: "")
+    engine.watch.look_after()
+    assert started == [True]
+
+
+def test_a_checkpoint_that_went_away_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a volume is unmounted: Spark would begin with an empty one, in silence."""
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    engine._folder.open(engine.trigger)
+    place = tmp_path / "checkpoint" / "broker-0"
+    place.mkdir(parents=True)
+    (place / "metadata").write_text('{"id": "one"}')
+    engine._folder.remember_checkpoints()
+    place.rename(tmp_path / "elsewhere")
+    failed(engine)
+    with pytest.raises(LakequeueError, match=r"broker-0 is gone.*Put it back"):
+        engine.watch.look_after()
+    for file in tmp_path.glob("lakequeue.json"):
+        file.unlink()
+    with pytest.raises(LakequeueError, match=r"lakequeue\.json is gone"):
+        engine.watch.look_after()
+
+
+def test_kafka_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    away = True
+
+    def ask() -> None:
+        if away:
+            raise NotConnected("no Kafka broker answers at host:1 – connection refused")
+
+    watch = KafkaAnswers("host:1", ask=ask)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            watch.look()
+        away = False
+        for _ in range(5):
+            watch.look()
+    assert caplog.messages == [
+        "no Kafka broker answers at host:1 – connection refused; what is sent waits meanwhile, "
+        "and nothing is lost",
+        "Kafka answers again, after 0 s",
+    ]
 
 
 def test_an_end_in_time() -> None:
@@ -133,5 +208,5 @@ def test_a_loss_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     watch = LossWatch("nobody:1", on_loss, lambda places: dict.fromkeys(places, 1005))
     watch.batch({"name": "q", "sources": [source({"t": {"0": 5}}, {"t": {"0": 2000}}, 995)]})
     assert done.wait(5)
-    assert found == [Loss("t", 0, 5, 1005)]
+    assert found == [Loss("t", 0, 5, 1005, "q")]
     assert "1,000 records of t, partition 0 (offsets 5 to 1004) are lost" in caplog.text

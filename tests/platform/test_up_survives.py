@@ -26,7 +26,9 @@ STOP_S_MAX = 10.0  # of a SIGTERM, in all
 CONFIG = """
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
+  - {name: small, message_type: text, max_spool_usage: 100}
 """
+ALERT_S_MAX = 3.0  # on an idle machine a second: that long the journal is gathered
 
 
 class Up:
@@ -145,6 +147,18 @@ def test_kafkas_address_is_a_url_and_ports_stay(up: Up) -> None:
     assert about["epoch"] > 0
     assert about["checkpoints"]
     assert passes(up, b"at first")
+
+
+def test_S9_an_alert_is_said_at_once(up: Up) -> None:
+    """And not when the batch is over, which takes up to 30 s."""
+    with lakequeue.connect(up.ready["addresses"]["Kafka"]) as connection:
+        consumer = connection.consumer("small", ack_mode="individual")
+        connection.producer().send("small", "x" * 60)
+        until(lambda: up.heard("spool_usage_high: queue 'small'", "at 60.0 % of 100"), ALERT_S_MAX)
+        message = consumer.receive(30)
+        assert message is not None
+        message.ack()
+        until(lambda: up.heard("spool_usage_cleared: queue 'small'"), ALERT_S_MAX)
 
 
 def test_java_dies_and_is_started_again(up: Up) -> None:

@@ -426,18 +426,3 @@ def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
     bench.connection.request(commands.Configure(vpns={"default": {}}))
     assert [a[0] for a in alerts(bench, "vpn")[1:]] == ["spool_usage_cleared"]
     bench.send(b"x")
-
-
-def test_S9_the_driver_is_told_in_one_line_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
-    from lakequeue.protocol.outputs import Alert
-    from lakequeue.streaming.deciding import notes_of
-    from lakequeue.streaming.engine import Engine
-
-    details = {"scope": "vpn", "percent": 80.0, "limit": 9, "time_to_react_s": 90.0}
-    (note,) = notes_of("broker-0", [Alert("spool_usage_high", "east", "", 1, details)])
-    with caplog.at_level(logging.WARNING, "lakequeue"):
-        Engine._on_note(object.__new__(Engine), note)
-    assert caplog.messages == [
-        "broker-0: spool_usage_high: VPN 'east' at 80.0 % of 9, "
-        "full in 1.50 min at the current rate"
-    ]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.ids import format_ranges
-from lakequeue.protocol.outputs import Deadline, Deliveries
+from lakequeue.protocol.outputs import Deadline, Deliveries, Reply
 from lakequeue.state import Batch, DictStore, Limits, step
+from lakequeue.state.rules.order import key_of
 from rules.steps import CountingStore, Steps
 
 INBOX = c.Inbox("default.deliveries")
@@ -162,3 +163,73 @@ def test_L13_an_ack_of_what_is_held_does_not_read_what_is_gone(
     held = [i for o in out if isinstance(o, Deliveries) for i in o.ids]
     ack = c.Ack(queue="orders", subscription="a", up_to=format_ranges([held[-1]]))
     assert cost(steps, ack)[0] <= READS_MAX
+
+
+# ---------------------------------------------------------------- looks
+
+LOOK_READS_MAX = 60  # a page for each of 20 messages and its payload, and the ways to them
+PRIORITIES = 10
+
+
+@pytest.fixture(scope="module", params=["by place", "by priority"])
+def browsed(request: pytest.FixtureRequest) -> tuple[bytes, int]:
+    """100,000 messages, of which the first 2,000 are leased."""
+    steps = Steps(checked=False)
+    more = {"priority": "/p"} if request.param == "by priority" else {}
+    steps.run([queue("orders", **(more | {"message_type": "json"}))])
+    bodies = [b'{"p": %d}' % p for p in range(PRIORITIES)]
+    for _ in range(10):
+        steps.run(publishes=[("orders", bodies[i % PRIORITIES]) for i in range(10_000)])
+    steps.run([c.Subscribe(queue="orders", subscription="a", inbox=INBOX, max_backlog=2_000)])
+    return steps.store.dump(), steps.offsets
+
+
+def browse(steps: Steps, **fields: Any) -> tuple[list[dict[str, Any]], str | None, int]:
+    """One answer, where the next one begins, and how many pages the step read."""
+    before = steps.store.reads
+    command = c.Browse(queue="orders", reply=c.ReplyTo("default.deliveries"), **fields)
+    out = step(steps.store, Batch(steps.command_records([command])), steps.now, **steps.options)
+    (answer,) = [o for o in out if isinstance(o, Reply)]
+    assert answer.error is None, answer.error
+    return answer.result, answer.more, steps.store.reads - before
+
+
+def opened(browsed: tuple[bytes, int], **options: Any) -> Steps:
+    dumped, offsets = browsed
+    steps = Steps(CountingStore(DictStore.load(dumped).pages), checked=False, **options)
+    steps.offsets = offsets
+    return steps
+
+
+@pytest.mark.parametrize("start", [None, "10000", str(key_of(55_005, 5)), str(key_of(99_900))])
+def test_R6_a_browse_costs_what_it_shows(browsed: tuple[bytes, int], start: str | None) -> None:
+    """Also from the middle on, and also of a queue whose order is not by place."""
+    rows, _, reads = browse(opened(browsed), limit=20, start=start)
+    assert 10 <= len(rows) <= 20
+    assert reads <= LOOK_READS_MAX, f"{reads} pages read"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"state": "delayed"}, {"where": "/p = 77"}, {"state": "delayed", "where": "/p = 0"}]
+)
+def test_R6_what_a_browse_passes_over_has_a_budget(
+    browsed: tuple[bytes, int], fields: dict[str, Any]
+) -> None:
+    limits = Limits()
+    steps = opened(browsed)
+    rows, more, reads = browse(steps, limit=20, **fields)
+    assert (rows, more is None) == ([], False)
+    assert reads <= limits.browse_pages + LOOK_READS_MAX
+
+
+def test_R6_the_parts_of_a_browse_are_the_whole_in_order(browsed: tuple[bytes, int]) -> None:
+    """With budgets of a few rows and pages nothing is left out and nothing comes twice."""
+    whole, more, _ = browse(opened(browsed), limit=3_000)
+    assert (len(whole), more) == (3_000, None)
+    for limits in (Limits(browse_rows=100), Limits(browse_pages=3), Limits(browse_bytes=900)):
+        steps, found, start = opened(browsed, limits=limits), [], None
+        while len(found) < 3_000:
+            rows, start, _ = browse(steps, limit=3_000 - len(found), start=start)
+            assert len(rows) < 3_000
+            found += rows
+        assert [row["id"] for row in found] == [row["id"] for row in whole]

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import lakequeue
+import msgspec
 import pytest
 from lakequeue.protocol import commands as c
+from lakequeue.protocol import wire
+from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.outputs import Deliveries, Reply
 from lakequeue.state import Home
 from rules.steps import Steps
@@ -53,6 +57,9 @@ def test_S1_what_stands_before_the_beginning_was_for_another_home(steps: Steps) 
         c.Renew(queue="orders", subscription="a", ids="1"),
         c.Returned(queue="orders", subscription="a", ids="1"),
         c.Purge(queue="orders", ids="1"),
+        c.Purge(queue="orders"),
+        c.Redrive(queue="orders", ids="1"),
+        c.Redrive(queue="orders"),
     ],
     ids=lambda command: type(command).__name__,
 )
@@ -63,7 +70,8 @@ def test_L8_ids_of_another_home_mean_nothing_here(
     values = {f: getattr(command, f) for f in command.__struct_fields__}
     foreign = type(command)(**{**values, "epoch": epoch, "reply": REPLY})
     (answer,) = of(Reply, steps.run([foreign]))
-    assert "another home" in answer.error
+    assert f"epoch: {epoch} – " in answer.error
+    assert "another home than this one, 7:" in answer.error
     look = of(Reply, steps.run([c.Describe(queue="orders", reply=REPLY)]))[0].result
     assert (look["depth"], look["leased"], look["canceled"]) == (1, 1, 0)
     assert refused(steps) == {"other_home": 1}
@@ -71,6 +79,57 @@ def test_L8_ids_of_another_home_mean_nothing_here(
     assert of(Reply, steps.run([own]))[0].error is None
 
 
+def test_L8_an_answer_says_of_which_home_it_speaks(steps: Steps) -> None:
+    steps.run([c.Begin(epoch=7), DEFINE], [("orders", b"x")])
+    looks = [c.Describe(queue="orders", reply=REPLY), c.Browse(queue="orders", reply=REPLY)]
+    wrong = c.Browse(queue="nobody", reply=REPLY)  # says nothing of messages
+    answers = of(Reply, steps.run([*looks, wrong]))
+    assert [a.epoch for a in answers] == [7, 7, 0]
+    told = [msgspec.json.decode(record.value) for record in wire.encode(answers)]
+    assert [t.get("epoch") for t in told] == [7, 7, None]
+
+
 def test_S1_without_an_epoch_there_is_no_other_home() -> None:
     steps = Steps()
     assert of(Reply, steps.run([DEFINE, SUBSCRIBE]))[0].result["epoch"] == 0
+
+
+class Homes:
+    """An engine in memory that says that its home is another one; what is in it stays."""
+
+    def __init__(self) -> None:
+        self.connection = lakequeue.connect("memory://")
+        self.store = self.connection.engine.store
+        self.admin = self.connection.admin()
+        self.admin.define({"name": "orders", "message_type": "json"})
+        for _ in range(3):
+            self.connection.producer().send("orders", b"{}")
+
+    def become(self, epoch: int) -> None:
+        header = msgspec.msgpack.decode(self.store.get("broker"), strict=False)
+        header |= {"epoch": epoch, "begun": ["default"]}
+        self.store.put("broker", msgspec.msgpack.encode(header))
+
+
+@pytest.mark.parametrize("look", ["browse", "describe", "queues"])
+@pytest.mark.parametrize("command", ["purge", "redrive"])
+def test_L8_an_administrator_changes_what_was_seen_only(look: str, command: str) -> None:
+    homes = Homes()
+    admin = homes.admin
+    homes.become(7)
+    getattr(admin, look)(*([] if look == "queues" else ["orders"]))
+    homes.become(8)
+    with pytest.raises(LakequeueError, match=r"epoch: 7 – .* another home than this one, 8"):
+        getattr(admin, command)("orders", ids="1")
+    homes.connection.consumer("orders", max_backlog=1).close()  # who hears of 8 has not looked
+    with pytest.raises(LakequeueError, match="another home"):
+        getattr(admin, command)("orders")
+    assert admin.describe("orders")["depth"] == 3
+    done = getattr(admin, command)("orders", ids="1")
+    assert done == 1 if command == "purge" else done.why == {"not_dead": 1}
+
+
+def test_L8_who_has_looked_at_nothing_names_no_home() -> None:
+    homes = Homes()
+    homes.become(7)
+    assert homes.admin.purge("orders", ids="1-2") == 2

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.outputs import Deliveries, Receipt, RejectedRecord, Reply
+from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord, Reply
 from lakequeue.state import DictStore, Limits
-from lakequeue.state.commands import administration, settling, turns
+from lakequeue.state.commands import administration, leases, turns
 from lakequeue.state.phases import admission, delivery
 from lakequeue.state.storage import StoreFailed
 from rules.steps import Steps
@@ -41,7 +41,7 @@ def of(kind: type, outputs: list[Any]) -> list[Any]:
 def bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancel with a delay of 13 ms raises what nobody thought of, after it has changed rows; so
     does a message `bomb` as it comes in, and serving the queue `orders` if it holds `mine`."""
-    delays = settling._delays
+    delays = leases._delays
     serve = delivery.choose_messages
 
     def failing_delays(queue: Any, seqs: Any, asked: int | None) -> Any:
@@ -64,7 +64,7 @@ def bomb(monkeypatch: pytest.MonkeyPatch) -> None:
         return serve(broker, queue, *more)
 
     reason = admission.Admission._reason
-    monkeypatch.setattr(settling, "_delays", failing_delays)
+    monkeypatch.setattr(leases, "_delays", failing_delays)
     monkeypatch.setattr(admission.Admission, "_reason", failing_size)
     monkeypatch.setattr(delivery, "choose_messages", failing_serve)
 
@@ -153,7 +153,7 @@ def test_P4_a_producer_is_answered_although_another_failed(steps: Steps, bomb: N
         ("orders", b"b", {"producer": "bad", "seq": 1, "ttl_ms": 13}),
     ]
     out = steps.run(publishes=sent)
-    assert [(r.producer, r.up_to) for r in of(Receipt, out)] == [("p", 1)]
+    assert [(r.producer, r.up_to) for r in of(Receipts, out)] == [("p", 1)]
 
 
 def test_S1_what_waits_in_a_queue_that_failed_goes_on_when_it_is_defined_again(

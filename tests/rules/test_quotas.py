@@ -7,7 +7,7 @@ from lakequeue.definitions import parse_configuration, parse_definition
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import ConfigError, Rejected
 from lakequeue.protocol.messages import PublishHeader, Records, encode_publish_header
-from lakequeue.protocol.outputs import Deliveries, Receipt, Reply
+from lakequeue.protocol.outputs import Deliveries, Receipts, Reply
 from lakequeue.state import Batch, DictStore, check, step
 from lakequeue.state.limits import Limits
 from rules.harness import Bench, drain, ids
@@ -57,7 +57,7 @@ class Core:
                 getattr(records, name).append(value)
         outcome: dict[str, dict[int, Any]] = {}
         for receipt in self.run(*before, publishes=records):
-            if isinstance(receipt, Receipt):
+            if isinstance(receipt, Receipts):
                 known = outcome.setdefault(receipt.producer, {})
                 for first, count, number in receipt.runs:
                     for i in range(count):

@@ -8,7 +8,7 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError, LeaseLost
-from lakequeue.protocol.outputs import Deliveries, Receipt
+from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
 from rules.harness import Bench, drain, ids
 from rules.steps import (
@@ -266,7 +266,7 @@ def test_Q7_a_definition_that_is_refused_late_changes_nothing(again: bool) -> No
     assert replies(out)[0].error is not None
     assert described(steps) == before
     out = steps.run(publishes=[("elsewhere", b"{}", {"producer": "p", "seq": 1})])
-    assert [len(o.nacks) for o in out if isinstance(o, Receipt)] == [1]
+    assert [len(o.nacks) for o in out if isinstance(o, Receipts)] == [1]
     assert [q["name"] for q in replies(steps.run([c.Queues(reply=REPLY)]))[0].result] == ["orders"]
     steps.run(publishes=[("orders", body(p=7))])
     assert delivered(steps.run([subscribe("a")])) == [2, 4, 3, 1]
@@ -406,7 +406,7 @@ def test_P1_P3_what_fills_a_gap_is_told_of_beside_a_repetition() -> None:
     steps = Steps()
     steps.run([define()], [("orders", b"{}", {"producer": "p", "seq": n}) for n in (1, 9)])
     again = [("orders", b"{}", {"producer": "p", "seq": n}) for n in (9, 5)]
-    (receipt,) = [o for o in steps.run(publishes=again) if isinstance(o, Receipt)]
+    (receipt,) = [o for o in steps.run(publishes=again) if isinstance(o, Receipts)]
     assert sorted(receipt.runs) == [[5, 1, 3], [9, 1, 2]]
 
 

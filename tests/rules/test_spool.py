@@ -241,16 +241,16 @@ def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -
     """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
     from lakequeue.state import DictStore, Home, Limits
     from lakequeue.state.broker import Broker
-    from lakequeue.state.producers import Producer
+    from lakequeue.state.producers import ProducerHistory
 
     broker = Broker.load(DictStore(), Home(), 0, Limits())
-    notes = broker.notes
-    producer = Producer(notes, "default", "p")
+    values = broker.values
+    producer = ProducerHistory(values, "default", "p")
     for seq, number in ((2, 10), (3, 11), (1, 12)):
         assert producer.is_new(seq)
         producer.stored(seq, number)
     producer.close(broker)
-    again = Producer(notes, "default", "p")
+    again = ProducerHistory(values, "default", "p")
     assert not again.is_new(1)
     again.repeat(1)
     assert sorted(again.close(broker).runs) == [[1, 1, 12], [2, 2, 10]]

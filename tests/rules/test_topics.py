@@ -175,7 +175,7 @@ def test_S7_subscriptions_that_end_leave_nothing_behind(empty: Bench) -> None:
 
 
 def test_Q2_routing_compares_a_topic_with_few_subscriptions(empty: Bench) -> None:
-    """Patterns with another first level are not even read: a destination costs a few notes."""
+    """Patterns with another first level are not even read: a destination costs a few pages."""
     empty.define()
     for n in range(300):
         empty.admin.subscribe_topic("orders", f"area{n}/*/x")

@@ -5,7 +5,7 @@ import json
 import pytest
 from lakequeue.protocol import wire
 from lakequeue.protocol.journal import Journal, Segment
-from lakequeue.protocol.outputs import Deliveries, Receipt, RejectedRecord
+from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
 
 KAFKA_MAX = 12_000_000
 
@@ -16,7 +16,7 @@ def size_of(record: wire.WireRecord) -> int:
 
 def test_P3_many_refusals_are_told_in_several_records() -> None:
     nacks = [(seq, "queue_quota", "q" * 250, "x" * 250) for seq in range(20_001, 0, -1)]
-    records = list(wire.encode([Receipt("default", "p", 20_001, 0, [[30_000, 1, 7]], nacks)]))
+    records = list(wire.encode([Receipts("default", "p", 20_001, 0, [[30_000, 1, 7]], nacks)]))
     assert len(records) == 5
     assert max(map(size_of, records)) < KAFKA_MAX
     told: set[int] = set()

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.state.storage import NEVER, Calendar, CountingStore, DictStore, Notes
+from lakequeue.state.storage import NEVER, Calendar, CountingStore, DictStore, ValuePages
 from storage.tiny import TINY
 
 names = st.sampled_from([f"q{n}" for n in range(12)])
@@ -13,17 +13,17 @@ ops = st.lists(st.tuples(names, st.one_of(st.integers(1, 9), st.just(NEVER)), st
 
 def run(given_ops: list[Any], always: bool) -> tuple[DictStore, dict[int, int], dict[str, int]]:
     store, earliest, model = DictStore(), {}, {}
-    notes = Notes(store)
-    calendar = Calendar(notes, earliest, TINY)
+    values = ValuePages(store)
+    calendar = Calendar(values, earliest, TINY)
     for name, at, reload in given_ops:
         calendar.set(name, at)
         model[name] = at
         if at == NEVER:
             del model[name]
         if reload or always:
-            notes.flush()
-            notes = Notes(store)
-            calendar = Calendar(notes, dict(earliest), TINY)
+            values.flush()
+            values = ValuePages(store)
+            calendar = Calendar(values, dict(earliest), TINY)
             earliest = calendar.earliest
         assert calendar.overview() == dict(sorted(model.items()))
         assert calendar.next() == min(model.values(), default=NEVER)
@@ -31,7 +31,7 @@ def run(given_ops: list[Any], always: bool) -> tuple[DictStore, dict[int, int], 
             due = [n for at, n in sorted((at, n) for n, at in model.items()) if at <= now]
             for most in (1, 2, 100):
                 assert calendar.due(now, most) == due[:most]
-    notes.flush()
+    values.flush()
     return store, earliest, model
 
 
@@ -51,13 +51,13 @@ def test_the_same_content_gives_the_same_bytes(given_ops: list[Any]) -> None:
 
 def test_buckets_in_which_nothing_is_due_are_not_read() -> None:
     store = DictStore()
-    notes = Notes(store)
-    calendar = Calendar(notes, {}, TINY)
+    values = ValuePages(store)
+    calendar = Calendar(values, {}, TINY)
     for n in range(30):
         calendar.set(f"q{n}", 100 + n)
-    notes.flush()
+    values.flush()
     counting = CountingStore(store)
-    calendar = Calendar(Notes(counting), calendar.earliest, TINY)
+    calendar = Calendar(ValuePages(counting), calendar.earliest, TINY)
     assert calendar.due(99, 10) == []
     assert counting.reads == []
     assert calendar.due(100, 10) == ["q0"]

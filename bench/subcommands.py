@@ -1,0 +1,206 @@
+"""The commands of `lakequeue bench`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ..client.kafka_library import LIBRARIES
+
+TRIGGERS = ("real-time", "micro-batch")  # as in `harness`, which takes a second to load
+
+
+@click.group(name="bench")
+def command() -> None:
+    """Measure this installation; each benchmark prints a table.
+
+    Example: lakequeue bench latency --json
+    """
+
+
+def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows[0] if len(rows) == 1 else rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=len(rows) > 1)
+    if len(rows) == 1:  # downwards: nine columns do not fit a terminal
+        for key, value in rows[0].items():
+            table.add_row(key, _text(value))
+    else:
+        for key in rows[0]:
+            table.add_column(key, justify="right")
+        for row in rows:
+            table.add_row(*(_text(v) for v in row.values()))
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(
+        value, int
+    ) else str(value)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+
+
+def _add(name: str, title: str, help: str, *options: Callable) -> Callable:
+    def wrap(run: Callable[..., list[dict[str, Any]]]) -> Callable:
+        def invoke(as_json: bool, **given: Any) -> None:
+            _show(title, run(**given), as_json)
+
+        body: Callable = invoke
+        for option in (*reversed(options), _json):
+            body = option(body)
+        return command.command(name=name, help=help)(body)
+
+    return wrap
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers with commas between; each above the one before."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found != sorted(set(found)):
+        raise click.BadParameter(
+            f"{text!r} is no list of growing numbers, such as 100000,1000000",
+            param_hint="--counts",
+        )
+    return found
+
+
+def _messages(default: int) -> Callable:
+    return click.option("--messages", default=default, show_default=True, help="How many.")
+
+
+def _trigger() -> Callable:
+    return click.option(
+        "--trigger", type=click.Choice([*TRIGGERS, "both"]), default=TRIGGERS[0],
+        show_default=True, help="How the engine steps; a row for each.",
+    )  # fmt: skip
+
+
+@_add(
+    "core", "The pure step alone, µs per message",
+    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
+    _messages(200_000), click.option("--batch", default=10_000, show_default=True),
+)  # fmt: skip
+def _core(messages: int, batch: int) -> list[dict[str, Any]]:
+    from .core import run
+
+    return run(messages, batch)
+
+
+@_add(
+    "depth", "The same traffic at growing depth",
+    "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
+    click.option("--depths", default="1000,100000,1000000", show_default=True),
+    click.option("--rounds", default=25, show_default=True),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
+)  # fmt: skip
+def _depth(depths: str, rounds: int, trigger: str) -> list[dict[str, Any]]:
+    from .depth import run
+
+    return run([int(d) for d in depths.split(",")], rounds, trigger, _say)
+
+
+@_add(
+    "churn", "The checkpoint after messages came and went",
+    "Bytes of the checkpoint after more and more messages in and out, with fast consumers.",
+    click.option("--counts", default="100000,1000000", show_default=True,
+                 help="Messages over all, at each look."),
+)  # fmt: skip
+def _churn(counts: str) -> list[dict[str, Any]]:
+    from .churn import run
+
+    return run(_numbers(counts), _say)
+
+
+@_add(
+    "latency", "Publish to received, ms",
+    "Publish to received at a steady rate, 1 KB, two consumers; beside Kafka alone.",
+    click.option("--rate", default=1000, show_default=True, help="Messages a second."),
+    click.option("--seconds", default=20, show_default=True),
+    _trigger(),
+)  # fmt: skip
+def _latency(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
+    from .latency import run
+
+    return run(rate, seconds, trigger, _say)
+
+
+@_add(
+    "throughput", "Producers and two consumers at once, 1 KB, persistent",
+    "Producers and two consumers at once; then a backlog first, consumers after; beside Kafka "
+    "alone.",
+    _messages(100_000),
+    _trigger(),
+)  # fmt: skip
+def _throughput(messages: int, trigger: str) -> list[dict[str, Any]]:
+    from .throughput import run
+
+    return run(messages, trigger, _say)
+
+
+@_add(
+    "recovery", "Killed in mid-traffic, ms until deliveries come again",
+    "A worker is killed, then the whole engine: ms until a message sent after that is received.",
+    click.option("--rate", default=200, show_default=True, help="Messages a second."),
+    click.option("--seconds", default=15, show_default=True, help="Traffic before each kill."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
+)  # fmt: skip
+def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
+    from .recovery import run
+
+    return run(rate, seconds, trigger, _say)
+
+
+@_add(
+    "burst", "Everything at once, beside steady traffic",
+    "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
+    "a step, the worker's memory, and another queue's messages.",
+    _messages(1_000_000),
+    click.option("--rate", default=100, show_default=True, help="Of the other queue, a second."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
+)  # fmt: skip
+def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
+    from .burst import run
+
+    return run(messages, rate, trigger, _say)
+
+
+@_add(
+    "client", "The client against a peer that only answers, 1 KB",
+    "What the client itself costs: one process sends, then receives and acks.",
+    _messages(100_000),
+    click.option("--library", type=click.Choice(LIBRARIES), default=LIBRARIES[0],
+                 show_default=True),
+)  # fmt: skip
+def _client(messages: int, library: str) -> list[dict[str, Any]]:
+    from .client import run
+
+    return run(messages, library, _say)
+
+
+@_add(
+    "sql", "Questions to the tables, seconds each",
+    "How long `lakequeue sql` and `trace` take over a journal of so many messages.",
+    _messages(1_000_000),
+)  # fmt: skip
+def _sql(messages: int) -> list[dict[str, Any]]:
+    from .questions import run
+
+    return run(messages)

@@ -1,0 +1,277 @@
+"""The client for asyncio: the same connection, producers and consumers, awaited.
+
+    async with await lakequeue.aio.connect("kafka://127.0.0.1:9092") as connection:
+        producer = connection.producer()
+        receipt = await producer.send("orders", b"...")
+        consumer = await connection.consumer("orders", ack_mode="individual")
+        async for message in consumer:
+            await work(message)
+            message.ack()
+
+A thin layer: every rule is kept by `client/`, nothing is done twice. Calls that may wait for Kafka
+or the engine run in a thread; what only waits for messages waits on an event. `Message` is the same
+object; its methods wait for nothing. On ``memory://`` nothing waits, as in the other API: receive
+gives None at once, and iteration ends when there is nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from ..protocol import Timeout
+from . import connect as _connect
+from .connection import Connection
+from .consumer import CLOSE_S, Consumer
+from .message import Message
+from .pending import Pending
+from .producer import Producer, Receipt
+
+__all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
+
+LOOK_S = 0.5  # how soon a close from elsewhere is noticed
+LOOK_MEMORY_S = 0.001
+
+
+async def connect(url: str, **options: Any) -> AsyncConnection:
+    """`lakequeue.connect`, awaited; the same options and errors."""
+    return AsyncConnection(await asyncio.to_thread(partial(_connect, url, **options)))
+
+
+class AsyncConnection:
+    """`lakequeue.Connection` for asyncio; ``sync`` is the connection beneath."""
+
+    def __init__(self, sync: Connection) -> None:
+        self.sync = sync
+        self.waits = sync.runner.waits
+        # One thread for sends: what is sent one after the other stays in order.
+        self._sends = ThreadPoolExecutor(1, thread_name_prefix="lakequeue-aio")
+        self._consumers: list[AsyncConsumer] = []
+
+    def producer(self, **options: Any) -> AsyncProducer:
+        """A producer; the options of `lakequeue.Connection.producer`."""
+        return AsyncProducer(self, self.sync.producer(**options))
+
+    async def consumer(self, queue: str, **options: Any) -> AsyncConsumer:
+        """A consumer of a queue; the options of `lakequeue.Connection.consumer`."""
+        sync = await self.call(partial(self.sync.consumer, queue, **options))
+        consumer = AsyncConsumer(self, sync)
+        self._consumers.append(consumer)
+        return consumer
+
+    def admin(self) -> AsyncAdmin:
+        """The administrator's face: each call is awaited."""
+        return AsyncAdmin(self)
+
+    async def close(self) -> None:
+        """Flush producers, return what consumers hold, end the session."""
+        for consumer in self._consumers:
+            await consumer.close()
+        await self.call(self.sync.close)
+        self._sends.shutdown(wait=False)
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run what may wait; on ``memory://`` at once, where nothing does."""
+        if not self.waits:
+            return function(*arguments)
+        return await asyncio.to_thread(function, *arguments)
+
+    async def send(self, function: Callable[..., Any]) -> Any:
+        """Run a send, after those that were called before it."""
+        if not self.waits:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._sends, function)
+
+    async def __aenter__(self) -> AsyncConnection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncAdmin:
+    """`lakequeue.Admin`, each of its methods awaited."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self._sync = connection.sync.admin()
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = getattr(self._sync, name)
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            return await self._connection.call(partial(method, *arguments, **options))
+
+        return call
+
+
+class AsyncProducer:
+    """`lakequeue.Producer` for asyncio; ``sync`` is the producer beneath."""
+
+    def __init__(self, connection: AsyncConnection, sync: Producer) -> None:
+        self._connection = connection
+        self.sync = sync
+
+    async def send(self, destination: str, payload: bytes | str, **options: Any) -> Receipt:
+        """Send; in mode `persistent` returns when it is stored, else when it is on its way.
+
+        Raises Rejected, and Timeout after ``timeout`` seconds (default 60). While the window is
+        full it waits, and so do other sends of this connection, in their order (P5).
+        """
+        timeout = options.pop("timeout", 60.0)
+        mode = options.get("delivery_mode") or self.sync.delivery_mode
+        future = await self.send_async(destination, payload, **options)
+        if mode != "persistent":
+            return self.sync.receipt_of(future)
+        try:  # shielded: the future is the producer's, and stays when this wait is given up
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), timeout)
+        except TimeoutError:
+            text = f"no answer to a message for {destination!r} within {timeout} s"
+            raise Timeout(text) from None
+
+    async def send_async(
+        self, destination: str, payload: bytes | str, **options: Any
+    ) -> Pending:
+        """As `lakequeue.Producer.send_async`: the future has the receipt, or raises Rejected."""
+        call = partial(self.sync.send_async, destination, payload, **options)
+        return await self._connection.send(call)
+
+    async def flush(self, timeout: float | None = 30.0) -> None:
+        """Wait until every sent message is answered; raises Timeout if some are not."""
+        await self._connection.call(self.sync.flush, timeout)
+
+    def unacknowledged(self) -> list[bytes]:
+        """Payloads of messages that are not known to be stored (P6)."""
+        return self.sync.unacknowledged()
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """Flush and close."""
+        await self._connection.call(self.sync.close, timeout)
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncConsumer:
+    """`lakequeue.Consumer` for asyncio; ``sync`` is the consumer beneath, for what waits for
+    nothing. One task at a time receives."""
+
+    def __init__(self, connection: AsyncConnection, sync: Consumer) -> None:
+        self._connection = connection
+        self.sync = sync
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[Any] | None = None
+        connection.sync.on_delivery(sync, self._wake)
+
+    def _wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    async def _wait(self, timeout: float | None) -> bool:
+        """Wait until something is in the buffer; False when the time is up."""
+        deadline = None if timeout is None else self._loop.time() + timeout
+        while not self.sync.has_messages and not self.sync.is_closed:
+            left = LOOK_S if deadline is None else min(LOOK_S, deadline - self._loop.time())
+            if left <= 0:
+                return False
+            self._arrived.clear()
+            if self.sync.has_messages:
+                break
+            try:
+                await asyncio.wait_for(self._arrived.wait(), left)
+            except TimeoutError:
+                continue
+        return self.sync.has_messages
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when there is none within ``timeout`` s (None: for ever).
+
+        A task that is cancelled while it waits has taken nothing.
+        """
+        self.sync.check_open()
+        if not self._connection.waits:
+            await asyncio.sleep(0)
+        elif not await self._wait(timeout):
+            if timeout is None:
+                self.sync.check_open()
+            return None
+        return self.sync.receive(0)
+
+    async def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        """Up to ``most`` messages: waits for the first, takes what is there of the rest."""
+        first = await self.receive(timeout)
+        return [] if first is None else [first, *self.sync.receive_many(most - 1, 0)]
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come, until the consumer is closed; on ``memory://`` while there are."""
+        while not self.sync.is_closed:
+            message = await self.receive(LOOK_S)
+            if message is not None:
+                yield message
+            elif not self._connection.waits:
+                return
+
+    def on_message(self, callback: Callable[[Message], Any]) -> None:
+        """Call a function or coroutine function for each message, one after the other, in a task of
+        its own. Acknowledged and canceled as in `lakequeue.Consumer.on_message` (C4); a callback
+        that is cancelled leaves its message as it is. On ``memory://`` the task looks again
+        whenever the loop has nothing else to do for a moment; a message on which the callback
+        failed comes again when the clock moves."""
+        self.sync.check_open()
+        self._task = asyncio.create_task(self._serve(callback))
+
+    async def _serve(self, callback: Callable[[Message], Any]) -> None:
+        while not self.sync.is_closed:
+            message = self.sync.serving.begin()
+            if message is not None:
+                self._working = asyncio.create_task(self._one(callback, message))
+                await asyncio.wait([self._working])
+            elif self._connection.waits:
+                await self._wait(LOOK_S)
+            else:
+                self._connection.sync.wait(lambda: True, 0)
+                await asyncio.sleep(LOOK_MEMORY_S)
+
+    async def _one(self, callback: Callable[[Message], Any], message: Message) -> None:
+        try:
+            result = callback(message)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:
+            self.sync.serving.failed(message, error)
+        else:
+            self.sync.serving.returned(message)
+
+    async def set_max_backlog(self, max_backlog: int) -> None:
+        """Change this subscription's backlog (B3)."""
+        await self._connection.call(self.sync.set_max_backlog, max_backlog)
+
+    async def ack(self, **which: Any) -> None:
+        """Acknowledge by ``ids``, ``up_to`` or ``where`` (L13)."""
+        await self._connection.call(partial(self.sync.ack, **which))
+
+    async def close(self) -> None:
+        """Wait up to 5 s for the callback that runs, send acks, return the rest."""
+        working, task = self._working, self._task
+        current = asyncio.current_task()
+        if task is not None:
+            task.cancel()
+        if working is not None and working is not current and not working.done():
+            await asyncio.wait([working], timeout=CLOSE_S)
+        await self._connection.call(self.sync.close)
+        self._arrived.set()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

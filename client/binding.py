@@ -1,0 +1,131 @@
+"""A binding: one consumer's flow bound to a queue, and what can be said of its messages.
+
+Commands that name messages carry the epoch of the home in which they got their ids: another home,
+begun on the same Kafka, must not take them for its own messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..protocol import commands
+from .session import Answer, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a consumer asks for in its subscriptions; see `commands.Subscribe`."""
+
+    name: str
+    max_backlog: int | None
+    filter: str | None
+    acks: str
+    priority: int
+
+    def with_backlog(self, max_backlog: int) -> Wanted:
+        """The same with another backlog."""
+        return replace(self, max_backlog=max_backlog)
+
+
+class Binding:
+    """Made anew whenever a consumer binds. What the engine answered: removes_on_send, backlog (the
+    one that holds, B2), lease_ms (the queue's lease period, None without end), epoch."""
+
+    def __init__(self, session: Session, queue: str, wanted: Wanted) -> None:
+        self._session = session
+        self._wanted = wanted
+        self.queue = queue
+        self.id = session.new_name(wanted.name)
+        self.epoch = 0
+        self.lease_ms: int | None = None
+        self.backlog = 1
+        self.removes_on_send = wanted.acks == "none"
+
+    def bind(self) -> None:
+        """Ask the engine for it; raises what it answers."""
+        session, wanted = self._session, self._wanted
+        answer = session.request(
+            commands.Subscribe(
+                queue=self.queue,
+                subscription=self.id,
+                session=session.session_of(self.id),
+                name=wanted.name,
+                inbox=session.inbox,
+                max_backlog=wanted.max_backlog,
+                filter=wanted.filter,
+                acks=wanted.acks,
+                framing="batch",
+                transport_acks=True,
+                priority=wanted.priority,
+            )
+        )
+        self.removes_on_send = answer["removes_on_send"]
+        self.backlog = answer["backlog"]
+        self.lease_ms = answer.get("lease_ms")
+        self.epoch = answer.get("epoch", 0)
+        session.heartbeat_within(answer["heartbeat_timeout_ms"] / 1000)
+
+    def unbind(self) -> None:
+        """End it; what it holds returns (L1)."""
+        self._session.command(commands.Unsubscribe(queue=self.queue, subscription=self.id))
+
+    def ack(self, **which: Any) -> commands.Ack:
+        """An acknowledgement, to be sent or asked."""
+        return commands.Ack(
+            queue=self.queue, subscription=self.id, epoch=self.epoch, **which
+        )
+
+    def say_arrived(self, received: int) -> None:
+        """Everything up to this number of the flow has come (C1)."""
+        self._session.command(
+            commands.TransportAck(
+                queue=self.queue, subscription=self.id, epoch=self.epoch, received=received
+            )
+        )
+
+    def cancel(self, ids: str, delay_ms: int | None) -> None:
+        """Messages come back, after a delay (L6, L11)."""
+        self._session.command(
+            commands.Cancel(
+                queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids,
+                delay_ms=delay_ms,
+            )
+        )  # fmt: skip
+
+    def reject(self, ids: str, reason: str) -> None:
+        """Messages go to the dead message queue (C7)."""
+        self._session.command(
+            commands.Reject(
+                queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
+            )
+        )
+
+    def renew(
+        self, ids: str, period_ms: int | None, told: Callable[[Answer], None]
+    ) -> None:
+        """Extend leases (L10); ``told`` gets the engine's answer."""
+        self._session.ask(
+            commands.Renew(
+                queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids,
+                period_ms=period_ms,
+            ),
+            told,
+        )  # fmt: skip
+
+    def hand_back(self, ids: str) -> None:
+        """Messages return untouched: nobody has seen them (L5)."""
+        self._session.command(
+            commands.Returned(queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids)
+        )
+
+    def set_backlog(self, max_backlog: int, timeout: float | None = None) -> None:
+        """Change its backlog (B3); returns when nothing more is on its way here than fits."""
+        command = commands.SetBacklog(
+            queue=self.queue, subscription=self.id, max_backlog=max_backlog
+        )
+        if timeout is None:
+            self._session.request(command)
+        else:
+            self._session.request(command, timeout)

@@ -1,0 +1,16 @@
+"""What both Kafka libraries are held to: how long, how many, how large."""
+
+OPEN_SECONDS_MAX = 5.0  # until a connection is refused
+ASK_SECONDS_MAX = 5.0  # for a question to Kafka (partitions, end of a partition)
+MISSING_SECONDS_MAX = 1.0  # a topic that was just made is not known to every broker at once
+FULL_SECONDS_MAX = 10.0  # how long publish waits for room
+CLOSE_SECONDS_MAX = 5.0  # how long close waits for what is not sent yet
+MESSAGE_BYTES_MAX = 11_990_000  # our topics take 12,000,000 with what Kafka adds to a record
+BUFFER_RECORDS_MAX = 100_000
+BUFFER_BYTES_MAX = 1024 * 1024 * 1024
+POLL_RECORDS_MAX = 4_000
+POLL_BYTES_MAX = 8 * 1024 * 1024
+FETCH_PARTITION_BYTES_MAX = 16 * 1024 * 1024
+FETCH_WAIT_MS = 100
+LINGER_MS = 0.5  # none at all costs half as much CPU again when much is sent, 2 no less than this
+RECONNECT_MS_MAX = 1_000

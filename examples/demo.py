@@ -1,0 +1,96 @@
+"""`lakequeue demo`: which story is told, where it is kept, and its exit status."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from ..cli.common import interrupt_on_sigterm, json_option, option
+from ..cli.group import EXIT_FAILED
+from ..protocol.errors import LakequeueError
+from .flights import FLIGHTS, FlightsDemo
+from .full_spool import SpoolDemo
+
+STORIES = ("flights", "spool")
+OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
+
+
+@click.command()
+@click.argument("story", type=click.Choice(STORIES), default=STORIES[0])
+@option("--flights", "count", type=click.IntRange(1, 336_776), default=FLIGHTS, show_default=True,
+        help="How many, the first in the order of scheduled departure.")  # fmt: skip
+@option("--all", "everything", is_flag=True, help="All 336,776 flights.")
+@option("--workers", type=click.IntRange(1, 64), default=4, show_default=True,
+        help="Worker processes.")  # fmt: skip
+@option("--home", type=click.Path(file_okay=False, path_type=Path),
+        help="Keep everything in this empty directory.  [default: a temporary one]")  # fmt: skip
+@option("--seed", type=int, default=0, show_default=True, help="Of the workers' failures.")
+@json_option
+@click.pass_context
+def demo(
+    ctx: click.Context,
+    story: str,
+    count: int,
+    everything: bool,
+    workers: int,
+    home: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Run real queues on real Kafka and Spark, break things, and check the accounts.
+
+    flights: publishes the flights that left New York City in 2013, once each, into three queues:
+    all of them with a barrier at the end of each day, the delayed ones by priority, and one
+    carrier's. Workers cancel one message in a hundred, and one is killed with leases held.
+
+    spool: fills a queue that nobody consumes. It warns, then refuses; a consumer comes, the engine
+    is killed and goes on, dead messages are redriven.
+
+    At the end each message has to be accounted for in the Delta tables; exit status 1 if one is
+    not.
+
+    \b
+    Examples:
+      lakequeue demo
+      lakequeue demo spool
+      lakequeue demo --flights 2000 --workers 2
+      lakequeue demo --all --home flights-demo
+    """
+    if home is not None and home.is_dir() and any(home.iterdir()):
+        raise click.BadParameter(f"{home} is not empty", param_hint="--home")
+    if story == "spool":
+        _refuse_options_of_flights(ctx)
+    place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
+    play: FlightsDemo | SpoolDemo
+    if story == "spool":
+        play = SpoolDemo(place.absolute(), as_json)
+    else:
+        play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)
+    try:
+        with interrupt_on_sigterm():
+            good = play.run()
+    except KeyboardInterrupt:
+        if home is None:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    except LakequeueError:
+        click.echo(f"What there is of it is kept in {place}.", err=True)
+        raise
+    if home is None and good:
+        shutil.rmtree(place, ignore_errors=True)
+    elif not as_json:
+        click.echo(f"Everything is kept in {place}.")
+    if not good:
+        ctx.exit(EXIT_FAILED)
+
+
+def _refuse_options_of_flights(ctx: click.Context) -> None:
+    for parameter in ctx.command.params:
+        if parameter.name in OF_FLIGHTS:
+            source = ctx.get_parameter_source(parameter.name)
+            if source is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{parameter.opts[0]} belongs to the story 'flights'.")

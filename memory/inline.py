@@ -1,0 +1,92 @@
+"""The runner in memory: nobody does a session's duties unless somebody calls.
+
+Each call lets the engine run and takes what came of it; none waits. Time is the engine's, so
+it stands still until somebody moves it, and then duties are done at their time (`advance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..client.runner import Duties
+from .in_process import MemoryEngine
+
+
+class Inline:
+    """See `Runner`. In memory each subscription has a session of its own, so that one consumer can
+    be silenced; the engine sends the heartbeats."""
+
+    acks_most = 1
+    gather_ms = 0
+    waits = False
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self.tag = engine.new_tag()
+        self._engine = engine
+        self._session: Duties
+        self._served: list[Callable[[], bool]] = []
+
+    def start(self, session: Duties) -> None:
+        """See `Runner.start`."""
+        self._session = session
+        self._engine.attend(self)
+
+    def stop(self) -> None:
+        """See `Runner.stop`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the session has duties."""
+        return self._session.is_open
+
+    def due(self) -> int | None:
+        """When the session's next duty is due, by the engine's clock."""
+        return self._session.due()
+
+    def attend(self) -> None:
+        """Do all duties."""
+        if self.is_open:
+            self._session.receive(0)
+            self._session.upkeep()
+            for work in list(self._served):
+                if not work() and work in self._served:
+                    self._served.remove(work)
+
+    def now_ms(self) -> int:
+        """See `Runner.now_ms`."""
+        return self._engine.now
+
+    def clock_ms(self) -> float:
+        """See `Runner.clock_ms`."""
+        return self._engine.now
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """See `Runner.wait`."""
+        self.attend()
+        return condition()
+
+    def sent(self) -> None:
+        """See `Runner.sent`."""
+        self.attend()
+
+    def gathering(self) -> None:
+        """See `Runner.gathering`."""
+        self._session.send_gathered()
+
+    def serve(
+        self, ready: Callable[[], bool], work: Callable[[], bool]
+    ) -> Callable[[float], None]:
+        """See `Runner.serve`."""
+        self._served.append(work)
+        self.attend()
+        return lambda _: None
+
+    def session_of(self, vpn: str, session: str, subscription: str) -> str:
+        """See `Runner.session_of`."""
+        own = f"{session}/{subscription}"
+        self._engine.live(vpn, own)
+        return own
+
+    def silence(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.silence`."""
+        self._engine.silence(vpn, f"{session}/{subscription}")

@@ -1,0 +1,56 @@
+"""The transport to an engine in the process: what is published is carried out when it returns."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..client.transport import Acked, Headers, Record
+from .in_process import MemoryEngine
+
+PARTITIONS = 1
+
+
+class MemoryTransport:
+    """A connection's way to a `MemoryEngine`."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._engine = engine
+        self._inboxes: list[deque[Record]] = []
+
+    def publish(
+        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        partition: int | None = None, acked: Acked | None = None,
+    ) -> None:  # fmt: skip
+        """See `Transport.publish`: the engine has it, and has answered."""
+        self._engine.publish(topic, value, key, headers)
+        if acked is not None:
+            acked()
+
+    def command(self, topic: str, key: bytes, value: bytes) -> None:
+        """See `Transport.command`."""
+        self._engine.command(topic, key, value)
+
+    def listen(self, topic: str, partition: int) -> None:
+        """See `Transport.listen`."""
+        self._inboxes.append(self._engine.open_inbox(topic))
+
+    def partitions(self, topic: str) -> int:
+        """See `Transport.partitions`."""
+        return PARTITIONS
+
+    def poll(self, timeout: float) -> list[Record]:
+        """See `Transport.poll`."""
+        records: list[Record] = []
+        for inbox in self._inboxes:
+            while inbox:
+                records.append(inbox.popleft())
+        return records
+
+    def flush(self, timeout: float) -> bool:
+        """See `Transport.flush`."""
+        return True
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        for inbox in self._inboxes:
+            self._engine.close_inbox(inbox)

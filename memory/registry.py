@@ -1,0 +1,130 @@
+"""Connections to engines in the process, and which of them share one.
+
+An engine with a name lives as long as a connection to it is open: tests do not find what others
+have left. With ``keep=true`` it outlives them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from ..client.connection import Connection
+from ..conf import load
+from ..definitions import Configuration, parse_configuration
+from ..protocol import ConfigError
+from .in_process import MemoryEngine
+from .inline import Inline
+from .loopback import MemoryTransport
+
+CLIENT_NAME = "client"
+
+
+@dataclass(slots=True)
+class _SharedEngine:
+    """An engine with a name. users: its open connections."""
+
+    engine: MemoryEngine
+    users: int = 0
+    keep: bool = False
+
+
+_named: dict[str, _SharedEngine] = {}
+_lock = threading.RLock()  # a forgotten connection is noticed at any moment, here too
+
+
+class MemoryConnection(Connection):
+    """A connection to an engine in the process; ``engine`` is what tests look into."""
+
+    def __init__(self, engine: MemoryEngine, vpn: str, client_name: str) -> None:
+        self.engine = engine
+        super().__init__(MemoryTransport(engine), vpn, client_name, Inline(engine))
+
+    def advance(self, duration: str | float) -> None:
+        """Move the clock, stopping at every deadline on the way."""
+        self.engine.advance(duration)
+
+    def publish_raw(
+        self, topic: str, value: bytes, key: bytes | None = None,
+        headers: dict[str, bytes] | None = None, timestamp: int | None = None,
+    ) -> None:  # fmt: skip
+        """A plain record on a topic, as any Kafka producer would write it."""
+        self.engine.publish(topic, value, key, list((headers or {}).items()), timestamp)
+        self.runner.sent()
+
+    def attend(self) -> None:
+        """Do what the background thread does over Kafka."""
+        self.runner.sent()
+
+
+class _NamedConnection(MemoryConnection):
+    """One that keeps a named engine alive until it is closed or forgotten."""
+
+    def __init__(self, name: str, engine: MemoryEngine, vpn: str, client_name: str) -> None:
+        self._release = weakref.finalize(self, _leave, name)
+        self._release.atexit = False
+        super().__init__(engine, vpn, client_name)
+
+    def close(self) -> None:
+        """See `Connection.close`; the last one ends the engine."""
+        try:
+            super().close()
+        finally:
+            self._release()
+
+
+def open_memory(
+    name: str,
+    query: str,
+    vpn: str,
+    client_name: str | None,
+    config: Mapping[str, Any] | str | None,
+) -> MemoryConnection:
+    """Connect to the engine of that name, or to a new one. query: of the URL, ``config=FILE`` and
+    ``keep=true``."""
+    options = parse_qs(query, keep_blank_values=True)
+    for key in options:
+        if key not in ("config", "keep"):
+            raise ConfigError(f"url: {key!r} – allowed in a memory:// url are 'config' and 'keep'")
+    keep = options.get("keep", ["false"])[-1]
+    if keep not in ("true", "false") or (keep == "true" and not name):
+        raise ConfigError(f"keep: {keep!r} – allowed are true and false, for an engine with a name")
+    source = config if config is not None else options.get("config", [None])[-1]
+    configuration = _configuration(source)
+    client_name = client_name or CLIENT_NAME
+    if not name:
+        return MemoryConnection(_engine(configuration), vpn, client_name)
+    with _lock:
+        named = _named.get(name)
+        if named is None:
+            named = _named[name] = _SharedEngine(_engine(configuration))
+        elif configuration is not None:
+            named.engine.configure(configuration)
+        named.users += 1
+        named.keep = named.keep or keep == "true"
+        return _NamedConnection(name, named.engine, vpn, client_name)
+
+
+def _leave(name: str) -> None:
+    with _lock:
+        named = _named[name]
+        named.users -= 1
+        if not named.users and not named.keep:
+            del _named[name]
+
+
+def _engine(configuration: Configuration | None) -> MemoryEngine:
+    engine = MemoryEngine(configuration)
+    engine.checking = os.environ.get("LAKEQUEUE_CHECK") == "1"
+    return engine
+
+
+def _configuration(source: Mapping[str, Any] | str | None) -> Configuration | None:
+    if isinstance(source, str):
+        return load(source)
+    return None if source is None else parse_configuration(dict(source))

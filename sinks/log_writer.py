@@ -1,0 +1,103 @@
+"""Writing the log of steps: the fence between two attempts of one broker.
+
+The producer is transactional, and one transaction stays open for a batch. Not for atomicity: the
+log is read uncommitted. But who opens the same broker anew raises the producer's epoch, and from
+then on Kafka refuses whatever the one before appends. As a step's outputs go out only after its
+record was taken, a worker that was cut off or frozen can never say what is not in the log.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+
+from ..protocol.errors import LakequeueError
+
+OPEN_S_MAX = 30.0
+TRANSACTION_MS = 90_000  # beside a batch: for its end, and a machine that stands still
+
+
+class Stopping(LakequeueError):
+    """The engine stops, and Kafka does not answer: what is not written will be taken again."""
+
+
+class StepLog:
+    """The log of one broker, for whoever opened it last. stop: whether to give up waiting;
+    batch_s: how long a transaction is open when all goes well."""
+
+    def __init__(
+        self, kafka: dict[str, Any], topic: str, stop: Callable[[], bool], batch_s: float = 30.0
+    ) -> None:
+        self._topic = topic
+        self._stop = stop
+        self._producer = Producer(
+            {
+                **kafka,
+                "transactional.id": f"lakequeue-{topic}",
+                "transaction.timeout.ms": int(batch_s * 1000) + TRANSACTION_MS,
+                "acks": "all",
+                "linger.ms": 0,
+                "message.max.bytes": 12_000_000,
+            }
+        )
+        # Whoever runs this broker still is fenced. Kafka's client takes half a second for that when
+        # a transaction is open, as after a death: time for something else.
+        self._fencing = threading.Thread(target=self._fence, name="lakequeue-fence", daemon=True)
+        self._failure: BaseException | None = None
+        self._fencing.start()
+        self._settled: list[tuple[Any, Any]] = []
+
+    def _fence(self) -> None:
+        try:
+            self._producer.init_transactions(OPEN_S_MAX)
+        except BaseException as error:
+            self._failure = error
+
+    def fenced(self) -> None:
+        """Wait until nobody else can write here. Raises what Kafka said."""
+        self._fencing.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self.fenced()
+        self._producer.begin_transaction()
+
+    def append(self, value: bytes) -> None:
+        """Begin to write a record."""
+        self._settled.clear()
+        self._producer.produce(
+            self._topic, value, None, 0, on_delivery=lambda *what: self._settled.append(what)
+        )
+        self._producer.poll(0)
+
+    def settle(self) -> int:
+        """Wait until it is written; its offset."""
+        while not self._settled:
+            self._producer.poll(0.5)
+            if self._stop() and not self._settled:
+                self._producer.poll(1.0)
+                if not self._settled:
+                    raise Stopping("the log of steps does not answer")
+        error, message = self._settled[0]
+        if error is not None:
+            raise KafkaException(error)
+        return message.offset()
+
+    def commit(self) -> None:
+        """A batch ends."""
+        until = time.monotonic() + OPEN_S_MAX
+        while True:
+            try:
+                self._producer.commit_transaction(1.0)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > until:
+                    raise
+                if self._stop():
+                    raise Stopping("the log of steps does not answer") from error

@@ -1,0 +1,121 @@
+"""What was read and is not taken yet, by partition, taken by turns (deficit round robin).
+
+A step takes so many records and bytes at most. Were they taken as they came, a partition full of
+large records, or of very many, would stand before every other one. So each partition has a *lane*.
+In its turn a lane may use up a grant, is granted as much again, and goes to the end of the line;
+what a record costs beyond the grant it saves up for, over turns and steps. So lanes that always
+hold something get the same share, whatever the size of their records; one that holds little gets
+all of it; and within a partition the order stays.
+
+A record's price is its size, and at least the step's bytes over the step's records: one budget
+keeps both limits. The last record of a step may overdraw it, so one of any size is taken; but not
+where a step is given less than usual: then what is too large waits, and others pass it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from .step_batch import Place
+
+TURNS = 64  # in a step, where every lane is full
+
+T = TypeVar("T")
+
+
+class _Lane(Generic[T]):
+    """Of one partition: what waits, with its size, and what the lane may still use."""
+
+    __slots__ = ("grant", "waiting")
+
+    def __init__(self, grant: int) -> None:
+        self.waiting: deque[tuple[int, T]] = deque()
+        self.grant = grant
+
+
+class ReadAhead(Generic[T]):
+    """Of two threads: one puts, one takes. records, bytes: what a step takes at most.
+
+    bytes: what is here.
+    """
+
+    def __init__(self, size_of: Callable[[T], int], records: int, bytes_max: int) -> None:
+        self._size_of = size_of
+        self._budget = bytes_max
+        self._price_min = -(-bytes_max // records)
+        self.grant = max(1, bytes_max // TURNS)
+        self._lock = threading.Lock()
+        self._lanes: OrderedDict[Place, _Lane[T]] = OrderedDict()  # none is empty; who is next
+        self._price = 0  # of all that is here
+        self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._lanes)
+
+    def put(self, place: Place, found: Iterable[T]) -> None:
+        """Add what comes next in a partition."""
+        sized = [(self._size_of(one), one) for one in found]
+        if not sized:
+            return
+        with self._lock:
+            lane = self._lanes.get(place)
+            if lane is None:
+                lane = self._lanes[place] = _Lane(self.grant)
+            lane.waiting += sized
+            self.bytes += sum(size for size, _ in sized)
+            self._price += sum(max(size, self._price_min) for size, _ in sized)
+
+    def next_of_each(self) -> dict[Place, T]:
+        """The first that waits in each partition where one does."""
+        with self._lock:
+            return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
+
+    def holding(self, least: int) -> list[Place]:
+        """Partitions of which so many bytes or more are here."""
+        with self._lock:
+            return [
+                place
+                for place, lane in self._lanes.items()
+                if sum(size for size, _ in lane.waiting) >= least
+            ]
+
+    def take(self, most: int | None = None) -> tuple[dict[Place, list[T]], int]:
+        """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
+        more."""
+        budget = self._budget if most is None else min(most, self._budget)
+        with self._lock:
+            if self._price > budget:
+                return self._by_turns(budget)
+            size, self.bytes, self._price = self.bytes, 0, 0
+            lanes, self._lanes = self._lanes, OrderedDict()
+        return {place: [one for _, one in lane.waiting] for place, lane in lanes.items()}, size
+
+    def _by_turns(self, budget: int) -> tuple[dict[Place, list[T]], int]:
+        found: dict[Place, list[T]] = {}
+        left, before = budget, self.bytes
+        passed: set[Place] = set()  # their next is too large for a small budget
+        while left > 0 and len(passed) < len(self._lanes):
+            place, lane = next(iter(self._lanes.items()))
+            waiting = lane.waiting
+            while waiting and left > 0:
+                size = waiting[0][0]
+                price = max(size, self._price_min)
+                if price > left and budget < self._budget:
+                    passed.add(place)
+                    self._lanes.move_to_end(place)
+                    break
+                if price > lane.grant:
+                    lane.grant += self.grant
+                    self._lanes.move_to_end(place)
+                    break
+                lane.grant -= price
+                left -= price
+                self._price -= price
+                self.bytes -= size
+                found.setdefault(place, []).append(waiting.popleft()[1])
+            if not waiting:
+                del self._lanes[place]
+        return found, before - self.bytes

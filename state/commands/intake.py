@@ -1,0 +1,133 @@
+"""The door in for commands: each is decoded with bounds before it meets a rule.
+
+A record that is no command, or whose fields are out of bounds, changes nothing: it goes to
+``<vpn>.rejected`` with the reason, and is answered where it says who asks. What is wrong for a
+reason that only the rules know (no such queue, a bad expression) is answered with a sentence and
+changes nothing either. Commands that stand before the beginning of this home in their topic were
+for an earlier one: they are passed over and counted (see `Home`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol import commands as c
+from ...protocol.errors import ConfigError, LakequeueError
+from ...protocol.messages import Records
+from ...protocol.outputs import Reply
+from ...protocol.topics import is_inbox_of
+from ..broker import Broker
+from ..isolation import Place, Refusals
+from ..rejection import count_of_vpn, reject_record
+from .answers import answer, refuse
+from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, TOLERANT
+from .turns import begin
+
+Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
+
+
+class DecodedCommands:
+    """The commands of a step, decoded."""
+
+    def __init__(self, broker: Broker, records: Records, refused: Refusals) -> None:
+        self.given: list[Given] = []
+        for at in range(len(records)):
+            place = records.topics[at], records.partitions[at], records.offsets[at]
+            broker.at = place
+            vpn, value = place[0].rpartition(".")[0], records.values[at]
+            try:
+                if place in refused.records:
+                    raise ValueError(f"it failed: {refused.records[place]}")
+                command = c.decode_command(value)
+                _check_inboxes(vpn, command)
+            except ValueError as error:
+                reject_record(broker, vpn, *place, records.keys[at], value, str(error))
+                _answer_what_is_none(broker, vpn, value, str(error))
+                continue
+            if not _has_begun(broker, vpn, command):
+                count_of_vpn(broker, vpn, "earlier_home")
+            elif _names_others(broker, command):
+                count_of_vpn(broker, vpn, "other_home")
+                refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
+            else:
+                self.given.append((vpn, command, place))
+        broker.at = None
+
+
+def _other_home(broker: Broker, command: Any) -> str:
+    return (
+        f"epoch: {command.epoch} – the messages that this command is for belong to another home "
+        f"than this one, {broker.header.epoch}: subscribe or look again to learn what is here"
+    )
+
+
+def _has_begun(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
+    """Whether this home has begun in the topic; what stands before was for an earlier one."""
+    header = broker.header
+    if not header.epoch:
+        return True
+    if isinstance(command, c.Begin) and command.epoch == header.epoch and vpn not in header.begun:
+        header.begun.append(vpn)
+    return vpn in header.begun
+
+
+def _names_others(broker: Broker, command: c.AnyCommand) -> bool:
+    """Whether a command is for messages of another home."""
+    return isinstance(command, c.Named) and command.epoch not in (0, broker.header.epoch)
+
+
+def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
+    """A tenant hears what is said to it in its own topics only."""
+    places = [("reply", command.reply)]
+    if isinstance(command, c.Subscribe):
+        places.append(("inbox", command.inbox))  # type: ignore[arg-type]
+    for name, place in places:
+        if place is not None and not is_inbox_of(vpn, place.topic):
+            raise ValueError(
+                f"{name}: topic {place.topic!r} – allowed are '{vpn}.deliveries' and topics whose "
+                f"names begin with '{vpn}.deliveries.'"
+            )
+
+
+def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: str) -> None:
+    """Who asked for an answer gets one, also where the rest cannot be understood."""
+    to = c.reply_of(value)
+    if to is not None and is_inbox_of(vpn, to.topic):
+        broker.emit(Reply(to.topic, to.partition, to.request, None, error, "ConfigError"))
+
+
+def take_commands(broker: Broker, commands: DecodedCommands) -> None:
+    """Carry out commands in the order of their log, but for inspections."""
+    _carry_out(broker, [g for g in commands.given if type(g[1]) not in INSPECTIONS])
+
+
+def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
+    """Inspections come last: they see what the step has done."""
+    _carry_out(broker, [g for g in commands.given if type(g[1]) in INSPECTIONS])
+
+
+def _carry_out(broker: Broker, given: list[Given]) -> None:
+    for vpn, command, place in given:
+        broker.at = place
+        try:
+            _one(broker, vpn, command)
+        except (LakequeueError, ValueError) as error:
+            refuse(broker, vpn, command, error)
+    broker.at = None
+
+
+def _one(broker: Broker, vpn: str, command: Any) -> None:
+    """Carry out one command. Raises what is wrong with it, and has changed nothing then."""
+    kind = type(command)
+    if kind in OF_BROKER:
+        answer(broker, command, OF_BROKER[kind](broker, vpn, command))
+        return
+    queue = broker.find(vpn, command.queue)
+    if queue is None:
+        if kind not in TOLERANT:
+            raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+        answer(broker, command, None)
+    elif kind in OF_QUEUE:
+        answer(broker, command, OF_QUEUE[kind](broker, vpn, queue, command))
+    else:
+        begin(broker, vpn, queue, command)

@@ -1,0 +1,115 @@
+"""Alerts (S9, B4) as lines for the operator, a second after they are set or cleared.
+
+A loop tells the driver what it did at the end of its batch, which may be half a minute later: too
+late for something that fills up. The journal says everything at once, so this reads it: of each
+record the dictionary of events, and rows only where an alert is among them. What was said before
+the engine started is not said again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+
+from ..protocol import journal, topics
+from ..protocol.outputs import Alert
+from ..protocol.wire import STEP
+from ..sources.live import kafka_client
+
+log = logging.getLogger("lakequeue.engine")
+
+POLL_S = 0.25
+_ALERTS = ("_high", "_cleared")
+# Of an event's details, as the journal has them: `key=value, key=value`.
+_DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
+
+
+def alerts_in(value: bytes) -> list[Alert]:
+    """The alerts of a journal record; none of what is no journal record."""
+    try:
+        table = journal.decode(value)
+    except (pa.ArrowInvalid, OSError):
+        return []
+    if table.schema != journal.SCHEMA:
+        return []
+    found = []
+    for batch in table.to_batches():
+        names = batch["event"].dictionary.to_pylist()
+        codes = [code for code, name in enumerate(names) if name.endswith(_ALERTS)]
+        if codes:
+            mask = pc.is_in(batch["event"].indices, value_set=pa.array(codes, pa.int32()))
+            found += [_alert(row) for row in batch.filter(mask).to_pylist()]
+    return found
+
+
+def _alert(row: dict[str, Any]) -> Alert:
+    details: dict[str, Any] = dict(_DETAIL.findall(row["reason"]))
+    left = details.pop("time_to_react_s", "None")
+    details["time_to_react_s"] = None if left == "None" else float(left)
+    return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
+
+
+class AlertReader:
+    """Says each alert once: a journal record that was written twice is the same one."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
+
+    def read(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, Any]]
+    ) -> None:
+        """One record of a journal topic; whatever else is there is passed over."""
+        step = re.fullmatch(r"(\d+)\.(\d+)", (dict(headers).get(STEP) or b"").decode("latin-1"))
+        if step is None or key is None or value is None:
+            return
+        broker = key.decode(errors="replace")
+        at = int(step[1]), int(step[2])
+        if at <= self._last.get((broker, topic), (-1, 0)):
+            return
+        self._last[broker, topic] = at
+        for alert in alerts_in(value):
+            self._say(f"{broker}: {alert.text()}")
+
+
+class AlertWatch(threading.Thread):
+    """Reads the journals of these VPNs from now on; say gets a sentence for each alert."""
+
+    def __init__(
+        self, bootstrap: str, vpns: list[str], say: Callable[[str], None] = log.warning
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-alerts")
+        self._kafka = kafka_client(bootstrap, "lakequeue-alerts")
+        self._topics = [topics.topic(vpn, topics.JOURNAL) for vpn in vpns]
+        self._reader = AlertReader(say)
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """The thread. While Kafka is away it waits."""
+        consumer = Consumer(
+            {
+                **self._kafka,
+                "group.id": "lakequeue-engine",  # asked for, and not used
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+                "queued.max.messages.kbytes": 8_192,
+            }
+        )
+        consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
+        while not self._stopping.is_set():
+            message = consumer.poll(POLL_S)
+            if message is not None and message.error() is None:
+                headers: Any = message.headers() or []
+                self._reader.read(message.topic() or "", message.key(), message.value(), headers)
+        consumer.close()
+
+    def stop(self) -> None:
+        """End the thread, soon; with a Kafka that hangs it is not waited for."""
+        self._stopping.set()

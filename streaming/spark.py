@@ -1,0 +1,329 @@
+"""The Spark session of the job: `conf/spark.conf`, and what has to be computed on the machine.
+
+Also here: the package as a zip (`package_zip`), which a cluster's executors import from. The
+settings that a file cannot hold are paths (Python, log configuration, jars) and addresses; all
+others are lines of the file, each with its reason.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..protocol.errors import LakequeueError
+from .jars import CONF, java_executable
+from .worker_daemon import DAEMON
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# The packages of pyproject.toml; a test compares the two.
+ROOMS = (
+    "bench",
+    "cli",
+    "client",
+    "conf",
+    "definitions",
+    "examples",
+    "expressions",
+    "lake",
+    "memory",
+    "protocol",
+    "sinks",
+    "sources",
+    "state",
+    "streaming",
+)
+LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
+_ZIP_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+def read_conf(path: Path = CONF / "spark.conf") -> dict[str, str]:
+    """The settings of a file in Spark's own format: ``key value`` lines and ``#`` comments."""
+    settings: dict[str, str] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        key, _, value = text.partition(" ")
+        if not value.strip():
+            raise LakequeueError(f"{path}, line {number}: {key!r} has no value.")
+        settings[key] = value.strip()
+    return settings
+
+
+def spark_settings(
+    *,
+    master: str | None,
+    jars: Sequence[Path],
+    extra: Mapping[str, str] | None = None,
+    ui_port: int | None = None,
+    shuffle_partitions: int | None = None,
+    log_level: str = "ERROR",
+) -> dict[str, str]:
+    """All settings of a session; pure. See `spark_session` for the parameters."""
+    settings = read_conf()
+    if master is not None:
+        settings["spark.master"] = master
+    if jars:
+        settings["spark.jars"] = ",".join(map(str, jars))
+    if shuffle_partitions is not None:
+        settings["spark.sql.shuffle.partitions"] = str(shuffle_partitions)
+    settings["spark.ui.enabled"] = "false" if ui_port is None else "true"
+    if ui_port is not None:
+        settings["spark.ui.port"] = str(ui_port)
+    logging = f"-Dlog4j2.configurationFile={(CONF / 'spark-log4j2.xml').as_uri()}"
+    logging += f" -Dlakequeue.log.level={log_level}"
+    given = {key: str(value) for key, value in (extra or {}).items()}
+    options = (settings.get(JAVA_OPTIONS), logging, given.pop(JAVA_OPTIONS, None))
+    settings[JAVA_OPTIONS] = " ".join(filter(None, options))
+    if is_local(master):  # this machine's paths and address mean something to all processes
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.executor.extraJavaOptions"] = logging
+        settings["spark.python.daemon.module"] = DAEMON
+        for jar in jars:
+            if jar.name.startswith("hadoop-bare-naked-local-fs"):  # see conf/jars.xml
+                settings["spark.driver.extraClassPath"] = str(jar)
+                settings["spark.executor.extraClassPath"] = str(jar)
+                settings["spark.hadoop.fs.file.impl"] = LOCAL_FILES
+    settings.update(given)
+    return settings
+
+
+def spark_session(
+    app_name: str,
+    *,
+    master: str | None = None,
+    jars: Sequence[Path],
+    extra: Mapping[str, str] | None = None,
+    ui_port: int | None = None,
+    shuffle_partitions: int | None = None,
+    log_file: Path | None = None,
+) -> SparkSession:
+    """Start Spark, or take the session that is already there.
+
+    master: such as ``local[2]`` or ``spark://host:7077``; None is ``local[*]``, or what
+    `spark-submit` was given when it started this program.
+    jars: `ensure_jars().spark`; on a cluster that has them, an empty list.
+    extra: any setting by its name; it wins over everything else. Java options of the driver are
+    put behind ours: of two that contradict each other Java takes the last.
+    ui_port: of Spark's web page; None means no page. With a local master it, like all of Spark's
+    ports, listens on 127.0.0.1.
+    shuffle_partitions: tasks of a stateful batch; fixed by a query's first checkpoint.
+    log_file: takes what the Java process and the Python workers print, at WARN; without it they
+    print errors to standard error.
+    Raises LakequeueError when there is no Java or Spark does not start.
+    """
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is None and not submitted:
+        master = (extra or {}).get("spark.master", "local[*]")
+    settings = spark_settings(
+        master=master,
+        jars=jars,
+        extra=extra,
+        ui_port=ui_port,
+        shuffle_partitions=shuffle_partitions,
+        log_level="ERROR" if log_file is None else "WARN",
+    )
+    if not submitted:
+        _prepare_environment(settings.get("spark.master"))
+    # The versions that are pinned here were tested together; users cannot act on it.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        with _stderr_to(log_file):
+            spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        where = f"see {log_file}" if log_file else "its reason is printed above"
+        raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
+    # When the Java process dies, this server of PySpark's prints a traceback of its own.
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: None
+    return spark
+
+
+def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
+    """How Spark's Java process ended, such as "by signal 9"; empty while it lives.
+
+    wait_s: who was just cut off asks a moment before the kernel tells. Under `spark-submit` the
+    Java process is our parent and ends us too.
+    """
+    process = _java_process()
+    if process is None:
+        return ""
+    try:
+        status = process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f"by signal {-status}" if status < 0 else f"with status {status}"
+
+
+def kill_java() -> None:
+    """End Spark's Java process at once; what waits for it in Python is cut off."""
+    process = _java_process()
+    if process is not None and process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def forget_session(spark: SparkSession) -> None:
+    """Let go of a session whose Java process is gone, so that the next one gets its own.
+
+    PySpark keeps the process's address in its classes; its own `stop` needs the process for that.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as Session
+    from pyspark.sql import SQLContext
+
+    gateway = SparkContext._gateway
+    with warnings.catch_warnings(), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")  # that it cannot be stopped in order
+        spark.sparkContext.stop()
+    if gateway is not None:
+        with contextlib.suppress(Exception):
+            gateway.shutdown_callback_server()
+        with contextlib.suppress(Exception):
+            gateway.close()
+    SparkContext._active_spark_context = None
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    Session._instantiatedSession = None
+    Session._activeSession = None
+    SQLContext._instantiatedContext = None
+
+
+def _java_process() -> subprocess.Popen[bytes] | None:
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
+
+
+def is_local(master: str | None) -> bool:
+    """Whether all of Spark runs on this machine (``local[…]`` or ``local-cluster[…]``)."""
+    return master is not None and master.startswith("local")
+
+
+def package_zip(directory: Path) -> Path:
+    """Write the package as ``lakequeue-<hash>.zip`` into ``directory``, for `addPyFile`.
+
+    The same files give the same bytes and the same name: executors fetch it again only when the
+    code has changed. Code that runs from it reads data files with `importlib.resources`.
+    """
+    root = Path(__file__).resolve().parent.parent
+    files = {"lakequeue/__init__.py": root / "__init__.py"}
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*")):
+            if path.suffix in _DATA_SUFFIXES and "__pycache__" not in path.parts:
+                files[f"lakequeue/{path.relative_to(root).as_posix()}"] = path
+    contents = {name: path.read_bytes() for name, path in sorted(files.items())}
+    digest = hashlib.sha256()
+    for name, data in contents.items():
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"lakequeue-{digest.hexdigest()[:16]}.zip"
+    if not target.exists():
+        partial = target.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in contents.items():
+                entry = zipfile.ZipInfo(name, _ZIP_TIME)
+                entry.external_attr = 0o644 << 16
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(entry, data)
+        partial.replace(target)
+    return target
+
+
+def _prepare_environment(master: str | None) -> None:
+    """What Spark's start scripts and workers read from the environment."""
+    java = java_executable()
+    home = os.environ.get("JAVA_HOME")
+    if home and java != Path(home) / "bin" / "java":
+        del os.environ["JAVA_HOME"]  # Spark prefers it to the PATH, whatever is there
+    if is_local(master):
+        os.environ["SPARK_HOME"] = str(_spark_home(master))
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the web page has no other switch
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def _spark_home(master: str | None) -> Path:
+    """PySpark's own Spark, even where SPARK_HOME names another version.
+
+    The workers of ``local-cluster[…]`` unpack 20 MB per executor and run into ``$SPARK_HOME/work``
+    and never clean up. PySpark lives in site-packages, so they get a home of links instead, which
+    goes away with this process.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
+    pyspark = Path(spec.submodule_search_locations[0])
+    if master is None or not master.startswith("local-cluster"):
+        return pyspark
+    home = Path(tempfile.mkdtemp(prefix="lakequeue-spark-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for entry in pyspark.iterdir():
+        if entry.name not in ("work", "__pycache__"):
+            (home / entry.name).symlink_to(entry)
+    return home
+
+
+@contextlib.contextmanager
+def settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings for a query that is started meanwhile: it keeps a copy of the session's."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path | None) -> Iterator[None]:
+    """Let child processes that start meanwhile write their standard error to this file.
+
+    The Java process prints before any log configuration counts, and PySpark hands it our own
+    standard error; so ours is exchanged for the moment of the start.
+    """
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

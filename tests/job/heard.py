@@ -1,0 +1,143 @@
+"""What was said, held beside what the log of steps says: byte for byte, all of it, in its order.
+
+The judge takes every logged step once more, in this process, from nothing and in one go, with the
+inputs that stand in Kafka. The steps' digests must be those of the log. Then all that was ever
+written for clients is compared with what the steps say: nothing else was said, each of it was said,
+what was said again was the same, and what was new came in the order of the steps. The log must be
+whole for this: an engine that retains enough batches of Spark never trims it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from confluent_kafka import Consumer, TopicPartition
+from lakequeue.protocol import topics
+from lakequeue.protocol.steplog import StepRecord
+from lakequeue.protocol.wire import WireRecord, headers_list
+from lakequeue.sources.again import ReadAgain
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.log_reader import read_steps
+from lakequeue.state import DictStore, Home
+from lakequeue.streaming.driver import Driver, Snapshot
+from lakequeue.streaming.topics_admin import PARTITIONS
+from lakequeue.streaming.version import code_version
+
+UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")
+SAID = (topics.DELIVERIES, topics.RECEIPTS, topics.JOURNAL, topics.REJECTED)
+READ_S_MAX = 60.0
+QUIET_S, QUIET_S_MAX = 2.5, 60.0
+
+Said = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]  # key, value, headers
+
+
+class _Ear:
+    """`driver.Outbox` and `driver.Log` of a replay: hears what the steps say, in their order."""
+
+    def __init__(self) -> None:
+        self.records: list[WireRecord] = []
+
+    def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        self.records += records
+
+    def acked(self) -> int | None:
+        return None
+
+    def append(self, value: bytes) -> None:
+        raise AssertionError("a replay appends nothing")
+
+    def settle(self) -> int:
+        raise AssertionError("a replay appends nothing")
+
+
+def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
+    """Every record of a topic, each partition's in its order."""
+    consumer = Consumer({**kafka_client(bootstrap, "wire"), "group.id": "wire"})
+    places = [TopicPartition(topic, p, 0) for p in range(partitions)]
+    ends = {p.partition: consumer.get_watermark_offsets(p)[1] for p in places}
+    consumer.assign(places)
+    found: list[Any] = []
+    seen = dict.fromkeys(ends, 0)
+    deadline = time.monotonic() + READ_S_MAX
+    while any(seen[p] < end for p, end in ends.items()):
+        assert time.monotonic() < deadline, f"{topic} is not read in {READ_S_MAX} s"
+        for message in consumer.consume(500, 0.2):
+            if message.error() is None:
+                found.append(message)
+                seen[message.partition()] = message.offset() + 1
+    consumer.close()
+    return found
+
+
+def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]]:
+    """The log, once no step follows any more: the journal comes a second after all else."""
+    logged = read_steps(kafka, topic, 0)
+    deadline = time.monotonic() + QUIET_S_MAX
+    while True:
+        time.sleep(QUIET_S)
+        more = read_steps(kafka, topic, logged[-1][0] + 1)
+        if not more:
+            return logged
+        logged += more
+        assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
+
+
+def steps_say(bootstrap: str, epoch: int, broker: str = "broker-0") -> tuple[int, list[WireRecord]]:
+    """All steps of the log once more, aloud: how many, and what they say. Raises Refused where the
+    outcome of one is not what the log says."""
+    kafka = kafka_client(bootstrap, "judge")
+    logged = _whole_log(kafka, topics.topic(broker, topics.STEPS))
+    numbers = [record.step for _, record in logged]
+    assert numbers == list(range(1, len(numbers) + 1)), "a step is missing, or stands there twice"
+    taken: dict[tuple[str, int], int] = {}
+    for _, record in logged:
+        for r in record.ranges:  # between them may be marks of transactions
+            assert r.first > taken.get((r.topic, r.partition), -1), f"step {record.step}: {r} again"
+            taken[r.topic, r.partition] = r.last
+    loud = [(at, msgspec.structs.replace(record, acked=0)) for at, record in logged]
+    ear = _Ear()
+    home = Home(broker, 0, epoch)
+    driver = Driver(home, code_version(), DictStore(), Snapshot(), ear, ear, lambda: 0)
+    again = ReadAgain(kafka, [record for _, record in logged])
+    try:
+        driver.replay(loud, again)
+    finally:
+        again.close()
+    return len(numbers), ear.records
+
+
+def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dict[str, int]:
+    """All that this module's first lines promise. Counts: steps, records, said again."""
+    epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
+    steps, wanted = steps_say(bootstrap, epoch)
+    due: dict[tuple[str, int | None], list[Said]] = defaultdict(list)
+    for r in wanted:
+        due[r.topic, r.partition].append((r.key, r.value, tuple(headers_list(r.headers))))
+    records = 0
+    for kind in SAID:
+        topic = topics.topic(vpn, kind)
+        heard: dict[int, list[Said]] = {p: [] for p in range(PARTITIONS[kind])}
+        for m in on_the_wire(bootstrap, topic, PARTITIONS[kind]):
+            heard[m.partition()].append((m.key(), m.value(), tuple(m.headers() or ())))
+            records += 1
+        for partition, said in heard.items():
+            # Records that name no partition are one partition's: these topics have one then.
+            free = due.pop((topic, None), []) if len(heard) == 1 else []
+            _compare(f"{topic} [{partition}]", said, due.pop((topic, partition), free))
+    assert not due, f"said nowhere: {list(due)}"
+    return {"steps": steps, "records": records, "again": records - len(wanted)}
+
+
+def _compare(where: str, heard: list[Said], wanted: list[Said]) -> None:
+    counts, due = Counter(heard), Counter(wanted)
+    strange = [said for said in counts if said not in due]
+    assert not strange, f"{where}: {len(strange)} records that no step says, as {strange[0]}"
+    missing = due - counts
+    assert not missing, f"{where}: {missing.total()} records were never said"
+    assert list(counts) == list(due), f"{where}: what was new came in another order"

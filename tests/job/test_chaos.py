@@ -1,0 +1,215 @@
+"""Deaths at random moments under traffic, of everything that can die, on one home.
+
+`lakequeue up` serves a producer that sends again and consumers that acknowledge, while these die by
+SIGKILL, in an order drawn from a seed:
+
+- *worker*: the Python process that steps;
+- *java*: Spark's Java process;
+- *kafka*: the embedded broker;
+- *driver*: the process that the user started, alone or with all that it started;
+- *frozen*: a worker stands still (SIGSTOP), its daemon and Spark's Java process die, a successor
+  works. It goes on (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
+
+A death does not always wait until the one before is mended. At the end, once, for the whole of it:
+nothing that was confirmed is lost, nothing came twice without saying so (`traffic.judge`), every
+step comes out again with the digests of the log, and all that was ever written is what the steps
+say, byte for byte, however often it was written (`heard.py`); and the Delta tables say each thing
+once.
+
+How many: 12 here by default. With those of the other tests `make test` kills or freezes 53 times:
+15 + 3 in `tests/loop/test_on_kafka.py`, 3 in `tests/loop/test_absence.py`, 4 + 1 in
+`test_loop_kills.py`, 5 in `test_crash.py`, 2 in `test_local_cluster.py`, 2 in
+`test_kafka_of_three.py`, 3 each in `test_up_survives.py` and `test_kafka_cluster.py` of
+`tests/platform/`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own
+(`LAKEQUEUE_CHAOS_SEED`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from job.heard import UNTRIMMED, judge_what_was_said
+from job.processes import UpProcess, gone, loop_workers, thaw, until
+from job.tables import check_tables
+from job.traffic import Traffic, judge
+
+pytestmark = pytest.mark.job
+
+DEATHS = int(os.environ.get("LAKEQUEUE_CHAOS_DEATHS", "12"))
+SEED = int(os.environ.get("LAKEQUEUE_CHAOS_SEED", "20261122"))
+BATCH_S = 3
+# Longer than a transaction of the log may be open (`log_writer.TRANSACTION_MS`).
+FROZEN_S = BATCH_S + 95
+HASTE = 0.3  # the share of deaths that do not wait for traffic
+ALONE = 0.5  # the share of drivers that die alone
+BACK_S_MAX = 90.0
+DECK = ["worker"] * 6 + ["kafka"] * 3 + ["java"]
+CONFIG = """
+queues:
+  - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
+"""
+
+
+@dataclass
+class Chaos:
+    """The home, who serves it, and who was frozen on the way."""
+
+    folder: Path
+    chance: random.Random
+    engines: list[UpProcess] = field(default_factory=list)
+    frozen: list[tuple[float, psutil.Process]] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def engine(self) -> UpProcess:
+        return self.engines[-1]
+
+    def start(self) -> None:
+        config = self.folder / "queues.yaml"
+        config.write_text(CONFIG)
+        batches = ("--set", f"lakequeue.batch_s={BATCH_S}")
+        self.engines.append(UpProcess(self.folder / "home", config, *batches, *UNTRIMMED))
+        self.engine.wait_ready()
+
+    def workers(self) -> list[psutil.Process]:
+        frozen = {process.pid for _, process in self.frozen}
+        return [w for w in loop_workers(self.engine) if w.pid not in frozen]
+
+    def java(self) -> psutil.Process | None:
+        return next((p for p in self.engine.family() if _is_java(p)), None)
+
+    def die(self, kind: str) -> None:
+        """One death, as soon as there is somebody to die."""
+        {
+            "worker": self._worker, "java": lambda: self._one(self.java),
+            "kafka": lambda: self._one(self.engine.kafka), "frozen": self._freeze,
+            "driver": self._driver,
+        }[kind]()  # fmt: skip
+        self.done[kind] += 1
+
+    def _one(self, find: Callable[[], psutil.Process | None]) -> None:
+        victim = self._found(find)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+        until(lambda: gone(victim), 20, "it is dead")
+
+    def _worker(self) -> None:
+        for worker in self._found(self.workers):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+    def _freeze(self) -> None:
+        """The worker first, then who would tell it to end, then who waits for it."""
+        workers = self._found(self.workers)
+        for worker in workers:
+            daemon = worker.parent()
+            worker.send_signal(signal.SIGSTOP)
+            self.frozen.append((time.monotonic(), worker))
+            if daemon is not None:
+                daemon.kill()
+        self._one(self.java)
+
+    def _driver(self) -> None:
+        """Alone: Spark's processes end by themselves, some time; the next start does not wait."""
+        if self.chance.random() < ALONE:
+            self.engine.process.kill()
+            self.engine.process.wait(30)
+        else:
+            self.engine.kill()
+        self.start()
+
+    def _found(self, find: Callable):
+        """Who is to die. An engine that gave up, as it does after five restarts in five minutes,
+        is started again: that is what it asks for."""
+
+        def look():
+            if self.engine.process.poll() is not None:
+                assert "not started again" in self.engine.errors(), self.engine.errors()
+                self.start()
+            return find()
+
+        return until(look, BACK_S_MAX, "there is somebody to die")
+
+    def thaw(self) -> None:
+        """Those who were frozen, for longer than any timeout, go on, and find that they are not
+        wanted any more."""
+        for since, worker in self.frozen:
+            time.sleep(max(0.0, since + FROZEN_S - time.monotonic()))
+            thaw(worker)
+        self.frozen.clear()
+
+    def kill(self) -> None:
+        for engine in self.engines:
+            engine.kill()
+
+
+def _is_java(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "org.apache.spark.deploy.SparkSubmit" in process.cmdline()
+    return False
+
+
+@pytest.fixture
+def chaos(tmp_path: Path) -> Iterator[Chaos]:
+    one = Chaos(tmp_path, random.Random(SEED))
+    try:
+        one.start()
+        yield one
+    finally:
+        one.kill()
+
+
+def deaths(chance: random.Random) -> Iterator[list[str]]:
+    """Who dies, in rounds: a driver early in each, for it takes along who is frozen; then somebody
+    is frozen, who has the rest of the round for it."""
+    left = DEATHS
+    while left > 0:
+        deck = chance.sample(DECK, len(DECK))
+        at = chance.randrange(3)
+        deck[at:at] = ["driver", "frozen"]
+        yield deck[:left]
+        left -= len(deck)
+
+
+def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
+    print(f"LAKEQUEUE_CHAOS_SEED={SEED} LAKEQUEUE_CHAOS_DEATHS={DEATHS}")
+    chance = chaos.chance
+    bootstrap = chaos.engine.bootstrap
+    traffic = Traffic(f"kafka://{bootstrap}", SEED)
+    traffic.goes_on(30, 60)
+    begun = time.monotonic()
+    for kinds in deaths(chance):
+        for kind in kinds:
+            time.sleep(chance.uniform(0.0, 1.5))
+            at = time.monotonic()
+            chaos.die(kind)
+            back = 0.0 if chance.random() < HASTE else traffic.goes_on(20, BACK_S_MAX)
+            print(f"{at - begun:6.1f} s {kind}: {back:.1f} s without a word", flush=True)
+        traffic.goes_on(30, BACK_S_MAX)
+        chaos.thaw()
+    traffic.goes_on(30, BACK_S_MAX)
+    traffic.finish_producing()
+    admin = traffic.connections[0].admin()
+    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
+    counters, events = admin.describe("orders"), admin.events()
+    traffic.finish_consuming()
+    judge(traffic, set())
+    assert len(traffic.acked) == len(set(traffic.acked)), "acknowledged, and delivered again"
+    assert counters["spooled"] == counters["acknowledged"] == len(traffic.sent)
+    assert not [e for e in events if e["event"] == "session_lost"], "they were there all the time"
+    home = chaos.folder / "home"
+    check_tables(home / "tables", bootstrap, {f.result().message_id for f in traffic.sent.values()})
+    counts = judge_what_was_said(bootstrap, home)
+    print(f"{dict(chaos.done)}, {len(traffic.sent)} messages, {counts}")
+    assert chaos.engine.terminate() == 0
+    assert "Traceback" not in chaos.engine.errors()

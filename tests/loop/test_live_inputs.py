@@ -1,0 +1,240 @@
+"""The loop's readers: what stands before what, and what they know of time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from lakequeue.protocol import topics
+from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
+from lakequeue.sources.step_batch import Place, Taken
+from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
+from loop.memory import Message
+
+NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+A: Place = ("a.commands", 0)
+B: Place = ("b.commands", 0)
+
+
+class Record(Message):
+    """As a consumer gives it."""
+
+    def topic(self) -> str:
+        return self.topic_
+
+    def partition(self) -> int:
+        return self.partition_
+
+    def error(self) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self.value_)
+
+
+class End:
+    """What a consumer says at a partition's end."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def topic(self) -> str:
+        return self._place[0]
+
+    def partition(self) -> int:
+        return self._place[1]
+
+    def error(self) -> KafkaError:
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+
+def record(place: Place, offset: int, at_ms: int = 0, value: bytes = b"{}") -> Record:
+    return Record(*place, offset, at_ms, None, value, None)
+
+
+@pytest.fixture
+def inputs() -> Iterator[LiveInputs]:
+    """Steps of two commands at most; nothing is read."""
+    one = LiveInputs(NOWHERE, InputLimits(2, 1_000), "broker-0.control", "run")
+    one.also({A: 0, B: 0})
+    yield one
+    one._asked.close()
+
+
+def test_time_goes_no_further_than_the_commands_that_wait(inputs: LiveInputs) -> None:
+    """Of no VPN: another's newer ones, which were taken before, say nothing of them."""
+    ahead = inputs._commands.ahead
+    ahead.put(A, [record(A, n, 1_000 + n) for n in range(3)])
+    ahead.put(B, [record(B, 0, 9_000)])
+    inputs._commands.at_end |= {A, B}
+    assert inputs.up_to() == 1_000
+    seen = []
+    while ahead:
+        taken = inputs.take(0.0)
+        assert taken is not None
+        seen.append(inputs.up_to())
+    assert seen[-1] is None, "none waits"
+    assert seen[:-1] == sorted(seen[:-1])
+    assert set(seen[:-1]) <= {1_001, 1_002}
+
+
+def test_time_waits_for_a_partition_that_was_not_read_yet(inputs: LiveInputs) -> None:
+    inputs._commands.ahead.put(B, [record(B, 0, 9_000)])
+    inputs._commands.at_end.add(B)
+    assert inputs.up_to() == 0
+    inputs.take(0.0)
+    assert inputs.up_to() == 0, "nothing is known of the other"
+    inputs._commands.ahead.put(A, [record(A, 0, 5_000)])
+    inputs.take(0.0)
+    assert inputs.up_to() == 5_000, "it may go on"
+    inputs._commands.at_end.add(A)
+    assert inputs.up_to() is None
+
+
+def test_time_does_not_follow_a_client_into_the_future(inputs: LiveInputs) -> None:
+    day_ms = 86_400_000
+    inputs._commands.ahead.put(A, [record(A, 0, int(time.time() * 1000) + day_ms)])
+    up_to = inputs.up_to()
+    assert up_to is not None
+    assert up_to <= time.time() * 1000
+
+
+def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveInputs) -> None:
+    publish = topics.topic("a", topics.PUBLISH), 0
+    inputs.also({publish: 0})
+    inputs._messages.ahead.put(publish, [record(publish, 0)])
+    begun = time.monotonic()
+    assert inputs.take(0.05) is None
+    assert time.monotonic() - begun >= 0.05
+    inputs._commands.at_end |= {A, B}
+    taken = inputs.take(0.05)
+    assert taken is not None
+    assert taken.batch.publishes.offsets == [0]
+
+
+def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> None:
+    publish = topics.topic("a", topics.PUBLISH), 0
+    inputs.also({publish: 0})
+    inputs._commands.at_end |= {A, B}
+    inputs._messages.ahead.put(publish, [record(publish, 0)])
+    inputs.room_bytes = 0
+    begun, waited = time.monotonic(), inputs.waited_s
+    assert inputs.take(0.5) is None
+    assert 0.005 < time.monotonic() - begun < 0.4, "it looks again soon, and does not spin"
+    assert inputs.waited_s > waited
+    inputs._commands.ahead.put(A, [record(A, 0)])
+    taken = inputs.take(0.5)
+    assert taken is not None
+    assert taken.batch.commands.offsets == [0]
+    assert not taken.batch.publishes
+    inputs.room_bytes = 1_000_000
+    taken = inputs.take(0.5)
+    assert taken is not None
+    assert taken.batch.publishes.offsets == [0]
+
+
+def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
+    inputs: LiveInputs,
+) -> None:
+    control = "broker-0.control", 0
+    inputs._commands.ahead.put(control, [record(control, 0, value=b"an older run")])
+    assert inputs.take(0.0) is None
+    assert not inputs.stopped
+    inputs._commands.ahead.put(control, [record(control, 1, value=b"run")])
+    assert inputs.take(0.0) is None
+    assert inputs.stopped
+
+
+def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
+    """Else messages would be taken before the last definitions."""
+
+    class Consumed:
+        def poll(self, seconds: float) -> Record:
+            return record(A, 4)
+
+        def consume(self, most: int, seconds: float) -> list[Any]:
+            return [record(A, 5), End(A)]
+
+    class Ends(set):
+        def add(self, place: Place) -> None:
+            assert reader.ahead.bytes, "its messages are not there yet"
+            super().add(place)
+
+    arrived = threading.Event()
+    reader = Reader("test", NOWHERE, arrived, InputLimits())
+    reader._consumer, reader.at_end = Consumed(), Ends()  # type: ignore[assignment]
+    reader._read()
+    assert reader.at_end == {A}
+    assert reader._next == {A: 6}
+    assert arrived.is_set()
+
+
+# ------------------------------------------------------------------- on Kafka
+
+LARGE, SMALL = 1_000_000, 1_000
+STEP = InputLimits(2_000, 4_000_000)
+
+
+def take(inputs: LiveInputs) -> Taken:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        taken = inputs.take(0.5)
+        if taken is not None:
+            return taken
+    raise AssertionError("nothing comes")
+
+
+@pytest.mark.job
+def test_large_records_do_not_stand_before_another_partitions_small_ones(
+    kafka: EmbeddedKafka,
+) -> None:
+    """Neither in what was read ahead, nor in the consumer's own queue."""
+    ensure_topics(kafka.bootstrap_servers, ["turns"], [], ["turns"])
+    publish = topics.topic("turns", topics.PUBLISH)
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "message.max.bytes": 2 * LARGE}
+    )
+    count = 60
+    for n in range(count):
+        producer.produce(publish, b"%07d" % n + bytes(LARGE - 7), partition=0)
+    producer.flush(30)
+    inputs = LiveInputs(
+        kafka_client(kafka.bootstrap_servers, "test"), STEP, "turns.control", "run"
+    )
+    inputs.start({("turns.commands", 0): 0, (publish, 0): 0, (publish, 1): 0})
+    large: list[int] = []
+    while not large:
+        large += take(inputs).batch.publishes.offsets
+    time.sleep(2)  # as much as there is room for is read ahead
+    producer.produce(publish, bytes(SMALL), partition=1)
+    producer.flush(30)
+    inputs.room_bytes = 1_000_000  # too little for a large one
+    small = take(inputs)
+    assert small.batch.publishes.partitions == [1]
+    inputs.room_bytes = None
+    producer.produce(publish, bytes(SMALL), partition=1)
+    producer.flush(30)
+    before = None
+    while len(large) < count:
+        publishes = take(inputs).batch.publishes
+        assert sum(map(len, publishes.values)) <= STEP.bytes + LARGE  # type: ignore[arg-type]
+        if 1 in publishes.partitions:
+            before = len(large)
+        large += [o for o, p in zip(publishes.offsets, publishes.partitions, strict=True) if not p]
+        time.sleep(0.02)  # a step
+    inputs.close()
+    for reader in (inputs._commands, inputs._messages):
+        reader.join(5)
+    assert large == list(range(count)), "none is lost, and they keep their order"
+    assert before is not None
+    assert before <= 16, f"{before} large ones were taken before it"
+
+
+def test_eight_partitions_for_publishers() -> None:
+    """Two producers seldom share one; order and receipts count on one for each producer."""
+    assert PARTITIONS[topics.PUBLISH] == 8

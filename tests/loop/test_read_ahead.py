@@ -1,0 +1,162 @@
+"""What is read ahead: in order within a partition, fair between partitions, within a step's limits.
+
+A message is (place, number, size); sizes are tiny and limits too, so that each is crossed.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from lakequeue.sources.read_ahead import TURNS, ReadAhead
+from lakequeue.sources.step_batch import Place
+
+Item = tuple[Place, int, int]
+RECORDS, BYTES = 20, 1_000
+SIZE_MAX = 3_000
+PLACES: list[Place] = [("default.publish", n) for n in range(4)]
+
+
+def ahead(records: int = RECORDS, most: int = BYTES) -> ReadAhead[Item]:
+    return ReadAhead(lambda item: item[2], records, most)
+
+
+def items(place: Place, sizes: list[int], first: int = 0) -> list[Item]:
+    return [(place, first + n, size) for n, size in enumerate(sizes)]
+
+
+def price(item: Item) -> int:
+    return max(item[2], BYTES // RECORDS)
+
+
+walks = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(PLACES), st.lists(st.integers(1, SIZE_MAX), max_size=30)),
+        st.just("take"),
+        st.tuples(st.just("take"), st.integers(0, BYTES)),
+    ),
+    max_size=40,
+)
+
+
+@given(walks)
+def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
+    waiting = ahead()
+    put: dict[Place, list[Item]] = {place: [] for place in PLACES}
+    taken: dict[Place, list[Item]] = {place: [] for place in PLACES}
+
+    def take(most: int | None = None) -> None:
+        held = waiting.bytes
+        found, size = waiting.take(most)
+        one_by_one = [item for these in found.values() for item in these]
+        assert size == sum(item[2] for item in one_by_one) == held - waiting.bytes
+        assert len(one_by_one) <= RECORDS
+        prices = list(map(price, one_by_one))
+        if most is None or most == BYTES:
+            assert sum(prices) - BYTES < max(prices, default=1), "the last may overdraw it"
+        else:
+            assert sum(prices) <= most
+        for place, these in found.items():
+            assert these
+            taken[place] += these
+
+    for what in walk:
+        if what == "take":
+            take()
+        elif what[0] == "take":
+            take(what[1])
+        else:
+            place, sizes = what
+            new = items(place, sizes, len(put[place]))
+            put[place] += new
+            waiting.put(place, new)
+        left = {p: put[p][len(taken[p])] for p in PLACES if len(put[p]) > len(taken[p])}
+        assert waiting.next_of_each() == left
+        assert bool(waiting) == bool(left)
+    while waiting:
+        before = waiting.bytes
+        take()
+        assert waiting.bytes < before, "a step takes something, whatever its size"
+    assert taken == put
+    assert waiting.bytes == 0
+    assert waiting.take() == ({}, 0)
+
+
+@given(st.lists(st.lists(st.integers(1, SIZE_MAX), min_size=200, max_size=200), min_size=2,
+                max_size=4), st.integers(1, 40))  # fmt: skip
+def test_who_always_has_something_gets_the_same_share(sizes: list, steps: int) -> None:
+    """At any moment, up to a record of each and a grant."""
+    waiting = ahead()
+    for place, these in zip(PLACES, sizes, strict=False):
+        waiting.put(place, items(place, these))
+    places = PLACES[: len(sizes)]
+    share = dict.fromkeys(places, 0)
+    for _ in range(steps):
+        for place, these in waiting.take()[0].items():
+            share[place] += sum(map(price, these))
+        if len(waiting.next_of_each()) < len(places):
+            return  # one is through
+        assert max(share.values()) - min(share.values()) <= 2 * SIZE_MAX + waiting.grant
+
+
+@given(st.integers(1, 3), st.integers(1, SIZE_MAX), st.integers(0, 300))
+def test_one_that_comes_alone_waits_for_a_step_or_two(others: int, size: int, before: int) -> None:
+    """However much the others hold, and however large it is."""
+    waiting = ahead()
+    for place in PLACES[1 : 1 + others]:
+        waiting.put(place, items(place, [size] * 400))
+    for _ in range(before % 100):
+        waiting.take()
+    if len(waiting.next_of_each()) < others:
+        return
+    waiting.put(PLACES[0], items(PLACES[0], [BYTES // TURNS]))
+    price_of_others = others * (max(size, BYTES // RECORDS) + waiting.grant)
+    for _ in range(1 + (BYTES // RECORDS // waiting.grant + 1) * price_of_others // BYTES + 1):
+        if PLACES[0] in waiting.take()[0]:
+            return
+    raise AssertionError("it is not taken")
+
+
+def test_small_ones_pass_large_ones_of_another_partition() -> None:
+    """A step's limits as they are in real life: 2,000 records, 4 MB."""
+    large, small = PLACES[:2]
+    waiting = ahead(2_000, 4_000_000)
+    waiting.put(large, items(large, [1_000_000] * 8))
+    waiting.put(small, items(small, [1_000] * 50))
+    found, _ = waiting.take()
+    assert len(found[small]) == 50
+    assert len(found[large]) == 4
+    assert [len(these) for these in waiting.take()[0].values()] == [4]
+
+
+def test_with_little_room_large_ones_wait_and_small_ones_go_on() -> None:
+    large, small = PLACES[:2]
+    waiting = ahead(2_000, 4_000_000)
+    waiting.put(large, items(large, [1_000_000] * 8))
+    waiting.put(small, items(small, [1_000] * 50))
+    found, _ = waiting.take(500_000)
+    assert list(found) == [small]
+    assert len(found[small]) == 50
+    assert waiting.take(500_000) == ({}, 0)
+    assert waiting.take(0) == ({}, 0)
+    assert len(waiting.take(1_500_000)[0][large]) == 1
+    assert len(waiting.take()[0][large]) == 4
+
+
+def test_very_many_small_ones_leave_room_too() -> None:
+    many, few = PLACES[:2]
+    waiting = ahead(2_000, 4_000_000)
+    waiting.put(many, items(many, [100] * 5_000))
+    waiting.put(few, items(few, [1_000] * 30))
+    found, _ = waiting.take()
+    assert len(found[few]) == 30
+    assert len(found[many]) == 1_970
+
+
+def test_what_fits_into_a_step_is_taken_whole() -> None:
+    waiting = ahead()
+    for place in PLACES:
+        waiting.put(place, items(place, [100, 50]))
+    found, size = waiting.take()
+    assert {place: len(these) for place, these in found.items()} == dict.fromkeys(PLACES, 2)
+    assert size == 600
+    assert not waiting

@@ -1,0 +1,74 @@
+"""Spark's settings, and the zip that a cluster's executors import the package from."""
+
+from __future__ import annotations
+
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from lakequeue.protocol import LakequeueError
+from lakequeue.streaming import spark
+from lakequeue.streaming.spark import package_zip, read_conf, spark_session, spark_settings
+
+ROOT = Path(spark.__file__).parents[1]
+
+
+def test_rooms_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]
+    rooms = [name for name in sorted(packages) if name.count(".") == 1]
+    assert [f"lakequeue.{room}" for room in spark.ROOMS] == rooms
+
+
+def test_the_zip_is_the_same_every_time(tmp_path: Path) -> None:
+    one, two = package_zip(tmp_path / "a"), package_zip(tmp_path / "b")
+    assert (one.name, one.read_bytes()) == (two.name, two.read_bytes())
+    names = zipfile.ZipFile(one).namelist()
+    assert "lakequeue/__init__.py" in names
+    assert "lakequeue/conf/jars.xml" in names
+    assert all(name.startswith("lakequeue/") and "__pycache__" not in name for name in names)
+    assert not any(name.startswith("lakequeue/tests/") for name in names)
+    assert [p.name for p in (tmp_path / "a").iterdir()] == [one.name]
+
+
+def test_extra_settings_win() -> None:
+    settings = spark_settings(
+        master="local[2]", jars=[], extra={"spark.driver.memory": "1g"}, shuffle_partitions=3
+    )
+    assert settings["spark.driver.memory"] == "1g"
+    assert settings["spark.sql.shuffle.partitions"] == "3"
+    assert settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert settings["spark.ui.enabled"] == "false"
+    assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
+
+
+def test_java_options_are_put_behind_ours() -> None:
+    """Java takes the last of two that contradict each other; the log's configuration stays."""
+    extra = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"}
+    settings = spark_settings(master="local[2]", jars=[], extra=extra)
+    options = settings["spark.driver.extraJavaOptions"].split()
+    assert options[-1] == "-XX:TieredStopAtLevel=4"
+    assert options.index("-XX:TieredStopAtLevel=1") < len(options) - 1
+    assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options)
+
+
+def test_a_cluster_is_not_told_of_this_machine() -> None:
+    settings = spark_settings(master="spark://host:7077", jars=[], ui_port=4050)
+    assert "spark.driver.bindAddress" not in settings
+    assert "spark.executor.extraJavaOptions" not in settings
+    assert settings["spark.ui.port"] == "4050"
+
+
+def test_a_line_without_a_value(tmp_path: Path) -> None:
+    (tmp_path / "spark.conf").write_text("# fine\nspark.a 1\n\nspark.b\n")
+    with pytest.raises(LakequeueError, match=r"line 4: 'spark\.b' has no value"):
+        read_conf(tmp_path / "spark.conf")
+
+
+def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    with pytest.raises(LakequeueError, match="Java 17 or newer is needed"):
+        spark_session("test", master="local[1]", jars=[])

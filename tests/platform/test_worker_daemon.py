@@ -1,0 +1,36 @@
+"""Spark's Python daemon of ours: all is imported before it forks, and what it forks works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+FORKS = """
+import os, sys, threading
+from lakequeue.streaming.worker_daemon import load
+load()
+before = set(sys.modules)
+assert threading.active_count() == 1, threading.enumerate()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        import numpy, pandas, pyarrow
+        from lakequeue.sources.live import kafka_client
+        from confluent_kafka import Producer
+        numpy.ones((300, 300)) @ numpy.ones((300, 300))
+        frame = pandas.DataFrame({"a": range(100_000)})
+        assert pyarrow.Table.from_pandas(frame).to_pandas().a.sum() == 4_999_950_000
+        Producer(kafka_client("127.0.0.1:1", "forked")).flush(0.01)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+assert "lakequeue.streaming.loop" in before and "pyspark.worker" in before
+print("done")
+"""
+
+
+def test_what_is_forked_after_the_imports_works() -> None:
+    """Threads of libraries are not forked: numpy's, Arrow's and Kafka's must begin theirs anew."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "done\n", done.stderr

@@ -1,0 +1,107 @@
+"""What Kafka deleted before it was read is told in the events of whom it concerns."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.as_commands import configure_commands
+from lakequeue.protocol import NotConnected
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.journal import Journal
+from lakequeue.state import Batch, DictStore, step
+from lakequeue.streaming import Engine
+from lakequeue.streaming.losses import Loss
+from rules.steps import NOW, REPLY, Steps, define, replies
+
+QUEUES: list[dict[str, Any]] = [
+    {"name": "orders", "message_type": "json"},
+    {"name": "flights", "message_type": "json", "underlying_topic": "radar"},
+    {
+        "name": "seen", "vpn": "east", "message_type": "json", "underlying_topic": "rad.*",
+        "default_publish_target": "radar",
+    },
+    {"name": "other", "vpn": "east", "message_type": "json"},
+]  # fmt: skip
+CONFIGURATION = parse_configuration({"vpns": {"default": {}, "east": {}}, "queues": QUEUES})
+
+
+class Told:
+    """Takes an engine's commands to a step."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, bytes]] = []
+
+    def command(self, topic: str, key: bytes, value: bytes) -> None:
+        self.commands.append((topic, value))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    made = Engine("127.0.0.1:1", tmp_path, CONFIGURATION)
+    made._transport = Told()  # type: ignore[assignment]
+    return made
+
+
+def events_after(engine: Engine) -> list[dict[str, Any]]:
+    """The losses that the journal shows, once the state has heard what the engine sent."""
+    steps = Steps(DictStore())
+    given = configure_commands(CONFIGURATION)
+    definitions = steps.command_records([command for _, command in given])
+    definitions.topics[:] = [f"{vpn}.commands" for vpn, _ in given]
+    step(steps.store, Batch(definitions), NOW)
+    sent = engine._transport.commands  # type: ignore[attr-defined]
+    records = steps.command_records([value for _, value in sent])
+    records.topics[:] = [topic for topic, _ in sent]
+    out = step(steps.store, Batch(records), NOW)
+    rows = [row for o in out if isinstance(o, Journal) for row in o.rows()]
+    return [row for row in rows if row["event"] == "records_lost"]
+
+
+def test_a_loss_of_a_vpns_own_topic_is_its_event(engine: Engine) -> None:
+    engine._on_note("lost:east.publish:17")
+    (row,) = events_after(engine)
+    assert (row["vpn"], row["queue"]) == ("east", "")
+    assert row["reason"] == "topic=east.publish, records=17, reader=engine"
+
+
+def test_a_loss_of_a_captured_topic_is_told_of_each_queue(engine: Engine) -> None:
+    engine._on_note("lost:radar:3")
+    found = [(row["vpn"], row["queue"]) for row in events_after(engine)]
+    assert found == [("default", "flights"), ("east", "seen")]
+
+
+@pytest.mark.parametrize(
+    ("query", "reader"), [("lakequeue", "engine"), ("lakequeue-tables", "tables")]
+)
+def test_what_sparks_source_passed_over_says_whose_loss_it_is(
+    engine: Engine, query: str, reader: str
+) -> None:
+    engine._losses._on_loss(Loss("default.publish", 0, 5, 25, query))
+    (row,) = events_after(engine)
+    assert row["reason"] == f"topic=default.publish, records=20, reader={reader}"
+    lost = {"topic": "default.publish"}
+    assert engine.metrics.registry.get_sample_value("lakequeue_lost_records_total", lost) == 20
+
+
+def test_the_events_command_shows_it_and_a_tenant_says_nothing_of_others() -> None:
+    steps = Steps()
+    steps.run([define()])
+    for topic in ("default.publish", "east.publish", "orders", "nowhere"):
+        steps.run([c.RecordsLost(topic=topic, records=2)])
+    (answer,) = replies(steps.run([c.Events(reply=REPLY)]))
+    losses = [e for e in answer.result if e["event"] == "records_lost"]
+    shown = [(e["vpn"], e["queue"], e["topic"], e["records"], e["reader"]) for e in losses]
+    assert shown == [
+        ("default", "", "default.publish", 2, "engine"),
+        ("default", "orders", "orders", 2, "engine"),
+    ]
+
+
+def test_kafka_away_loses_only_the_event(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def away(*_: Any) -> None:
+        raise NotConnected("nobody is there")
+
+    engine._transport.command = away  # type: ignore[method-assign]
+    engine._on_note("lost:default.publish:17")
+    assert "a loss is not told in the events: nobody is there" in caplog.text
