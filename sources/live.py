@@ -327,6 +327,7 @@ class LiveInputs:
         """Whether all commands that are in Kafka by now were taken, as far as Kafka says; False
         while it does not answer: deadlines wait, for who keeps one cannot say so either."""
         if not self._all_commands_read():
+            self._wait(ARRIVES_S)
             return False
         if time.monotonic() - self._heard < FRESH_S:
             return True
