@@ -22,13 +22,14 @@ COPY conf conf
 COPY definitions definitions
 COPY examples examples
 COPY expressions expressions
+COPY lake lake
 COPY memory memory
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources
 COPY state state
 COPY streaming streaming
-RUN pip install --no-cache-dir ".[fast]"
+RUN pip install --no-cache-dir ".[fast,sql]"
 
 # The jars, once per image instead of once per start.
 WORKDIR /data

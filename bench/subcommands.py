@@ -193,3 +193,14 @@ def _client(messages: int, library: str) -> list[dict[str, Any]]:
     from .client import run
 
     return run(messages, library, _say)
+
+
+@_add(
+    "sql", "Questions to the tables, seconds each",
+    "How long `lakequeue sql` and `trace` take over a journal of so many messages.",
+    _messages(1_000_000),
+)  # fmt: skip
+def _sql(messages: int) -> list[dict[str, Any]]:
+    from .questions import run
+
+    return run(messages)

@@ -24,6 +24,8 @@ COMMANDS = {
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
     "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back where they came from."),
+    "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
+    "trace": ("lakequeue.cli.trace:trace", "The life of a message, and why it waited."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
     "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput and more."),
 }

@@ -27,8 +27,11 @@ SCHEMA = pa.schema(
         pa.field("item", pa.int32()),
         pa.field("step", pa.int64()),
         pa.field("time", pa.int64()),
+        pa.field("until", pa.int64()),
     ]
 )
+_BEFORE = pa.schema([field for field in SCHEMA if field.name != "until"])
+NO_END = 1 << 62  # a lease or a time to live that never ends, epoch ms
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -38,6 +41,8 @@ class Segment:
 
     topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
     and ``rejected``; an item is a message's place in its record, 0 for the first.
+    until: epoch ms, when the lease or the delay that begins with the event ends; one for all, or
+    one each; `NO_END`: it has no end, or none begins.
     step, time: whose it is, where a journal holds several steps; 0: the journal's own.
     """
 
@@ -52,6 +57,7 @@ class Segment:
     partitions: list[int] | None = None
     offsets: list[int] | None = None
     items: list[int] | None = None
+    until: list[int] | int = NO_END
     step: int = 0
     time: int = 0
 
@@ -83,6 +89,7 @@ class Journal:
                         "partition": s.partitions[i] if s.partitions else None,
                         "offset": s.offsets[i] if s.offsets else None,
                         "item": s.items[i] if s.items else None,
+                        "until": _end(s.until if isinstance(s.until, int) else s.until[i]),
                     }
                 )
         return out
@@ -94,6 +101,7 @@ _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
 _NUMBERS = {
     "message_id": pa.uint64(), "deliveries": pa.int32(), "partition": pa.int32(),
     "offset": pa.int64(), "item": pa.int32(), "step": pa.int64(), "time": pa.int64(),
+    "until": pa.int64(),
 }  # fmt: skip
 
 
@@ -116,6 +124,9 @@ def encode(journal: Journal) -> bytes:
         numbers["item"] += s.items or [None] * n
         numbers["step"] += [s.step or journal.step] * n
         numbers["time"] += [s.time or journal.time] * n
+        numbers["until"] += (
+            [_end(s.until)] * n if isinstance(s.until, int) else map(_end, s.until)
+        )
     columns: dict[str, pa.Array] = {
         name: pa.DictionaryArray.from_arrays(
             pa.array(codes[name], pa.int32()), pa.array(list(table), pa.string())
@@ -132,5 +143,13 @@ def encode(journal: Journal) -> bytes:
 
 
 def decode(value: bytes) -> pa.Table:
-    """The rows of a journal record."""
-    return pa.ipc.open_stream(value).read_all()
+    """The rows of a journal record. Those of an earlier version, which may still be in Kafka as a
+    new one starts, say nothing of ends."""
+    table = pa.ipc.open_stream(value).read_all()
+    if table.schema == _BEFORE:
+        table = table.append_column(SCHEMA.field("until"), pa.nulls(len(table), pa.int64()))
+    return table
+
+
+def _end(until: int) -> int | None:
+    return None if until >= NO_END else until

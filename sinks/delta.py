@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -25,10 +26,11 @@ from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
 
 MESSAGES, JOURNAL = "messages", "journal"
+TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
 _JOURNAL_SCHEMA = (
     "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
     "message_id STRING, subscription STRING, reason STRING, deliveries INT, topic STRING, "
-    "`partition` INT, `offset` LONG, item INT, time TIMESTAMP"
+    "`partition` INT, `offset` LONG, item INT, time TIMESTAMP, line INT, until TIMESTAMP"
 )
 _MESSAGES_SCHEMA = (
     "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
@@ -59,13 +61,19 @@ _PAYLOADS = """CASE WHEN ends = array_sort(ends)
 
 
 def create_tables(spark: SparkSession, folder: Path | str) -> None:
-    """Create the tables that are not there."""
+    """Create the tables that are not there, and give those of an earlier version the columns that
+    they lack: what stands in them has no value there."""
     for name, schema in ((MESSAGES, _MESSAGES_SCHEMA), (JOURNAL, _JOURNAL_SCHEMA)):
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS delta.`{folder}/{name}` ({schema}) "
             f"USING delta TBLPROPERTIES ('delta.checkpointInterval' = '100', "
             f"'delta.dataSkippingStatsColumns' = '{_SKIPPING[name]}')"
         )
+        there = spark.read.format("delta").load(f"{folder}/{name}").columns
+        lacks = [c for c in schema.split(", ") if c.split(" ")[0].strip("`") not in there]
+        if lacks:
+            columns = ", ".join(lacks)
+            spark.sql(f"ALTER TABLE delta.`{folder}/{name}` ADD COLUMNS ({columns})")
 
 
 class TableWriter:
@@ -215,6 +223,13 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
         "partition": table["partition"],
         "offset": table["offset"],
         "item": table["item"],
-        "time": table["time"].cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        "time": _timestamps(table["time"]),
+        "line": pa.array(range(n), pa.int32()),
+        "until": _timestamps(pc.min_element_wise(table["until"], TIME_MS_END, skip_nulls=False)),
     }
     yield from pa.table(columns).combine_chunks().to_batches()
+
+
+def _timestamps(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Epoch ms as Delta has them."""
+    return times.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))

@@ -200,7 +200,7 @@ class Broker:
         """A notable event: into the journal and the ring that `admin.events()` shows."""
         details = {k: _cut(v) for k, v in details.items()}
         text = ", ".join(f"{k}={v}" for k, v in details.items())
-        self.journal.segments.append(Segment(event, vpn, queue, reason=_cut(text)))
+        self.note(event, vpn, queue, details.get("subscription") or "", _cut(text))
         number = self.header.events
         key = f"e/{number // EVENTS_PER_PAGE}"
         page = self.values.read(key) or []
@@ -209,6 +209,12 @@ class Broker:
         old = (number - self.limits.events) // EVENTS_PER_PAGE - 1
         if old >= 0 and number % EVENTS_PER_PAGE == 0:
             self.values.write(f"e/{old}", None)
+
+    def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
+        """What is no message's event and for the journal only."""
+        self.journal.segments.append(
+            Segment(event, vpn, queue, subscription=subscription, reason=text)
+        )
 
     def newest_events(self) -> list[list[Any]]:
         """The events that are remembered, oldest first."""

@@ -38,6 +38,7 @@ ROOMS = (
     "definitions",
     "examples",
     "expressions",
+    "lake",
     "memory",
     "protocol",
     "sinks",

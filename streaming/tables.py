@@ -10,28 +10,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..protocol.errors import LakequeueError
+from ..lake import TABLES, create_views, tables_of
 from .jars import ensure_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TABLES = ("messages", "journal")
 CORES = 2  # an engine beside it needs the others
 
 
 def open_tables(home: Path | str) -> SparkSession:
-    """A session with the views `messages` and `journal` of a home's tables (R1).
+    """A session with the views `messages` and `journal` of a home's tables (R1), and those over
+    them: `queued`, `lifecycle`, `queues`, `consumers`, `changes`.
 
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables.
     """
-    tables = Path(home).expanduser().absolute() / "tables"
-    missing = [name for name in TABLES if not (tables / name / "_delta_log").is_dir()]
-    if missing:
-        raise LakequeueError(
-            f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
-            "engine that has written its tables? (lakequeue.tables_interval_s is not 0)"
-        )
+    tables = tables_of(home)
     from .spark import spark_session
 
     warehouse = {"spark.sql.warehouse.dir": str(tables.parent / "spark-warehouse")}
@@ -40,4 +34,5 @@ def open_tables(home: Path | str) -> SparkSession:
     )
     for name in TABLES:
         spark.read.format("delta").load(str(tables / name)).createOrReplaceTempView(name)
+    create_views(spark.sql, "spark")
     return spark

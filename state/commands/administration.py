@@ -6,6 +6,8 @@ everything as it was.
 
 from __future__ import annotations
 
+import msgspec
+
 from ...definitions import (
     QueueDefinition,
     dead_message_ring,
@@ -66,6 +68,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
         resume(broker, existing)
     existing.wanted = True
     broker.event("defined", vpn, definition.name, again=True)
+    _write_down(broker, vpn, definition)
 
 
 def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
@@ -109,6 +112,13 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
     broker.event("defined", vpn, definition.name)
+    _write_down(broker, vpn, definition)
+
+
+def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """The definition as it now is, into the journal."""
+    text = msgspec.json.encode(definition).decode()
+    broker.note("definition", vpn, definition.name, "", text)
 
 
 def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:

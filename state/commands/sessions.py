@@ -15,7 +15,7 @@ from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
 from ..queue import Queue
-from ..rules.fairness import backlog_of
+from ..rules.fairness import backlog_of, own_backlog
 from ..storage import NEVER
 from .leases import return_held
 from .turns import Task, begin
@@ -87,7 +87,10 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         others = broker.values.read(key) or []
         broker.values.write(key, [*others, [queue.number, command.subscription]])
         _alive(broker, vpn, command.session)
-    broker.event("subscribed", vpn, queue.definition.name, subscription=command.subscription)
+    broker.event(
+        "subscribed", vpn, queue.definition.name, subscription=subscription.id,
+        backlog=None if removes else own_backlog(subscription), consumer=subscription.name,
+    )  # fmt: skip
     return _answer(broker, queue, subscription)
 
 
@@ -172,6 +175,8 @@ def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> 
     subscription = queue.header.subscription(command.subscription)
     if subscription is not None:
         subscription.max_backlog = command.max_backlog
+        text = f"backlog={command.max_backlog}"
+        broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
         queue.wanted = True
 
 

@@ -91,7 +91,8 @@ def apply(
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:
         moved.holders[:] = 0  # who acknowledges is named, not who held it
-    _write_down(broker, queue, moved, effect.journal, subscription, reason, detail)
+    ends = until if effect.to in (LEASED, DELAYED) else NEVER
+    _write_down(broker, queue, moved, effect.journal, subscription, reason, detail, ends)
     if effect.match == RELEASED:
         broker.spool.release(queue.number, moved.ids)
     elif effect.match == DEAD:
@@ -184,7 +185,7 @@ def _index(broker: Broker, queue: Queue, moved: _Moved) -> None:
 
 def _write_down(
     broker: Broker, queue: Queue, moved: _Moved, events: tuple[str, ...], subscription: str,
-    reason: str, detail: str,
+    reason: str, detail: str, until: int,
 ) -> None:  # fmt: skip
     """Into the journal: a row for each message and event. Where the engine itself ends leases, by
     whom each was held."""
@@ -197,7 +198,7 @@ def _write_down(
         if subscription or not moved.holders.any():
             broker.record(
                 event, queue, ids.tolist(), counts=_column(counts), subscription=subscription,
-                reason=why,
+                reason=why, until=until,
             )  # fmt: skip
             continue
         names = {s.number: s.id for s in queue.header.subscriptions}
@@ -205,7 +206,7 @@ def _write_down(
             mine = moved.holders == number
             broker.record(
                 event, queue, ids[mine].tolist(), counts=_column(counts[mine]),
-                subscription=names.get(number, ""), reason=why,
+                subscription=names.get(number, ""), reason=why, until=until,
             )  # fmt: skip
 
 

@@ -376,6 +376,7 @@ class Admission:
             )  # fmt: skip
             segment = self._segment(vpn, queue, topic)
             segment.ids += range(number, number + n)
+            segment.until += [due] * n  # type: ignore[operator]
             if span is None:
                 segment.partitions += [partition] * n  # type: ignore[operator]
                 segment.offsets += [offset] * n  # type: ignore[operator]
@@ -392,7 +393,7 @@ class Admission:
         if segment is None:
             segment = self._spooled[queue.number, topic] = Segment(
                 "spooled", vpn, queue.definition.name, topic=topic, partitions=[], offsets=[],
-                items=[],
+                items=[], until=[],
             )  # fmt: skip
             self._broker.journal.segments.append(segment)
         return segment

@@ -32,10 +32,16 @@ class Candidate:
 
 def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
     """The lower of the queue's and the subscription's own limit (B2), and the flow's (B4)."""
-    own = 1 if subscription.max_backlog is None else subscription.max_backlog
     return min(
-        own, definition.max_per_subscription_backlog, definition.max_delivered_unacked_per_flow
+        own_backlog(subscription),
+        definition.max_per_subscription_backlog,
+        definition.max_delivered_unacked_per_flow,
     )
+
+
+def own_backlog(subscription: Subscription) -> int:
+    """What the subscription itself asks for; one when it names none (B2)."""
+    return 1 if subscription.max_backlog is None else subscription.max_backlog
 
 
 def candidates_of(

@@ -41,6 +41,7 @@ ENDLESS_S, COMMAND_S, START_S, TABLES_S = 6, 90, 180, 60
 ALL = [printed for page in PAGES for printed in commands(page)]
 HERE = [p for p in ALL if not any(re.search(e, p.text) for e in ELSEWHERE)]
 IN_PAGES = sorted({p.page for p in HERE}, key=lambda page: (page != "docs/quickstart.md", page))
+SQL_PAGE = "docs/how-to/sql.md"
 TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
 SHOW_SQL = """
 import json, sys
@@ -153,6 +154,8 @@ def good(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize("page", IN_PAGES)
 def test_commands_run_as_printed(place: Place, page: str) -> None:
     good(place.run('for n in 1 2 3; do echo \'{"price": 12}\'; done | lakequeue publish orders'))
+    if page == SQL_PAGE:
+        wait_for_events(place, {"spooled"}, "1")
     for printed in HERE:
         if printed.page == page:
             out = good(place.run(printed.text))
@@ -195,12 +198,22 @@ def test_the_questions_to_the_tables_have_answers(place: Place) -> None:
     assert json.loads(payload[0]["payload"])
 
 
-def wait_for_events(place: Place, wanted: set[str]) -> None:
-    """Until the table has message 17's end and an expiry."""
+@pytest.mark.job
+@pytest.mark.parametrize("kind", ["python tables", "python own"])
+def test_the_tables_are_asked_from_python(place: Place, kind: str) -> None:
+    good(place.run("echo '{}' | lakequeue publish orders"))
+    wait_for_events(place, {"spooled"}, "1")
+    (code,) = [text for found, text in fenced(ROOT / SQL_PAGE) if found == kind]
+    assert "('orders'," in good(place.python(code))
+
+
+def wait_for_events(place: Place, wanted: set[str], number: str = "") -> None:
+    """Until the table has these events, and what is wanted of the message, else 17's end."""
     deadline = time.monotonic() + TABLES_S
     while time.monotonic() < deadline:
         rows = read_table(place.home / "tables" / "journal", ["event", "message_id"]).to_pylist()
-        ended = any(r["event"] == "acknowledged" and r["message_id"] == "17" for r in rows)
+        one, event = (number, "spooled") if number else ("17", "acknowledged")
+        ended = any(r["event"] == event and r["message_id"] == one for r in rows)
         if ended and wanted <= {row["event"] for row in rows}:
             return
         time.sleep(0.5)

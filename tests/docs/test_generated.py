@@ -6,11 +6,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+import duckdb
 import lakequeue
 import msgspec
 import pytest
 from lakequeue.definitions import configuration, definition, units
 from lakequeue.definitions.foreign_words import WORDS
+from lakequeue.lake import create_views
+from lakequeue.lake.views import VIEWS
 from lakequeue.protocol import Reason, commands, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.messages import Records
@@ -111,6 +114,21 @@ def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
     columns = [column.replace("`", "").split() for column in schema.split(",")]
     shown = table("reference/delta-tables.md", name)
     assert [[key, row[0]] for key, row in shown.items()] == columns
+
+
+def test_columns_of_the_views(table: Table) -> None:
+    types = {"LONG": "BIGINT", "BINARY": "BLOB", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ"}
+    with duckdb.connect() as empty:
+        schemas = {"messages": delta._MESSAGES_SCHEMA, "journal": delta._JOURNAL_SCHEMA}
+        for name, schema in schemas.items():
+            columns = [column.replace("`", "").split() for column in schema.split(",")]
+            text = ", ".join(f'"{c}" {types.get(t, t)}' for c, t in columns)
+            empty.execute(f"CREATE TABLE {name} ({text})")
+        create_views(empty.execute, "duckdb")
+        found = {name: [c[0] for c in empty.execute(f"FROM {name}").description] for name in VIEWS}
+    shown = {name: re.findall("`(.*?)`", row[-1]) for name, row in
+             table("how-to/sql.md", "views").items()}  # fmt: skip
+    assert shown == found
 
 
 def test_columns_of_the_journal_record(root: Path) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import lakequeue
 import pytest
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from job.processes import until
 from kafka import KafkaProducer
+from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lakequeue.cli.delta_reader import read_table
+from lakequeue.lake import TABLES, create_views, open_lake, trace
+from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
+from lakequeue.sinks.delta import create_tables
 from lakequeue.streaming.queries import REAL_TIME
+from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.job
 
@@ -164,6 +172,92 @@ def test_a_broken_header_leaves_the_table_readable(
         return [r for r in rows if r["payload"] == b"a broken header"]
 
     assert until(find, 30, "the record in the table")
+
+
+def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
+    """Whether the views of the tables, as they are now, say what the engine says; "" or where not.
+    At least so many messages must be there."""
+    with open_lake(job.engine.tables.parent) as lake:
+        try:
+            assert queued_agrees(lake, connection, QUEUE) >= least
+        except AssertionError as error:
+            return str(error) or "too few"
+    return ""
+
+
+def test_R1_the_views_say_what_browse_says(job: Job, connection: lakequeue.Connection) -> None:
+    """Leased, delayed, ready, gone; Spark's own views are the same, row by row."""
+    producer = connection.producer()
+    for number in range(5):
+        producer.send(QUEUE, f"{number}")
+    producer.send(QUEUE, "later", delay="1h")
+    with connection.consumer(
+        QUEUE, ack_mode="individual", max_backlog=5, name="views"
+    ) as consumer:
+        held = [until(lambda: consumer.receive(1.0), 30, "a message") for _ in range(5)]
+        held[0].ack()
+        held[1].cancel(delay="1h")
+        held[2].renew("30m")
+        gone = held[0].id
+        until(lambda: not agree(job, connection, 5), 60, "the views agree with the engine")
+        both_agree(job)
+        with open_lake(job.engine.tables.parent) as lake:
+            lifecycle_adds_up(lake, told(job))
+            (row,) = rows(
+                lake, "SELECT * FROM lifecycle WHERE queue = ? AND message_id = ?", QUEUE, gone
+            )
+            life = trace(lake, gone)["queues"][0]["life"]
+    assert row["published_at"] <= row["acknowledged_at"]
+    assert (row["consumers"], row["deliveries"], row["ended"]) == (["views"], 1, "acknowledged")
+    assert [event["event"] for event in life] == ["spooled", "delivered", "acknowledged"]
+    connection.admin().purge(QUEUE)
+    until(lambda: not agree(job, connection, 0), 60, "the views agree when all are gone")
+
+
+def told(job: Job) -> list[dict[str, Any]]:
+    """The rows of the journal in their order, with times as the engine counts them."""
+    names = ["queue", "event", "message_id", "subscription", "reason", "deliveries", "time",
+             "until", "step", "part", "line"]  # fmt: skip
+    found = read_table(job.engine.tables / "journal", names).to_pylist()
+    for row in found:
+        row["time"] = round(row["time"].timestamp() * 1000)
+    return sorted(found, key=lambda row: (row["step"], row["part"], row["line"]))
+
+
+def both_agree(job: Job) -> None:
+    """Spark and DuckDB give the same rows for each view."""
+    session = SparkSession.builder.getOrCreate().newSession()
+    for name in TABLES:
+        frame = session.read.format("delta").load(str(job.engine.tables / name))
+        frame.createOrReplaceTempView(name)
+    create_views(session.sql, "spark")
+    with open_lake(job.engine.tables.parent) as lake:
+        for name in VIEWS:
+            ours = rows(lake, f"FROM {name}")
+            theirs = session.table(name).toArrow().to_pylist()
+            assert ours
+            assert Counter(map(repr_of, ours)) == Counter(map(repr_of, theirs)), name
+
+
+def repr_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """A row as something that can be counted; times as they are in UTC."""
+    return tuple(
+        (name, value.astimezone(UTC).isoformat() if isinstance(value, datetime) else repr(value))
+        for name, value in row.items()
+    )
+
+
+@in_real_time
+def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
+    session = SparkSession.builder.getOrCreate()
+    place = f"delta.`{tmp_path}/journal`"
+    session.sql(f"CREATE TABLE {place} (broker STRING, step LONG, vpn STRING) USING delta")
+    session.sql(f"INSERT INTO {place} VALUES ('b', 1, 'v')")
+    for _ in range(2):
+        create_tables(session, tmp_path)
+        (row,) = session.sql(f"SELECT * FROM {place}").collect()
+        assert (row.broker, row.step, row.vpn, row.line, row.until) == ("b", 1, "v", None, None)
+        assert {"queue", "deliveries", "time", "partition", "offset"} <= set(row.asDict())
 
 
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:

@@ -1,0 +1,156 @@
+"""`lakequeue sql`: questions to the Delta tables of a home (R1), answered without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import re
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..lake import NoLake, open_lake
+from ..protocol.errors import ConfigError, LakequeueError
+from .common import DEFAULT_HOME, json_option, option, plain_value, say_json
+from .group import EnvironmentFault
+
+if TYPE_CHECKING:
+    import duckdb
+
+TOGETHER = 1_000  # rows that are fetched at once
+CELL_MAX = 80
+NOT_READ = re.compile(r"stream registered as '(\w+)' failed: (.*)")
+NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
+
+
+def home_option(command: Any) -> Any:
+    """Add --home of commands that read its tables, whether an engine runs or not."""
+    return option(
+        "--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
+        default=DEFAULT_HOME, show_default=True, help="The home whose tables are read.",
+    )(command)  # fmt: skip
+
+
+@contextlib.contextmanager
+def asked(home: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The lake of a home, for a question; what goes wrong is one sentence."""
+    try:
+        lake = open_lake(home)
+    except NoLake as error:
+        raise EnvironmentFault(str(error)) from error
+    import duckdb
+
+    with lake:
+        try:
+            yield lake
+        except duckdb.Error as error:
+            raise _explained(lake, str(error).strip() or type(error).__name__) from error
+
+
+def _explained(lake: duckdb.DuckDBPyConnection, text: str) -> LakequeueError:
+    first = text.splitlines()[0]
+    kind, colon, said = first.partition(": ")
+    if unread := NOT_READ.search(first):
+        return EnvironmentFault(
+            f"A file of the table {unread[1]!r} is gone or cannot be read: {unread[2]}"
+        )
+    if missing := NO_TABLE.search(first):
+        there = [name for (name,) in lake.execute("SHOW TABLES").fetchall()]
+        return ConfigError(
+            f"There is no table or view {missing[1]!r}; there are {', '.join(there)}"
+        )
+    if kind == "Parser Error":
+        return ConfigError(f"The SQL is not understood: {said}")
+    return ConfigError(f"The SQL cannot be answered: {said if colon else first}")
+
+
+@click.command()
+@click.argument("query")
+@home_option
+@option("--csv", "as_csv", is_flag=True, help="CSV with a header, for spreadsheets.")
+@json_option
+def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
+    """Ask the Delta tables of a home a QUERY in SQL, while the engine runs or without one.
+
+    \b
+    queued     what is in each queue now: ready, leased by whom until when, delayed; dead of what
+    lifecycle  a row per message and queue: when it came, went, how long it waited, who had it
+    queues     definition and status
+    consumers  who was subscribed from when to when
+    changes    each change of a message's state, and when the next one came
+    journal    everything that happened; messages: everything that came in
+
+    The tables are a few seconds behind the engine. Times are UTC. --json is a row on each line.
+
+    \b
+    Examples:
+      lakequeue sql "select queue, state, count(*) from queued group by all"
+      lakequeue sql "select * from lifecycle order by waiting_ms desc limit 10"
+      lakequeue sql "select * from queues" --json | jq .definition
+    """
+    if as_csv and as_json:
+        raise click.UsageError("Of --csv and --json only one can be had.")
+    with asked(home) as lake:
+        found = lake.execute(query)
+        if found is None:
+            raise ConfigError("The SQL is empty: there is no statement in it")
+        names = [column[0] for column in found.description or ()]
+        _show(names, _rows(found), as_csv, as_json)
+
+
+def _rows(found: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
+    while found.description and (rows := found.fetchmany(TOGETHER)):
+        yield from rows
+
+
+def _show(
+    names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_json: bool
+) -> None:
+    if as_json:
+        for row in rows:
+            say_json(dict(zip(names, row, strict=True)))
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+    elif names:
+        for line in _lines(names, [[_short(value) for value in row] for row in rows]):
+            click.echo(line)
+
+
+def _lines(names: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """Columns under their names, as wide as they must be: no terminal hides one."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    for row in (names, *rows):
+        cells = zip(row, widths, strict=True)
+        yield "  ".join(text + " " * (width - cell_len(text)) for text, width in cells).rstrip()
+
+
+def _cell(value: Any) -> str:
+    """A value as text; nothing for null."""
+    if value is None:
+        return ""
+    shown = plain_value(value) if not isinstance(value, str | list | tuple | dict) else value
+    if isinstance(shown, str):
+        return shown
+    return json.dumps(shown, ensure_ascii=False, default=plain_value)
+
+
+def one_line(text: str) -> str:
+    """What somebody sent, without what would break a line or speak to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _short(value: Any) -> str:
+    """A value for people, on one line, and nothing in it that a terminal would obey."""
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    text = one_line(_cell(value))
+    return text if len(text) <= CELL_MAX else text[: CELL_MAX - 1] + "…"

@@ -1,0 +1,10 @@
+"""Questions to the lake: what the Delta tables of a home say, in SQL and as the life of a message.
+
+The tables are read only, as they stand, whether an engine runs or not (R1).
+"""
+
+from .opening import TABLES, NoLake, open_lake, tables_of
+from .story import trace
+from .views import create_views
+
+__all__ = ["TABLES", "NoLake", "create_views", "open_lake", "tables_of", "trace"]

@@ -1,0 +1,87 @@
+"""Opening the lake: a DuckDB over the Delta tables of a home, without Spark and without an engine.
+
+`deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset; DuckDB
+reads of it what a query needs. So what one sees is one version of each table, whole, whatever the
+engine writes meanwhile. Why not Spark: decision 0018.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import LakequeueError
+from .views import create_views
+
+if TYPE_CHECKING:
+    import duckdb
+
+TABLES = ("messages", "journal")
+NEEDED = {"messages": "item", "journal": "line"}  # the column that came last: older ones lack it
+
+
+class NoLake(LakequeueError):
+    """The tables, or what reads them, are not there."""
+
+
+def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`, `queues`,
+    `consumers` and `changes` over the tables of a home, as they stand now. Times are UTC.
+
+    home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables, when they
+    cannot be read, or when `deltalake` and `duckdb` are not installed (extra `sql`).
+    """
+    tables = tables_of(home)
+    try:
+        import deltalake  # noqa: F401  (asked first, so that nothing is half open)
+        import duckdb
+    except ImportError as error:
+        raise NoLake(
+            f"SQL needs the Python package {error.name}: pip install deltalake duckdb"
+        ) from error
+    settings: dict[str, Any] = {
+        "python_enable_replacements": False,  # an unknown table is none of our variables
+        "autoinstall_known_extensions": False,
+        "temp_directory": tempfile.gettempdir(),
+    }
+    connection = duckdb.connect(config=settings)
+    connection.execute("SET TimeZone = 'UTC'")
+    for name in TABLES:
+        connection.register(name, _dataset(tables / name))
+    create_views(connection.execute, "duckdb")
+    return connection
+
+
+def tables_of(home: Path | str) -> Path:
+    """The folder of a home's tables; raises NoLake when it has none."""
+    tables = Path(home).expanduser().absolute() / "tables"
+    missing = [name for name in TABLES if not (tables / name / "_delta_log").is_dir()]
+    if missing:
+        raise NoLake(
+            f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
+            "engine that has written its tables? (lakequeue.tables_interval_s is not 0)"
+        )
+    return tables
+
+
+def _dataset(table: Path) -> Any:
+    """The newest version of a Delta table."""
+    import deltalake
+
+    try:
+        found = deltalake.DeltaTable(table)
+        dataset = found.to_pyarrow_dataset()
+    except Exception as error:  # whatever was done to its files
+        raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
+    wanted = NEEDED[table.name]
+    if wanted not in dataset.schema.names:
+        raise NoLake(
+            f"The Delta table {table} was written by an earlier version, without the column "
+            f"{wanted!r}: start the engine on this home once, and it is added"
+        )
+    return dataset
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]

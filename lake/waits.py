@@ -1,0 +1,220 @@
+"""Why a ready message waited, as far as the journal can tell (B1–B4, H5, O3, L12).
+
+The journal is played again for one queue, over one period: who is subscribed with what backlog, how
+many each holds, whether egress is shut down, which barriers stand before the message. After each
+step the first obstacle is named, in the order in which the engine itself looks for it (`blocked` of
+a queue). What the journal does not say (whose key is busy, whose filter takes what) is *waiting*.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import duckdb
+
+WAITING = "waiting"
+NO_STEP = 1 << 62
+_NOTES = """
+SELECT step, time, event, subscription, reason FROM journal
+WHERE message_id IS NULL AND vpn = $vpn AND queue = $queue AND step < $end
+ORDER BY step, part, line
+"""
+_LEASES = """
+SELECT step, time, next_step, next_time, subscription FROM changes
+WHERE vpn = $vpn AND queue = $queue AND state = 'leased' AND step < $end
+  AND coalesce(next_step, $end) > $start
+"""
+_BARRIERS = """
+SELECT message_id, min(step) AS step, min(time) AS time,
+  max(CASE WHEN state = 'gone' THEN step END) AS gone_step,
+  max(CASE WHEN state = 'gone' THEN time END) AS gone_time
+FROM changes
+WHERE vpn = $vpn AND queue = $queue AND message_id IN (
+  SELECT message_id FROM journal
+  WHERE vpn = $vpn AND queue = $queue AND event = 'barrier_delivered')
+GROUP BY message_id, stay
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A message was ready in a queue from one step to another; None: it still is.
+
+    entered: the step in which it came into the queue.
+    """
+
+    message_id: str
+    entered: int
+    step: int
+    time: datetime
+    next_step: int | None
+    next_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Part of a period, and what held the message back; ``until`` None: it still does."""
+
+    since: datetime
+    until: datetime | None
+    why: str
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What of a queue decides whether a message can be delivered."""
+
+    definition: dict[str, Any] = field(default_factory=dict)
+    egress: bool = True
+    faulted: bool = False
+    backlogs: dict[str, int | None] = field(default_factory=dict)  # None: takes no lease
+    held: Counter[str] = field(default_factory=Counter)
+    barriers: dict[str, int] = field(default_factory=dict)  # and the step in which each came
+
+    def note(self, event: str, subscription: str, text: str) -> None:
+        """What the journal says of the queue itself and of its consumers."""
+        match event:
+            case "defined":
+                self.faulted = False
+            case "definition":
+                self.definition = json.loads(text)
+            case "deleted":
+                self.backlogs.clear()
+                self.egress = True
+            case "shutdown":
+                self.egress = "egress=True" not in text
+            case "queue_faulted":
+                self.faulted = True
+            case "subscribed" | "backlog_changed" if "backlog=" in text:
+                details = text.removeprefix(f"subscription={subscription}")
+                number = details.partition("backlog=")[2].partition(",")[0]
+                self.backlogs[subscription] = None if number == "None" else int(number)
+            case "unsubscribed":
+                self.backlogs.pop(subscription, None)
+
+    def obstacle(self, of: Period) -> str:
+        """The first thing that holds the message of this period back."""
+        limit = self.definition.get("max_backlog")
+        if not self.egress:
+            return "egress shut down"
+        if not self.backlogs:
+            return "no consumer"
+        if limit is not None and sum(self.held.values()) >= limit:
+            return "max_backlog of the queue"
+        if self.faulted:
+            return "queue faulted"
+        if of.message_id in self.barriers:
+            return "a barrier itself"
+        mine = (of.entered, int(of.message_id))
+        before = [int(b) for b, step in self.barriers.items() if (step, int(b)) < mine]
+        if before:
+            return f"behind barrier {min(before)}"
+        if all(self._full(s) for s in self.backlogs):
+            return "every consumer's backlog is full"
+        return WAITING
+
+    def _full(self, subscription: str) -> bool:
+        own = self.backlogs[subscription]
+        if own is None or not self.definition:
+            return False
+        definition = self.definition
+        limit = min(
+            own,
+            definition["max_per_subscription_backlog"],
+            definition["max_delivered_unacked_per_flow"],
+        )
+        return self.held[subscription] >= limit
+
+
+_Happening = tuple[int, datetime, str, tuple[Any, ...]]
+_STEP = operator.itemgetter(0)
+
+
+class Waits:
+    """One queue, played once through from its first definition on: ask for the periods of one
+    message in their order.
+
+    start, end: the steps between which they lie; end None: the newest.
+    """
+
+    def __init__(
+        self, lake: duckdb.DuckDBPyConnection, vpn: str, queue: str, start: int, end: int | None
+    ) -> None:
+        self._queue = _Queue()
+        happenings = _happenings(lake, vpn, queue, start, NO_STEP if end is None else end)
+        self._steps = [
+            (step, list(group))
+            for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)
+        ]
+        self._next = 0
+
+    def of(self, period: Period) -> list[Wait]:
+        """The period in parts, one after the other, each with what held the message back."""
+        end = NO_STEP if period.next_step is None else period.next_step
+        while self._next < len(self._steps) and self._steps[self._next][0] <= period.step:
+            self._play()
+        parts = [(period.time, self._queue.obstacle(period))]
+        while self._next < len(self._steps) and self._steps[self._next][0] < end:
+            at = self._play()
+            if parts[-1][1] != (why := self._queue.obstacle(period)):
+                parts.append((at, why))
+        return _joined(parts, period.next_time)
+
+    def _play(self) -> datetime:
+        """One step; gives its time."""
+        _, group = self._steps[self._next]
+        self._next += 1
+        for _, _, what, details in group:
+            _apply(self._queue, what, details)
+        return group[0][1]
+
+
+def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wait]:
+    """Parts with their ends: those that took no time are left out, neighbours alike are one."""
+    out: list[Wait] = []
+    ends = [*(since for since, _ in parts[1:]), end]
+    for (since, why), until in zip(parts, ends, strict=True):
+        if since == until and len(parts) > 1:
+            continue
+        if out and out[-1].why == why:
+            since = out.pop().since
+        out.append(Wait(since, until, why))
+    return out or [Wait(parts[0][0], end, parts[-1][1])]
+
+
+def _happenings(
+    lake: duckdb.DuckDBPyConnection, vpn: str, queue: str, start: int, end: int
+) -> Iterator[_Happening]:
+    """What changed for the queue before the end, as (step, time, what, details)."""
+    place = {"vpn": vpn, "queue": queue}
+    for step, time, *details in lake.execute(_NOTES, place | {"end": end}).fetchall():
+        yield step, time, "note", tuple(details)
+    around = place | {"start": start, "end": end}
+    for step, time, then, until, who in lake.execute(_LEASES, around).fetchall():
+        yield step, time, "held", (who, 1)
+        if then is not None and then < end:
+            yield then, until, "held", (who, -1)
+    for number, step, time, then, until in lake.execute(_BARRIERS, place).fetchall():
+        yield step, time, "barrier", (number, step)
+        if then is not None:
+            yield then, until, "barrier gone", (number,)
+
+
+def _apply(queue: _Queue, what: str, details: tuple[Any, ...]) -> None:
+    match what:
+        case "note":
+            queue.note(*details)
+        case "held":
+            queue.held[details[0]] += details[1]
+        case "barrier":
+            queue.barriers[details[0]] = details[1]
+        case "barrier gone":
+            queue.barriers.pop(details[0], None)

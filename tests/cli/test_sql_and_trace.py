@@ -1,0 +1,183 @@
+"""`lakequeue sql` and `lakequeue trace`, on tables that an engine in memory has filled (R1)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from lakequeue.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lake.on_files import Recorded
+from rules.harness import Bench, drain
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def home(bench: Bench, tmp_path: Path) -> Path:
+    """Two messages, a payload that is no text, a consumer that rejects."""
+    recorded = Recorded(bench.engine)
+    bench.define(dead_message_queue="dead", max_per_subscription_backlog=9)
+    bench.define("dead")
+    bench.send({"n": 1})
+    bench.advance("1500ms")
+    consumer = bench.consumer(name="app-1")
+    drain(consumer)[0].reject(reason="a\nb\x1b[31m")
+    bench.send(b"\xff\x00")
+    bench.advance("250ms")
+    return recorded.write(tmp_path)
+
+
+def run(home: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, [*arguments, "--home", str(home)], catch_exceptions=False)
+
+
+def test_a_table_for_people(home: Path) -> None:
+    done = run(home, "sql", "SELECT queue, state, consumer, count(*) AS n FROM queued GROUP BY ALL "
+               "ORDER BY queue")  # fmt: skip
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "queue   state   consumer  n",
+        "dead    ready             1",
+        "orders  leased  app-1     1",
+    ]
+
+
+def test_wide_tables_keep_their_columns(home: Path) -> None:
+    head = run(home, "sql", "FROM queues").stdout.splitlines()[0]
+    assert head.split()[:4] == ["vpn", "queue", "defined_at", "depth"]
+    assert head.split()[-1] == "definition"
+
+
+def test_nothing_reaches_the_terminal_that_it_would_obey(home: Path) -> None:
+    sql = "SELECT reason FROM journal WHERE event = 'consumer_rejected'"
+    assert run(home, "sql", sql).stdout.splitlines() == ["reason", "a b [31m"]
+
+
+def test_json_is_a_row_on_each_line(home: Path) -> None:
+    done = run(home, "sql", "SELECT * FROM lifecycle ORDER BY queue, message_id", "--json")
+    dead, first, second = map(json.loads, done.stdout.splitlines())
+    assert (dead["queue"], dead["state"]) == ("dead", "ready")
+    assert first["consumers"] == second["consumers"] == ["app-1"]
+    assert (first["waiting_ms"], first["ended"]) == (1500, "consumer_rejected")
+    assert first["dead_lettered_at"] == dead["entered_at"]
+    assert first["entered_at"].endswith("+00:00")
+
+
+def test_a_payload_in_json(home: Path) -> None:
+    done = run(home, "sql", "SELECT payload FROM messages ORDER BY \"offset\"", "--json")
+    found = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
+    assert found == ['{"n": 1}', {"payload": "/wA=", "encoding": "base64"}]
+
+
+def test_csv(home: Path) -> None:
+    done = run(home, "sql", "SELECT queue, consumers, acknowledged_at FROM lifecycle "
+               "WHERE queue = 'dead'", "--csv")  # fmt: skip
+    assert list(csv.reader(io.StringIO(done.stdout))) == [
+        ["queue", "consumers", "acknowledged_at"], ["dead", "", ""],
+    ]  # fmt: skip
+    done = run(home, "sql", "SELECT [1, 2] AS l, 'a\n\"b\"' AS t", "--csv")
+    assert list(csv.reader(io.StringIO(done.stdout))) == [["l", "t"], ["[1, 2]", 'a\n"b"']]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("selec 1", 2, 'The SQL is not understood: syntax error at or near "selec"'),
+        (
+            "select * from commands", 2,
+            "There is no table or view 'commands'; there are changes, consumers, journal, "
+            "lifecycle, messages, queued, queues",
+        ),
+        ("select no from queued", 2, 'The SQL cannot be answered: Referenced column "no"'),
+        ("select 'x'::int", 2, "The SQL cannot be answered: Could not convert string 'x'"),
+        ("", 2, "The SQL is empty"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence(home: Path, query: str, status: int, said: str) -> None:
+    done = run(home, "sql", query)
+    assert done.exit_code == status
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(said)
+
+
+def test_no_variable_of_ours_is_a_table(home: Path) -> None:
+    assert "no table or view 'names'" in run(home, "sql", "select * from names").stderr
+
+
+def test_of_csv_and_json_one(home: Path) -> None:
+    done = run(home, "sql", "select 1", "--csv", "--json")
+    assert done.exit_code == 2
+    assert "Of --csv and --json only one" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("sql", "select 1"), ("trace", "1")])
+def test_a_home_without_tables(tmp_path: Path, words: tuple[str, str]) -> None:
+    done = run(tmp_path, *words)
+    assert done.exit_code == 3
+    (line,) = done.stderr.splitlines()
+    assert "has no table messages and no table journal" in line
+
+
+@pytest.mark.parametrize("words", [("sql", "select * from queued"), ("trace", "1")])
+def test_files_that_somebody_deleted(home: Path, words: tuple[str, str]) -> None:
+    for file in (home / "tables" / "journal").glob("*.parquet"):
+        file.unlink()
+    done = run(home, *words)
+    assert done.exit_code == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("A file of the table 'journal' is gone or cannot be read")
+
+
+# ---------------------------------------------------------------- trace
+
+
+def test_the_life_of_a_message(home: Path) -> None:
+    done = run(home, "trace", "1")
+    assert done.exit_code == 0
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[0].startswith("Message 1, 8 bytes, published 20")
+    assert lines[0].endswith("to default.publish, partition 0, offset 0")
+    assert [line[27:] if line.startswith("  ") else line for line in lines[1:]] == [
+        "orders",
+        "entered",
+        "waited 1.5 s: no consumer",
+        "delivered to app-1, attempt 1",
+        "rejected by app-1: a b [31m",
+        "moved to dead",
+        "dead",
+        "entered: rejected",
+        "waits: no consumer",
+    ]  # fmt: skip
+
+
+def test_the_life_in_json(home: Path) -> None:
+    story = json.loads(run(home, "trace", "1", "--json").stdout)
+    assert [q["queue"] for q in story["queues"]] == ["orders", "dead"]
+    entered = story["queues"][0]["life"][0]
+    assert (entered["event"], entered["then"]["state"], entered["then"]["ms"]) == (
+        "spooled", "ready", 1500,
+    )  # fmt: skip
+    assert entered["then"]["why"][0]["why"] == "no consumer"
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [("99", 1, "The tables know no message 99."), ("x", 2, "'x' is no message id")],
+)
+def test_no_such_message(home: Path, number: str, status: int, said: str) -> None:
+    done = run(home, "trace", number)
+    assert done.exit_code == status
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(said)

@@ -1,0 +1,74 @@
+"""What an engine in memory did, as the Delta tables that an engine writes: real files."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+from lakequeue.protocol.messages import decode_run
+from lakequeue.protocol.wire import STEP
+from lakequeue.sinks import delta
+
+MESSAGES = pa.schema(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+        ("item", pa.int32()), ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()),
+        ("payload", pa.binary()), ("lq", pa.string()), ("headers", pa.string()),
+    ]
+)  # fmt: skip
+
+
+class Recorded:
+    """Everything that an engine takes in and writes down from here on."""
+
+    def __init__(self, engine: Any, vpns: tuple[str, ...] = ("default",)) -> None:
+        self._inboxes = [engine.open_inbox(f"{vpn}.journal") for vpn in vpns]
+        self._messages: list[dict[str, Any]] = []
+        take = engine._records
+
+        def records(topic: str, value: bytes, key: Any, meta: Any, own: Any, when: Any) -> Any:
+            found = take(topic, value, key, meta, own, when)
+            if not topic.endswith(".commands"):
+                self._note(topic, found.offsets[0], found.timestamps[0], value, key, meta, own)
+            return found
+
+        engine._records = records
+
+    def _note(
+        self, topic: str, offset: int, time: int, value: bytes, key: Any, meta: Any, own: Any
+    ) -> None:
+        count = json.loads(meta or b"{}").get("count", 0)
+        payloads = decode_run(value, count) if count else [value]
+        for item, payload in enumerate(payloads):
+            self._messages.append(
+                {
+                    "topic": topic, "partition": 0, "offset": offset, "item": item,
+                    "time": time * 1000, "key": key, "payload": payload,
+                    "lq": None if meta is None else meta.decode(), "headers": own,
+                }
+            )  # fmt: skip
+
+    def journal(self) -> pa.Table:
+        """The rows of the table, decoded as the engine's writer does it."""
+        batches = [
+            batch
+            for inbox in self._inboxes
+            for record in inbox
+            for batch in delta._decode_record(
+                record.key.decode(), dict(record.headers)[STEP].decode(), record.value
+            )
+        ]
+        return pa.Table.from_batches(batches)
+
+    def write(self, home: Path) -> Path:
+        """The tables of a home, with rows in any order, as files may have them; gives the home."""
+        messages = pa.Table.from_pylist(self._messages, MESSAGES)
+        journal = self.journal()
+        mixed = random.Random(1).sample(range(len(journal)), len(journal))
+        for name, rows in (("messages", messages), ("journal", journal.take(mixed))):
+            deltalake.write_deltalake(home / "tables" / name, rows, mode="overwrite")
+        return home

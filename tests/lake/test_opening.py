@@ -1,0 +1,82 @@
+"""Opening the lake: what is not there, or not as it should be, is said in a sentence."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import deltalake
+import duckdb
+import pytest
+from lake.on_files import Recorded
+from lakequeue import LakequeueError
+from lakequeue.lake import create_views, open_lake
+from rules.harness import Bench
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    bench = Bench()
+    recorded = Recorded(bench.engine)
+    bench.define()
+    bench.send()
+    return recorded.write(tmp_path)
+
+
+def test_a_home_without_tables(tmp_path: Path) -> None:
+    with pytest.raises(LakequeueError, match="no table messages and no table journal: is "):
+        open_lake(tmp_path)
+
+
+def test_a_table_whose_log_is_broken(home: Path) -> None:
+    log = home / "tables" / "journal" / "_delta_log"
+    for file in log.glob("*.json"):
+        file.write_text("{")
+    with pytest.raises(LakequeueError, match=r"The Delta table .*journal cannot be read"):
+        open_lake(home)
+
+
+def test_a_table_of_an_earlier_version(home: Path) -> None:
+    place = home / "tables" / "journal"
+    old = deltalake.DeltaTable(place).to_pyarrow_table().drop_columns(["line", "until"])
+    deltalake.write_deltalake(place, old, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(LakequeueError, match="earlier version, without the column 'line': start"):
+        open_lake(home)
+
+
+def test_rows_of_an_earlier_version_are_read(home: Path) -> None:
+    """The engine adds the columns; what stood in the table has no value there."""
+    place = home / "tables" / "journal"
+    table = deltalake.DeltaTable(place).to_pyarrow_table()
+    old = table.drop_columns(["line", "until"])
+    deltalake.write_deltalake(place, old, mode="overwrite", schema_mode="overwrite")
+    deltalake.write_deltalake(place, table.slice(0, 0), mode="append", schema_mode="merge")
+    with open_lake(home) as lake:
+        assert lake.execute("SELECT state FROM queued").fetchall() == [("ready",)]
+
+
+@pytest.mark.parametrize("name", ["deltalake", "duckdb"])
+def test_a_package_is_missing(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(LakequeueError, match=f"package {name}: pip install deltalake duckdb"):
+        open_lake(home)
+
+
+def test_one_version_is_seen_whole(home: Path) -> None:
+    """What is written after it was opened is not in it, and does no harm."""
+    place = home / "tables" / "journal"
+    with open_lake(home) as lake:
+        before = lake.execute("SELECT count(*) FROM journal").fetchone()
+        deltalake.write_deltalake(
+            place, deltalake.DeltaTable(place).to_pyarrow_table(), mode="append"
+        )
+        assert lake.execute("SELECT count(*) FROM journal").fetchone() == before
+
+
+def test_the_views_in_a_duckdb_of_ones_own(home: Path) -> None:
+    with duckdb.connect() as mine:
+        for name in ("messages", "journal"):
+            table = deltalake.DeltaTable(home / "tables" / name)
+            mine.register(name, table.to_pyarrow_dataset())
+        create_views(mine.execute, "duckdb")
+        assert mine.execute("SELECT depth FROM queues").fetchall() == [(1,)]

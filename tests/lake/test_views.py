@@ -1,0 +1,207 @@
+"""R1, R6: the views over the tables say what the engine says, and add up with the journal.
+
+Every scenario of the rules is run in memory and its journal written as Delta files; so is a walk of
+hundreds of operations. No Spark: `tests/job/test_tables.py` does it on the real thing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from lake.agreement import lifecycle_adds_up, queued_agrees, rows
+from lake.on_files import Recorded
+from lakequeue.lake import open_lake
+from lakequeue.lake.views import states_after
+from lakequeue.state.message import DELAYED, GONE, LEASED, READY
+from model import walk
+from model.walk import Operation, Walk, definitions, steps
+from rules.harness import Bench, drain, start
+from rules.scenario import Runner, Scenario, load
+
+SCENARIOS = load()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SCENARIOS])
+def test_the_views_agree_after(scenario: Scenario, tmp_path: Path) -> None:
+    connection = start()
+    recorded = Recorded(connection.engine)
+    Runner(connection).run(scenario)
+    with open_lake(recorded.write(tmp_path)) as lake:
+        queued_agrees(lake, connection)
+        lifecycle_adds_up(lake, connection.engine.journal())
+
+
+def test_the_states_are_those_of_the_table() -> None:
+    """What the views read from the table, written down once more by hand."""
+    assert states_after() == {
+        "spooled": {READY, DELAYED}, "canceled": {READY, DELAYED},
+        "delivered": {LEASED}, "redelivered": {LEASED}, "renewed": {LEASED},
+        "ready": {READY}, "returned": {READY}, "lease_ended": {READY},
+        "acknowledged": {GONE}, "consumer_rejected": {GONE}, "deleted": {GONE}, "expired": {GONE},
+        "lost": {GONE}, "purged": {GONE}, "redriven": {GONE}, "replaced": {GONE},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def recorded(bench: Bench) -> Recorded:
+    return Recorded(bench.engine)
+
+
+def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
+    bench: Bench, recorded: Recorded, tmp_path: Path
+) -> None:
+    bench.define()
+    bench.consumer(name="of the first")
+    bench.send()
+    bench.admin.shutdown("orders", ingress=False, egress=True)
+    bench.admin.delete("orders")
+    with open_lake(recorded.write(tmp_path)) as lake:
+        assert rows(lake, "FROM queues") == []
+        assert rows(lake, "FROM queued") == []
+        (row,) = rows(lake, "FROM lifecycle")
+        assert (row["state"], row["ended"]) == ("gone", "deleted")
+    bench.define()
+    bench.send()
+    with open_lake(recorded.write(tmp_path)) as lake:
+        assert queued_agrees(lake, bench.connection) == 1
+
+
+@pytest.mark.parametrize("ingress", [True, False])
+@pytest.mark.parametrize("egress", [True, False])
+def test_H5_what_is_shut_down(
+    bench: Bench, recorded: Recorded, tmp_path: Path, ingress: bool, egress: bool
+) -> None:
+    bench.define()
+    for both in (ingress, egress), (not ingress, not egress), (ingress, egress):
+        bench.admin.shutdown("orders", ingress=both[0], egress=both[1])
+    with open_lake(recorded.write(tmp_path)) as lake:
+        queued_agrees(lake, bench.connection)
+
+
+def test_X6_a_redriven_message_has_two_stays(
+    bench: Bench, recorded: Recorded, tmp_path: Path
+) -> None:
+    bench.define(dead_message_queue="dead", max_deliveries=1, lease_period="2s")
+    bench.define("dead")
+    number = bench.send()
+    bench.advance("3s")
+    consumer = bench.consumer(name="c-1")
+    assert drain(consumer)
+    bench.advance("2s")  # the lease ends: dead
+    bench.advance("5s")
+    assert bench.admin.redrive("dead").moved == 1
+    bench.advance("1s")
+    with open_lake(recorded.write(tmp_path)) as lake:
+        queued_agrees(lake, bench.connection)
+        found = rows(lake, "SELECT * FROM lifecycle ORDER BY queue DESC")
+        (orders, dead) = found
+        assert (orders["stays"], orders["deliveries"], orders["waiting_ms"]) == (2, 2, 3000)
+        assert (orders["state"], orders["ended"]) == ("leased", None)
+        assert orders["dead_lettered_at"] == orders["expired_at"] == dead["entered_at"]
+        assert (dead["stays"], dead["waiting_ms"], dead["ended"]) == (1, 5000, "redriven")
+        assert {r["message_id"] for r in found} == {number}
+        assert {r["published_at"] for r in found} == {orders["entered_at"]}
+
+
+def test_X5_a_dead_message_says_of_what_until_it_is_redriven(
+    bench: Bench, recorded: Recorded, tmp_path: Path
+) -> None:
+    bench.define(dead_message_queue="dead", expiration="1s")
+    bench.define("dead")
+    bench.send()
+    bench.advance("2s")
+    sql = "SELECT queue, dead_reason FROM queued"
+    with open_lake(recorded.write(tmp_path)) as lake:
+        assert rows(lake, sql) == [{"queue": "dead", "dead_reason": "expired"}]
+        (dead,) = rows(lake, "SELECT dead FROM queues WHERE queue = 'dead'")
+        assert dead == {"dead": 1}
+    bench.admin.redrive("dead")
+    with open_lake(recorded.write(tmp_path)) as lake:
+        assert rows(lake, sql) == [{"queue": "orders", "dead_reason": None}]
+
+
+def test_published_is_the_records_own_time(
+    bench: Bench, recorded: Recorded, tmp_path: Path
+) -> None:
+    """A message that waited in Kafka before the engine took it; a run has one record for all."""
+    bench.define()
+    bench.engine.publish("orders", b'{"n": 1}', None, [], timestamp=bench.engine.now - 7000)
+    for future in [bench.producer.send_async("orders", b"{}") for _ in range(3)]:
+        future.result()
+    with open_lake(recorded.write(tmp_path)) as lake:
+        found = rows(
+            lake, "SELECT epoch_ms(entered_at) - epoch_ms(published_at) AS ms FROM lifecycle "
+            "ORDER BY message_id",
+        )  # fmt: skip
+        assert [row["ms"] for row in found] == [7000, 0, 0, 0]
+        lifecycle_adds_up(lake, bench.engine.journal())
+
+
+def test_consumers_come_and_go(bench: Bench, recorded: Recorded, tmp_path: Path) -> None:
+    bench.define()
+    first = bench.consumer(name="a, consumer=odd")
+    bench.advance("2s")
+    first.close()
+    bench.advance("1s")
+    bench.consumer(name="b")
+    with open_lake(recorded.write(tmp_path)) as lake:
+        found = rows(lake, "SELECT * FROM consumers ORDER BY subscribed_at")
+        assert [(r["consumer"], r["why"]) for r in found] == [
+            ("a, consumer=odd", "closed"), ("b", None),
+        ]  # fmt: skip
+        spent = found[0]["unsubscribed_at"] - found[0]["subscribed_at"]
+        assert spent.total_seconds() == 2
+        assert found[1]["unsubscribed_at"] is None
+
+
+def test_times_without_an_end_and_far_away(
+    bench: Bench, recorded: Recorded, tmp_path: Path
+) -> None:
+    """A delivery time that no calendar has stands as the end of the last one."""
+    bench.define()
+    bench.engine.publish("orders", b"{}", None, [("lq", b'{"deliver_at": 9007199254740991}')])
+    with open_lake(recorded.write(tmp_path)) as lake:
+        (row,) = rows(lake, "SELECT state, delayed_until FROM queued")
+        assert row["state"] == "delayed"
+        assert row["delayed_until"].year == 9999
+
+
+def test_empty_tables_have_no_rows(recorded: Recorded, bench: Bench, tmp_path: Path) -> None:
+    bench.define()
+    with open_lake(recorded.write(tmp_path)) as lake:
+        for name in ("messages", "queued", "lifecycle", "consumers", "changes"):
+            assert rows(lake, f"FROM {name}") == []
+        assert [row["queue"] for row in rows(lake, "FROM queues")] == ["orders"]
+
+
+@given(definitions(), steps(40))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_views_agree_after_any_walk(
+    small_active_sets: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    wanted: list[dict[str, Any]],
+    walked: list[Operation],
+) -> None:
+    recorded: list[Recorded] = []
+
+    def opened() -> Any:
+        connection = start()
+        recorded.append(Recorded(connection.engine))
+        return connection
+
+    with mock.patch.object(walk, "open_engine", opened):
+        done = Walk(wanted)
+    done.go([("subscribe", 5, 3, 0, 0), ("subscribe", 5, 1, 0, 0), ("burst", 5, 0), *walked])
+    home = recorded[0].write(tmp_path_factory.mktemp("walk"))
+    with open_lake(home) as lake:
+        queued_agrees(lake, done.connection)
+        lifecycle_adds_up(lake, done.connection.engine.journal())
