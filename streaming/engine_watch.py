@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError
+
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, NotConnected, Timeout
 from .application import SparkApplication
@@ -33,6 +35,7 @@ log = logging.getLogger("lakequeue.engine")
 START_TIMEOUT_S = 120.0
 ASK_TIMEOUT_S = 30.0
 LOOK_S = 0.25
+CALLS_LOST_MAX = 5  # one after the other
 JAVA = "Spark's Java process"
 
 
@@ -103,18 +106,24 @@ class EngineWatch:
     def watch(self, lock: threading.RLock) -> None:
         """Until the engine stops; raises when starting again does not help. lock: held while
         something is started again."""
+        lost = 0
         while not self._stopping.wait(LOOK_S):
             with lock:
                 if self._stopping.is_set():
                     return
                 try:
                     self.look_after()
-                except Exception:
+                    lost = 0
+                except Exception as error:
                     if self._stopping.is_set():
                         return
-                    if not self._application.java_ended():
+                    if self._application.java_ended():
+                        self._restart_java()
+                    elif isinstance(error, Py4JError) and lost < CALLS_LOST_MAX:
+                        lost += 1  # a connection to it was cut: the next call has another
+                        log.warning("%s did not answer: %s", JAVA, error)
+                    else:
                         raise
-                    self._restart_java()
 
     def look_after(self) -> None:
         """Once: read what is captured by now, and start again what has ended."""

@@ -326,11 +326,11 @@ def test_a_full_buffer_blocks_and_then_refuses(
     kafka: Any, library: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_bounds, "BUFFER_RECORDS_MAX", 1_000)
-    monkeypatch.setattr(kafka_bounds, "FULL_SECONDS_MAX", 1.0)
     monkeypatch.setattr(kafka_bounds, "CLOSE_SECONDS_MAX", 0.5)
     transport = open_kafka(kafka.bootstrap_servers, "test", library)
     transport.publish(topic, b"first", None, [], 0)
     assert transport.flush(10)
+    monkeypatch.setattr(kafka_bounds, "FULL_SECONDS_MAX", 1.0)
     kafka.stop()
     try:
         accepted = 0

@@ -23,13 +23,13 @@ from confluent_kafka import Consumer, TopicPartition
 from job.processes import until
 from job.traffic import Traffic, judge
 from lakequeue.client.kafka_library import open_kafka
-from lakequeue.protocol import commands, wire
+from lakequeue.protocol import commands, topics, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.log_writer import StepLog
 from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.topics_admin import ensure_topics
+from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -256,7 +256,8 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Place) ->
     transport.close()
     limits = InputLimits(records=100, bytes=100_000)
     inputs = LiveInputs(kafka_client(bootstrap, "early"), limits, "early.control", "run")
-    places = [("early.commands", 0), ("early.publish", 0), ("early.publish", 1)]
+    places = [("early.commands", 0)]
+    places += [("early.publish", p) for p in range(PARTITIONS[topics.PUBLISH])]
     inputs.start(dict.fromkeys(places, 0))
     commands = publishes = 0
     deadline = time.monotonic() + 30

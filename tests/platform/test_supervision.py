@@ -15,6 +15,7 @@ from lakequeue.streaming import Engine, engine_watch, supervision
 from lakequeue.streaming.kafka_answers import KafkaAnswers
 from lakequeue.streaming.losses import Loss, LossWatch, losses, missing
 from lakequeue.streaming.supervision import RESTARTS_MAX, Restarts, passes, within
+from py4j.protocol import Py4JError
 
 
 def test_five_times_in_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,3 +211,30 @@ def test_a_loss_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     assert done.wait(5)
     assert found == [Loss("t", 0, 5, 1005, "q")]
     assert "1,000 records of t, partition 0 (offsets 5 to 1004) are lost" in caplog.text
+
+
+def test_a_call_that_java_did_not_get_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A connection that was cut is no failure of the engine; one that stays cut is."""
+    monkeypatch.setattr(engine_watch, "LOOK_S", 0.0)
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    calls = 0
+
+    def look() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            engine._stopping.set()
+        elif calls < 3:
+            raise Py4JError("An error occurred while calling o1.isActive")
+
+    monkeypatch.setattr(engine.watch, "look_after", look)
+    engine.watch.watch(threading.RLock())
+    assert calls == 3
+    assert len([m for m in caplog.messages if "did not answer" in m]) == 2
+    engine._stopping.clear()
+    calls = -100
+    with pytest.raises(Py4JError):
+        engine.watch.watch(threading.RLock())
+    assert calls == -100 + engine_watch.CALLS_LOST_MAX + 1
