@@ -20,7 +20,6 @@ from ..storage import Array
 from .turns import Task
 
 FEW_PAGES = 4
-LOOKED_AT_TOGETHER = 256
 
 
 @dataclass(slots=True)
