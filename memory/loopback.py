@@ -18,17 +18,21 @@ class MemoryTransport:
         self._inboxes: list[deque[Record]] = []
 
     def publish(
-        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`: the engine has it, and has answered."""
-        self._engine.publish(topic, value, key, headers)
+        self._engine.publish(topic, value or b"", key, headers)
         if acked is not None:
             acked()
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         """See `Transport.command`."""
         self._engine.command(topic, key, value)
+
+    def newest(self, topic: str) -> dict[bytes, bytes]:
+        """See `Transport.newest`."""
+        return {}
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

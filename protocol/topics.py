@@ -1,6 +1,8 @@
 """The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
 
-A broker has two of its own: the log of its steps, and what the engine says to its loop.
+A broker has two of its own: the log of its steps, and what the engine says to its loop. A VPN's
+`commands` and `publish` are shared by all brokers, each with partitions of its own, by its number.
+So an ACL is for a topic, and a broker more is partitions more.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ STEPS = "steps"
 CONTROL = "control"
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
-DIRECTORY = "directory"
+DIRECTORY = "directory"  # compacted: which brokers there are
+PUBLISH_PARTITIONS = 8  # of each broker; a producer writes to one of them
 
 OWN = (
     PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, ENGINE, DIRECTORY,
@@ -25,6 +28,16 @@ OWN = (
 def topic(vpn: str, kind: str) -> str:
     """The name of a VPN's topic: ``topic("default", "commands")`` → ``"default.commands"``."""
     return f"{vpn}.{kind}"
+
+
+def commands_partition(number: int) -> int:
+    """The partition of a VPN's `commands` that the broker with this number reads."""
+    return number
+
+
+def publish_partitions(number: int) -> range:
+    """The partitions of a VPN's `publish` that the broker with this number reads."""
+    return range(number * PUBLISH_PARTITIONS, (number + 1) * PUBLISH_PARTITIONS)
 
 
 def split(name: str) -> tuple[str, str] | None:

@@ -390,6 +390,16 @@ def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
     return [(t, p) for t in inputs for p in range(sizes.get(t, 0))]
 
 
-def own_inputs(vpns: list[str]) -> list[str]:
-    """The VPNs' topics that are read."""
-    return [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
+def own_places(sizes: dict[str, int], vpns: list[str], number: int, alone: bool) -> list[Place]:
+    """What a broker reads of its VPNs' topics, of those partitions that are there: its own. One
+    that is alone reads all of them, for others' programs may have made these topics."""
+    inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
+    if alone:
+        return places_of(sizes, inputs)
+    commands, publishes = [topics.commands_partition(number)], topics.publish_partitions(number)
+    return [
+        (t, p)
+        for t in inputs
+        for p in (commands if is_command(t) else publishes)
+        if p < sizes.get(t, 0)
+    ]

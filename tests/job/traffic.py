@@ -30,7 +30,10 @@ class Received:
 class Traffic:
     """A producer and two consumers; every one of them writes down what it sees."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(
+        self, url: str, seed: int, queue: str = "orders", broker: str | None = None
+    ) -> None:
+        self.queue = queue
         self.sent: dict[bytes, Future[lakequeue.client.Receipt]] = {}
         self.received: list[Received] = []
         self.acked: list[bytes] = []
@@ -39,10 +42,12 @@ class Traffic:
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._producing.set()
         self._consuming.set()
-        self.connections = [lakequeue.connect(url, client_name=f"app-{i}") for i in range(3)]
+        self.connections = [
+            lakequeue.connect(url, client_name=f"app-{i}", broker=broker) for i in range(3)
+        ]
         self.producer = self.connections[0].producer(pub_ack_time="500ms", window=2_000)
         self.consumers = [
-            c.consumer("orders", ack_mode="individual", max_backlog=50)
+            c.consumer(queue, ack_mode="individual", max_backlog=50)
             for c in self.connections[1:]
         ]
         jobs = [(self._produce, ()), (self._consume, (0,)), (self._consume, (1,))]
@@ -59,7 +64,7 @@ class Traffic:
     def _produce(self) -> None:
         while self._producing.is_set():
             payload = f"message {len(self.sent)}".encode()
-            self.sent[payload] = self.producer.send_async("orders", payload)
+            self.sent[payload] = self.producer.send_async(self.queue, payload)
             time.sleep(self._random.expovariate(PER_SECOND))
 
     def _consume(self, number: int) -> None:
@@ -104,7 +109,7 @@ def drain(traffic: Traffic) -> None:
     """The traffic comes to its end, the queue to its bottom, and all of it is judged."""
     traffic.finish_producing()
     admin = traffic.connections[0].admin()
-    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
+    until(lambda: admin.describe(traffic.queue)["depth"] == 0, 90, "the queue is drained")
     traffic.finish_consuming()
     judge(traffic, set())
 
