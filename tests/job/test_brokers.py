@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import lakequeue
 import pytest
-from job.processes import EngineProcess, loop_workers, thaw, until
-from job.traffic import Traffic, drain, judge
+from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
+from job.processes import EngineProcess
+from job.traffic import drain
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.realtime import ENVIRONMENT
 
 pytestmark = pytest.mark.job
 
-SEED = 7
-BROKERS = ("a", "b", "c", "d")
-CONFIG = f"brokers: [{', '.join(BROKERS)}]\n"
+BACK_S_MAX = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +30,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnginePro
         )
         try:
             engine.wait_ready()
-            for broker in BROKERS:
-                define(url, broker)
+            define_queues(url)
             yield engine, url
             assert engine.terminate() == 0
             assert "Traceback" not in engine.errors()
@@ -41,37 +38,33 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EnginePro
             engine.kill()
 
 
-def define(url: str, broker: str) -> None:
-    """A queue on a broker."""
-    with lakequeue.connect(url, broker=broker) as connection:
-        connection.admin().define(
-            {
-                "name": f"orders-{broker}", "message_type": "text",
-                "max_per_subscription_backlog": 50, "underlying_topic": f"orders-{broker}",
-            }
-        )  # fmt: skip
-
-
-def traffics(url: str) -> dict[str, Traffic]:
-    return {
-        broker: Traffic(url, SEED + i, f"orders-{broker}", broker)
-        for i, broker in enumerate(BROKERS)
-    }
-
-
-def workers(engine: EngineProcess) -> dict[str, int]:
-    """The process that steps, of each broker."""
-    return {w.environ()[ENVIRONMENT]: w.pid for w in loop_workers(engine)}
-
-
 def test_each_broker_steps_by_itself(engine: tuple[EngineProcess, str]) -> None:
     process, url = engine
     running = traffics(url)
     for traffic in running.values():
         traffic.goes_on(30, 60)
-    assert sorted(workers(process)) == list(BROKERS)
+    assert sorted(workers(process.family())) == list(BROKERS)
     for traffic in running.values():
         drain(traffic)
     for broker in BROKERS:
         with lakequeue.connect(url, broker=broker) as connection:
             assert [q["name"] for q in connection.admin().queues()] == [f"orders-{broker}"]
+
+
+def test_a_brokers_worker_dies_and_the_others_go_on(engine: tuple[EngineProcess, str]) -> None:
+    process, url = engine
+    running = traffics(url)
+    for traffic in running.values():
+        traffic.goes_on(30, 60)
+    before = workers(process.family())
+    victim = BROKERS[1]
+    before[victim].kill()
+    begun = time.monotonic()
+    for broker in BROKERS:
+        if broker != victim:  # they do not even stop
+            running[broker].goes_on(60, 10)
+    running[victim].goes_on(60, BACK_S_MAX - (time.monotonic() - begun))
+    after = workers(process.family())
+    assert {b for b in BROKERS if before[b] != after[b]} == {victim}
+    for traffic in running.values():
+        drain(traffic)

@@ -35,6 +35,8 @@ class Traffic:
     ) -> None:
         self.queue = queue
         self.sent: dict[bytes, Future[lakequeue.client.Receipt]] = {}
+        self.sent_at: dict[bytes, float] = {}
+        self.took: list[tuple[float, float]] = []  # of each delivery: when it was sent, seconds
         self.received: list[Received] = []
         self.acked: list[bytes] = []
         self.errors: list[BaseException] = []
@@ -64,6 +66,7 @@ class Traffic:
     def _produce(self) -> None:
         while self._producing.is_set():
             payload = f"message {len(self.sent)}".encode()
+            self.sent_at[payload] = time.monotonic()
             self.sent[payload] = self.producer.send_async(self.queue, payload)
             time.sleep(self._random.expovariate(PER_SECOND))
 
@@ -73,6 +76,8 @@ class Traffic:
             m = self.consumers[number].receive(timeout=0.2)
             if m is None:
                 continue
+            sent_at = self.sent_at[m.payload]
+            self.took.append((sent_at, time.monotonic() - sent_at))
             seen = Received(number, m.payload, m.id, m.delivery_count, m.redelivered)
             self.received.append(seen)
             if choose.random() < CANCELED_SHARE:
@@ -87,6 +92,10 @@ class Traffic:
         until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic goes on")
         assert not self.errors, self.errors
         return time.monotonic() - begun
+
+    def took_ms(self, begin: float, end: float) -> list[float]:
+        """Of what was sent between two moments, how long it took, the longest last."""
+        return sorted(s * 1000 for at, s in list(self.took) if begin <= at < end)
 
     def finish_producing(self) -> None:
         self._producing.clear()
