@@ -50,8 +50,8 @@ class MemoryBroker:
             self._heard += n
             records = Records(
                 [self.mesh_topic] * n, [0] * n, list(range(first, first + n)), [now] * n,
-                [r.key for r in self._said], [r.value for r in self._said], [None for _ in range(n)],
-                [None for _ in range(n)],
+                [r.key for r in self._said], [r.value for r in self._said],
+                [None for _ in range(n)], [None for _ in range(n)],
             )  # fmt: skip
             self._said = []
         return records
