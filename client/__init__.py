@@ -50,11 +50,9 @@ def connect(
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        if broker not in (None, "broker-0"):
-            raise ConfigError(f"broker: {broker!r} – on memory:// there is 'broker-0' alone")
         # By name: the engine in the process stands above the client, and imports it.
         memory = importlib.import_module("..memory", __package__)
-        return memory.open_memory(parts.netloc, parts.query, vpn, client_name, config)
+        return memory.open_memory(parts.netloc, parts.query, vpn, client_name, config, broker)
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
             raise ConfigError("config: only for memory://; over Kafka the engine has its own")

@@ -1,8 +1,12 @@
 """The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
 
-A broker has two of its own: the log of its steps, and what the engine says to its loop. A VPN's
-`commands` and `publish` are shared by all brokers, each with partitions of its own, by its number.
-So an ACL is for a topic, and a broker more is partitions more.
+A broker has three of its own: the log of its steps, what the engine says to its loop, and what
+other brokers say to it.
+
+Of the topics that clients write to, partitions are shared out among the brokers of a home by their
+numbers: of a VPN's commands, partition *n* is broker *n*'s; of its publish topic, a block of
+`PUBLISH_PARTITIONS`. So a home with one broker has what it always had, a broker that is added adds
+partitions, and ACLs stay per topic. Nobody else computes this.
 """
 
 from __future__ import annotations
@@ -15,29 +19,33 @@ JOURNAL = "journal"
 REJECTED = "rejected"
 STEPS = "steps"
 CONTROL = "control"
+MESH = "mesh"  # what other brokers say to this one
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
 DIRECTORY = "directory"  # compacted: which brokers there are
-PUBLISH_PARTITIONS = 8  # of each broker; a producer writes to one of them
 
 OWN = (
-    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, ENGINE, DIRECTORY,
+    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, ENGINE,
+    DIRECTORY,
 )  # fmt: skip
+
+
+PUBLISH_PARTITIONS = 8  # of one broker, in each VPN
+
+
+def commands_partition(broker: int) -> int:
+    """The partition of each VPN's commands topic that the broker with this number takes."""
+    return broker
+
+
+def publish_partitions(broker: int) -> range:
+    """The partitions of each VPN's publish topic that the broker with this number takes."""
+    return range(broker * PUBLISH_PARTITIONS, (broker + 1) * PUBLISH_PARTITIONS)
 
 
 def topic(vpn: str, kind: str) -> str:
     """The name of a VPN's topic: ``topic("default", "commands")`` → ``"default.commands"``."""
     return f"{vpn}.{kind}"
-
-
-def commands_partition(number: int) -> int:
-    """The partition of a VPN's `commands` that the broker with this number reads."""
-    return number
-
-
-def publish_partitions(number: int) -> range:
-    """The partitions of a VPN's `publish` that the broker with this number reads."""
-    return range(number * PUBLISH_PARTITIONS, (number + 1) * PUBLISH_PARTITIONS)
 
 
 def split(name: str) -> tuple[str, str] | None:

@@ -171,10 +171,9 @@ class Engine:
     def _begin(self, broker: BrokerQuery) -> None:
         """Tell a broker, before its query starts, what it is to be."""
         assert self._transport is not None
-        told = self.configuration
-        if broker.number:  # definitions are the first one's
-            told = msgspec.structs.replace(told, queues=())
-        for vpn, command in configure_commands(told, self.epoch):
+        numbers = {b.name: b.number for b in self.brokers.values()}
+        told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
+        for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
             self._tell(vpn, broker, command)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)

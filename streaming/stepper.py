@@ -194,7 +194,8 @@ class Stepper(threading.Thread):
         driver.notes += [f"topic:{name}" for name in captured if name not in self._reads]
         self._reads |= set(captured)
         o = self._options
-        places = own_places(sizes, o.vpns, o.number, o.alone) + places_of(sizes, captured)
+        places = own_places(sizes, o.vpns, o.broker, o.number, o.alone)
+        places += places_of(sizes, captured)
         self._inputs.also({place: driver.offsets.get(place, 0) for place in places})
 
     # ------------------------------------------------------------ marks

@@ -30,6 +30,8 @@ MESSAGE_BYTES_MAX = 12_000_000
 ASK_S_MAX = 10.0
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+# What one broker says to another may wait for a week, and is not taken away for its size.
+MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
 DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
@@ -57,6 +59,8 @@ def ensure_topics(
     wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()} | shared
     own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
     own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
+    if count > 1:
+        own |= {topics.topic(b, topics.MESH): MESH_CONFIG for b in brokers}
     wanted |= dict.fromkeys(own, 1)
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}

@@ -21,7 +21,7 @@ def define_queues(url: str) -> None:
         with lakequeue.connect(url, broker=broker) as connection:
             connection.admin().define(
                 {
-                    "name": f"orders-{broker}", "message_type": "text",
+                    "name": f"orders-{broker}", "message_type": "text", "type": "LocalQueue",
                     "max_per_subscription_backlog": 50,
                 }
             )  # fmt: skip
