@@ -14,6 +14,7 @@ from ..protocol import ConfigError, LakequeueError, topics
 from .transport import Transport
 
 PREFIX = b"broker/"
+NOT_YET = {"epoch": 0, "state": "", "why": "", "worker": None, "steps": None, "load": None}
 
 
 def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
@@ -27,7 +28,8 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
             except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
                 what = f"{vpn}.directory: {key!r} is not a broker's record"
                 raise LakequeueError(f"{what}: {error}") from error
-            found.append({"name": key.removeprefix(PREFIX).decode(), **record, "number": number})
+            name = key.removeprefix(PREFIX).decode()
+            found.append({"name": name, **NOT_YET, **record, "number": number})
     return sorted(found, key=lambda one: one["number"])
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.wire import FRAMING
+from .brokers import known_brokers
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -145,6 +146,11 @@ class Session:
         keys."""
         block = self._publish_block
         return block[crc32(producer_id.encode()) % len(block)]
+
+    def brokers(self) -> list[dict[str, Any]]:
+        """The engine's brokers, see `Admin.brokers`."""
+        self.check_open()
+        return known_brokers(self._transport, self.vpn)
 
     # ------------------------------------------------------------ time and waiting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 
 from ..client.transport import Acked, Headers, Record
@@ -32,8 +33,13 @@ class MemoryTransport:
         self._engine.command(topic, key, value, self._broker)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
-        """See `Transport.newest`."""
-        return {}
+        """See `Transport.newest`: the engine has one such topic, and nobody writes it."""
+        return {
+            f"broker/{broker.home.name}".encode(): json.dumps(
+                {"number": broker.home.number, "epoch": broker.home.epoch, "state": "running"}
+            ).encode()
+            for broker in self._engine.brokers
+        }
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

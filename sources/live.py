@@ -5,7 +5,8 @@ for what other brokers say, so that acks never wait behind publishes, one for me
 the first that are there and then messages, within its limits in records and in bytes, from the
 partitions by turns: what one of them holds, in large records or in very many, does not stand before
 another's. At the start, messages wait until the commands were read to their end: definitions come
-before the messages that they are for. Offsets are the loop's own, kept in its snapshot; Kafka's groups are not used.
+before the messages that they are for. Offsets are the loop's own, kept in its snapshot; Kafka's
+groups are not used.
 """
 
 from __future__ import annotations
