@@ -198,8 +198,6 @@ def _brokers(section: object, report: Report) -> tuple[str, ...]:
             continue
         if name in names[:-1]:
             report(f"brokers[{index}]", "name", name, "is given twice; each broker has one name")
-    if len(set(names)) > 1:
-        report("", "brokers", section, "more than one is not supported by this version; name one")
     return tuple(names)
 
 

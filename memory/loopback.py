@@ -11,10 +11,11 @@ PARTITIONS = 1
 
 
 class MemoryTransport:
-    """A connection's way to a `MemoryEngine`."""
+    """A connection's way to a `MemoryEngine`, and to one broker of it."""
 
-    def __init__(self, engine: MemoryEngine) -> None:
+    def __init__(self, engine: MemoryEngine, broker: str | None = None) -> None:
         self._engine = engine
+        self._broker = engine.broker(broker).home.name
         self._inboxes: list[deque[Record]] = []
 
     def publish(
@@ -22,13 +23,13 @@ class MemoryTransport:
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`: the engine has it, and has answered."""
-        self._engine.publish(topic, value, key, headers)
+        self._engine.publish(topic, value, key, headers, broker=self._broker)
         if acked is not None:
             acked()
 
     def command(self, topic: str, key: bytes, value: bytes) -> None:
         """See `Transport.command`."""
-        self._engine.command(topic, key, value)
+        self._engine.command(topic, key, value, self._broker)
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

@@ -16,7 +16,7 @@ from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
     # A producer writes to one: what it sends stands before few others' messages only.
-    topics.PUBLISH: 8,
+    topics.PUBLISH: topics.PUBLISH_PARTITIONS,
     topics.COMMANDS: 1,
     topics.DELIVERIES: 8,
     topics.RECEIPTS: 8,

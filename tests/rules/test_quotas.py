@@ -468,11 +468,6 @@ def test_S6_discarded_by_configuration_is_acknowledged_and_journaled_as_such() -
     assert row["event"] == "discarded"
 
 
-def test_Q7_a_second_broker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"brokers: .* not supported by this version"):
-        parse_configuration({"brokers": ["a", "b"]})
-
-
 # ---------------------------------------------------------------- where rules meet
 
 
