@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, topics
-from ..sources.discovery import captured_topics
 from ..sources.live import InputLimits, kafka_client
 from ..state import Home
 from .captured import CapturedTopics
@@ -128,7 +127,7 @@ class SparkApplication:
         else:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             self.query = start_batches(
-                self.spark, self._bootstrap, home, self._vpns, self._readable_topics(),
+                self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, limit, QUERY, checkpoint, given,
             )  # fmt: skip
 
@@ -136,12 +135,12 @@ class SparkApplication:
         from .loop import Options
         from .version import code_version
 
-        default = Options({}, "", 0, 0, [], [], "", "")
+        default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
         return Options(
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
-            home.epoch, self._vpns, sorted(self._captured.known), code_version(), self._run,
+            home.epoch, self._vpns, code_version(), self._run,
             keep=int(retained) + 3,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
@@ -153,33 +152,14 @@ class SparkApplication:
             ),
         )  # fmt: skip
 
-    def _readable_topics(self) -> list[str]:
-        """Captured topics and expressions, without those that Kafka's source cannot read: its
-        regular expressions are Java's. Publishes by clients still match those."""
-        assert self.spark is not None
-        pattern = self.spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]
-        good = []
-        for text in sorted(self._captured.known):
-            try:
-                pattern.compile(text)
-                good.append(text)
-            except Exception as error:  # py4j's; told to the operator
-                why = str(error).splitlines()[0]
-                log.error("no plain Kafka topics for %r: Java does not read it (%s)", text, why)
-        return good
-
     def start_tables(self) -> None:
         """Start the query of the Delta tables, if there is to be one."""
         assert self.spark is not None
         interval_s = self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
         if not interval_s:
             return
-        if self._real_time:  # what the loop reads, by its own expressions
-            captured = captured_topics(self._captured.partitions, self._captured.known)
-        else:
-            captured = self._readable_topics()
         self.tables_query = start_tables(
-            self.spark, self._bootstrap, self._vpns, captured, self._folder.tables,
+            self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
             self._folder.path / "tables-checkpoint", interval_s,
         )  # fmt: skip
 

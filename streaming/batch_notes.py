@@ -40,8 +40,6 @@ class BatchNotes:
         match kind:
             case "capture":
                 self._captured.heard(rest)
-            case "topic":
-                self._captured.heard_of_topic(rest)
             case "deadline":
                 broker, _, at = rest.rpartition(":")
                 self._ticker.set(broker, int(at))

@@ -220,6 +220,7 @@ class Engine:
             self._heartbeat.stop()
             self._answers.stop()
             self._alerts.stop()
+            self.captured.close()
             self._stop_spark()
             if self._transport is not None:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")

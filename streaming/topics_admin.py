@@ -12,7 +12,6 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 from ..client.kafka_python import refusals_told
 from ..protocol import NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
     # A producer writes to one: what it sends stands before few others' messages only.
@@ -33,10 +32,10 @@ HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is rea
 
 
 def ensure_topics(
-    bootstrap: str, vpns: Collection[str], captured: Iterable[str], brokers: Iterable[str] = ()
+    bootstrap: str, vpns: Collection[str], others: Iterable[str], brokers: Iterable[str] = ()
 ) -> dict[str, int]:
-    """Make the VPNs' and the brokers' topics and those that queues capture by name, where they are
-    missing.
+    """Make the VPNs' and the brokers' topics, and others with one partition, where they are
+    missing. What queues capture is not among them: who writes to such a topic makes it.
 
     Returns all topics of the cluster, each with its number of partitions.
 
@@ -47,7 +46,7 @@ def ensure_topics(
     own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
     wanted |= dict.fromkeys(own, 1)
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
-    wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
+    wanted |= {t: 1 for t in others if t not in wanted}
     try:
         with refusals_told(bootstrap):
             admin = KafkaAdminClient(
