@@ -25,7 +25,7 @@ from prometheus_client.utils import floatToGoString
 from . import metric_table as table
 
 ROOM = 512  # messages of a queue that are followed at once
-AT_ONCE = 16  # new ones of one record
+AT_ONCE = 64  # new ones of one record
 QUEUES_MAX = 2_000  # that are followed; the longest unheard of makes room
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT, _LEVEL_MAX = np.uint64(40), 24  # the hash has 24 bits
