@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..monitor.describing import described
 from .common import (
     connect,
     connection_options,
@@ -82,10 +83,8 @@ def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool
 
 
 def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
-    """Describe one queue, or all."""
-    if queue:
-        return [admin.describe(queue)]
-    return admin.queues()
+    """Describe one queue, with the reasons why it does not move, or all."""
+    return [described(admin, queue)] if queue else admin.queues()
 
 
 def _look_and_show(admin: Any, queue: str | None) -> RenderableType:
@@ -154,8 +153,12 @@ def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:
 def _one(queue: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     parts: list[RenderableType] = [_table([queue]), ""]
+    for reason in queue["why"]:
+        parts.append(Text(reason["text"], style="bold" if reason["stuck"] else ""))
+    parts += [""] * bool(queue["why"])
     counts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     counts.add_column("counter")
     counts.add_column("count", justify="right")

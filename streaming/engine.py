@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..client.kafka_library import open_kafka
@@ -35,6 +35,7 @@ from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
 from .queries import MICRO_BATCH, TABLES_QUERY
+from .queue_watch import QueueWatch
 from .supervision import within
 from .ticker import Ticker
 
@@ -85,7 +86,9 @@ class Engine:
         self._transport: Transport | None = None
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
-        self._alerts = AlertWatch(bootstrap_servers, self._vpns)
+        self._alerts = AlertWatch(bootstrap_servers, self._vpns, self.metrics.times.journal)
+        self._queue_watch = QueueWatch(bootstrap_servers, self._vpns, self.metrics.queues)
+        self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
             bootstrap_servers, lambda loss: self._on_loss(loss.topic, loss.count, loss.query)
@@ -145,7 +148,11 @@ class Engine:
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
 
-        return ProgressListener(QUERY, self._notes, self.metrics.batch, self._losses.batch)
+        return ProgressListener(QUERY, self._notes, self.metrics.batch, self._any_batch)
+
+    def _any_batch(self, progress: dict[str, Any]) -> None:
+        self._losses.batch(progress)
+        self.metrics.query(progress)
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -221,6 +228,7 @@ class Engine:
             self._answers.stop()
             self._alerts.stop()
             self.captured.close()
+            self._queue_watch.stop()
             self._stop_spark()
             if self._transport is not None:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")

@@ -230,6 +230,7 @@ class Stepper(threading.Thread):
         figures.step_ms = round(1000 * (now.cost_s - before.cost_s))
         figures.step_max_ms, self._longest_s = round(1000 * self._longest_s), 0.0
         figures.gap_ms = round(1000 * stood)
+        figures.lag_records = self._inputs.behind
         figures.cache_bytes = self._cache.held_bytes
         figures.state_pages = self._cache.written_pages
         figures.state_bytes = self._cache.written_bytes
