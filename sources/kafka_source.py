@@ -31,6 +31,13 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str
     return _list([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
 
 
+def history_topics(vpns: Iterable[str], brokers: Iterable[str]) -> dict[str, str]:
+    """What the history's tables are written from: commands, and the logs of steps. Those are read
+    uncommitted, as the source does: their transactions are a fence and stay open for long."""
+    names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
+    return _option(names + [topics.topic(b, topics.STEPS) for b in sorted(brokers)], ())
+
+
 def commands_topics(vpns: Iterable[str]) -> dict[str, str]:
     """The commands topics of the VPNs."""
     return _list([topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)], ())

@@ -22,7 +22,14 @@ from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
-from .queries import REAL_TIME, end_between_batches, start_batches, start_loop, start_tables
+from .queries import (
+    REAL_TIME,
+    end_between_batches,
+    start_batches,
+    start_history,
+    start_loop,
+    start_tables,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +43,8 @@ log = logging.getLogger("lakequeue.engine")
 
 QUERY = "lakequeue"
 TABLES_INTERVAL_S = 5
+HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
+SNAPSHOTS_INTERVAL_S = 600
 END_S_MAX = 60.0
 
 
@@ -71,6 +80,7 @@ class SparkApplication:
         self.spark: SparkSession | None = None
         self.query: StreamingQuery | None = None
         self.tables_query: StreamingQuery | None = None
+        self.history_query: StreamingQuery | None = None
 
     # ------------------------------------------------------------ start
 
@@ -163,6 +173,23 @@ class SparkApplication:
             self._folder.path / "tables-checkpoint", interval_s,
         )  # fmt: skip
 
+    def start_history(self) -> None:
+        """Start the query of what steps took and were, if there is to be one. Micro-batches have no
+        log of steps."""
+        assert self.spark is not None
+        value = self._settings.value
+        interval_s = value("history_interval_s", HISTORY_INTERVAL_S)
+        if not interval_s or not value("tables_interval_s", TABLES_INTERVAL_S):
+            return
+        if not self._real_time:
+            return
+        checkpoints = {self._broker: self._folder.path / CHECKPOINT / self._broker}
+        self.history_query = start_history(
+            self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
+            self._folder.path / "history-checkpoint", interval_s,
+            value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+        )  # fmt: skip
+
     def read_more(self) -> None:
         """More topics are captured: the queries that do not find them themselves begin anew."""
         if not self._real_time:
@@ -182,6 +209,8 @@ class SparkApplication:
         self._start()
         if self.tables_query is not None:
             self.start_tables()
+        if self.history_query is not None:
+            self.start_history()
 
     # ------------------------------------------------------------ stop
 
@@ -202,6 +231,7 @@ class SparkApplication:
         until = time.monotonic() + batch_s
         self._end(self.query, batch_s)
         self._end(self.tables_query, until - time.monotonic())
+        self._end(self.history_query, until - time.monotonic())
         self.spark.stop()
 
     def kill(self) -> None:

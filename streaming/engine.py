@@ -34,9 +34,10 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
-from .queries import MICRO_BATCH, TABLES_QUERY
+from .queries import HISTORY_QUERY, MICRO_BATCH, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
+from .tables_lock import TablesLock
 from .ticker import Ticker
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
-    ``lakequeue.tables_interval_s`` (0: no tables query), ``lakequeue.ui_port``,
+    ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
+    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``lakequeue.ui_port``,
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
@@ -81,6 +83,7 @@ class Engine:
         self._progress = progress or (lambda text: None)
         self._folder = HomeFolder(self.home)
         self.tables = self._folder.tables
+        self._lock_of_tables = TablesLock(self.tables)
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
@@ -125,6 +128,7 @@ class Engine:
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
+        self._lock_of_tables.take()
         self.captured.open()
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
@@ -143,6 +147,7 @@ class Engine:
         self._folder.remember_checkpoints()
         with self.watch.java_lives():
             self.application.start_tables()
+            self.application.start_history()
         self._serve()
 
     def _listener(self) -> StreamingQueryListener:
@@ -193,7 +198,7 @@ class Engine:
 
     def _on_loss(self, topic: str, records: int, query: str) -> None:
         self.metrics.lost(topic, records)
-        reader = "tables" if query == TABLES_QUERY else "engine"
+        reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
         for vpn, command in notices(topic, records, reader, self._vpns):
             try:
                 self._say(vpn, topics.COMMANDS, command)
@@ -234,6 +239,7 @@ class Engine:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")
             self.metrics.stop()
         finally:
+            self._lock_of_tables.release()
             self._stopped.set()
             if held:
                 self._lock.release()

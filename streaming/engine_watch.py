@@ -140,6 +140,7 @@ class EngineWatch:
         for restart, query in (
             (application.start_query, application.query),
             (application.start_tables, application.tables_query),
+            (application.start_history, application.history_query),
         ):
             if query is not None and not query.isActive:
                 self._recover(query, restart)
