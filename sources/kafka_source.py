@@ -35,7 +35,7 @@ def history_topics(vpns: Iterable[str], brokers: Iterable[str]) -> dict[str, str
     """What the history's tables are written from: commands, and the logs of steps. Those are read
     uncommitted, as the source does: their transactions are a fence and stay open for long."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
-    return _option(names + [topics.topic(b, topics.STEPS) for b in sorted(brokers)], ())
+    return _list(names + [topics.topic(b, topics.STEPS) for b in sorted(brokers)], ())
 
 
 def commands_topics(vpns: Iterable[str]) -> dict[str, str]:
