@@ -18,7 +18,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, encode_run
 from ..protocol.steplog import FORMAT, Range, StepRecord
 from ..protocol.wire import headers_list
-from ..sources.step_batch import Place, is_command, to_batch
+from ..sources.step_batch import Place, goes_first, to_batch
 from ..state import Batch
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class FromTables:
         there = self._found[r.topic, r.partition]
         found = [there[at] for at in range(r.first, r.last + 1) if at in there]
         if len(found) != r.count:
-            table = "commands" if is_command(r.topic) else "messages"
+            table = "commands" if goes_first(r.topic) else "messages"
             raise Lost(
                 f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
                 f"{r.partition} of topic {r.topic!r}, and the table {table!r} has {len(found):,} "
@@ -126,7 +126,7 @@ def _read(
 ) -> dict[int, Stored]:
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
-    if is_command(topic):
+    if goes_first(topic):
         rows = lake.execute(_COMMANDS, given).fetchall()
         return {row[0]: Stored(place, row) for row in rows}
     rows = lake.execute(_MESSAGES, given).fetchall()

@@ -62,8 +62,11 @@ class HistoryWriter:
         stored = stored_offsets(spark, folder, STEPS) | stored_offsets(spark, folder, COMMANDS)
         fresh = not_stored(stored)
         self._steps, self._commands = (
-            topic.endswith(f".{kind}") if fresh is None else topic.endswith(f".{kind}") & fresh
-            for kind in (topics.STEPS, topics.COMMANDS)
+            theirs if fresh is None else theirs & fresh
+            for theirs in (
+                topic.endswith(f".{topics.STEPS}"),
+                topic.endswith(f".{topics.COMMANDS}") | topic.endswith(f".{topics.MESH}"),
+            )
         )
         text = f.col("value").cast("string")
         self._command = [
