@@ -241,15 +241,18 @@ class Session:
         """Send a command and wait for its answer; raises what the engine answers."""
         return self._answer_to(command, timeout)["result"]
 
-    def request_list(self, command: Any, place: str, count: str | None = None) -> list[Any]:
+    def request_list(
+        self, command: Any, place: str, count: str | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> list[Any]:  # fmt: skip
         """As `request`, for a list that the engine may give in parts.
 
         place: the command's field that says where a part begins; count: the field that says how
-        many are wanted in all.
+        many are wanted in all; timeout: seconds for each part.
         """
         rows: list[Any] = []
         while True:
-            answer = self._answer_to(command, REQUEST_TIMEOUT_S)
+            answer = self._answer_to(command, timeout)
             rows += answer["result"]
             if answer.get("more") is None:
                 return rows

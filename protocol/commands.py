@@ -210,6 +210,14 @@ class Queues(Command, frozen=True, tag="queues"):
     after: Name = ""
 
 
+class Captures(Command, frozen=True, tag="captures"):
+    """The topics, and the expressions, that the queues of the VPN capture, as a list of texts. The
+    engine asks when it starts. start: the part of the list to begin with. Where not all are given,
+    the answer's ``more`` is the ``start`` to ask with next."""
+
+    start: Count = 0
+
+
 class Usage(Command, frozen=True, tag="usage"):
     """What the VPN and the broker use of their limits, and refusals that are no queue's."""
 
@@ -294,7 +302,7 @@ AnyCommand = (
     Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
     | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
     | Browse | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
-    | Tick
+    | Tick | Captures
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

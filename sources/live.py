@@ -250,6 +250,7 @@ class LiveInputs:
         self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
+        self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
@@ -372,6 +373,8 @@ class LiveInputs:
 
     def watch(self, ends: dict[Place, int]) -> None:
         """Partitions end here now: see `Reader.watch`."""
+        expected = self._expected
+        self.behind = sum(max(0, end - expected.get(place, end)) for place, end in ends.items())
         self._commands.watch(ends)
         self._messages.watch(ends)
 

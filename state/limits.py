@@ -41,7 +41,8 @@ class Limits:
     browse_rows: int = 10_000  # messages that one answer looks at
     browse_bytes: int = 4_000_000  # payloads that it reads
     browse_pages: int = 500  # pages of any kind that it reads
-    queues_listed: int = 1_000
+    queues_listed: int = 200
+    captures_listed: int = 2_000
     # What is remembered.
     events: int = 1_000
     producer_idle_ms: int = 7 * 86_400_000  # then a producer's sequences are forgotten (P1)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, topics
-from ..sources.discovery import captured_topics
 from ..sources.live import InputLimits, kafka_client
 from ..state import Home
 from .broker_query import BrokerQuery, query_name
@@ -23,7 +22,14 @@ from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
-from .queries import REAL_TIME, end_between_batches, start_batches, start_loop, start_tables
+from .queries import (
+    REAL_TIME,
+    end_between_batches,
+    start_batches,
+    start_history,
+    start_loop,
+    start_tables,
+)
 from .slots import check_slots, default_master
 
 if TYPE_CHECKING:
@@ -37,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
+HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
+SNAPSHOTS_INTERVAL_S = 600
 END_S_MAX = 60.0
 
 
@@ -67,6 +75,7 @@ class SparkApplication:
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
         self.tables_query: StreamingQuery | None = None
+        self.history_query: StreamingQuery | None = None
 
     # ------------------------------------------------------------ start
 
@@ -125,7 +134,7 @@ class SparkApplication:
         else:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
-                self.spark, self._bootstrap, home, self._vpns, self._readable_topics(),
+                self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, limit, name, checkpoint, given,
             )  # fmt: skip
 
@@ -140,13 +149,12 @@ class SparkApplication:
         from .loop import Options
         from .version import code_version
 
-        default = Options({}, "", 0, 0, [], [], "", "")
+        default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
         return Options(
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
-            home.epoch, self._vpns, sorted(self._captured.known) if self._alone else [],
-            code_version(), run,
+            home.epoch, self._vpns, code_version(), run,
             alone=self._alone,
             keep=int(retained) + 3,
             batch_s=value("batch_s", default.batch_s),
@@ -159,34 +167,32 @@ class SparkApplication:
             ),
         )  # fmt: skip
 
-    def _readable_topics(self) -> list[str]:
-        """Captured topics and expressions, without those that Kafka's source cannot read: its
-        regular expressions are Java's. Publishes by clients still match those."""
-        assert self.spark is not None
-        pattern = self.spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]
-        good = []
-        for text in sorted(self._captured.known):
-            try:
-                pattern.compile(text)
-                good.append(text)
-            except Exception as error:  # py4j's; told to the operator
-                why = str(error).splitlines()[0]
-                log.error("no plain Kafka topics for %r: Java does not read it (%s)", text, why)
-        return good
-
     def start_tables(self) -> None:
         """Start the query of the Delta tables, if there is to be one."""
         assert self.spark is not None
         interval_s = self._tables_interval_s()
         if not interval_s:
             return
-        if self._real_time:  # what the loop reads, by its own expressions
-            captured = captured_topics(self._captured.partitions, self._captured.known)
-        else:
-            captured = self._readable_topics()
         self.tables_query = start_tables(
-            self.spark, self._bootstrap, self._vpns, captured, self._folder.tables,
+            self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
             self._folder.path / "tables-checkpoint", interval_s,
+        )  # fmt: skip
+
+    def start_history(self) -> None:
+        """Start the query of what steps took and were, if there is to be one. Micro-batches have no
+        log of steps."""
+        assert self.spark is not None
+        value = self._settings.value
+        interval_s = value("history_interval_s", HISTORY_INTERVAL_S)
+        if not interval_s or not value("tables_interval_s", TABLES_INTERVAL_S):
+            return
+        if not self._real_time:
+            return
+        checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
+        self.history_query = start_history(
+            self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
+            self._folder.path / "history-checkpoint", interval_s,
+            value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
 
     def read_more(self) -> None:
@@ -210,6 +216,8 @@ class SparkApplication:
         self._start()
         if self.tables_query is not None:
             self.start_tables()
+        if self.history_query is not None:
+            self.start_history()
 
     # ------------------------------------------------------------ stop
 
@@ -230,6 +238,7 @@ class SparkApplication:
         until = time.monotonic() + batch_s
         self.end(self.brokers.values(), batch_s)
         self._end_batches(self.tables_query, until - time.monotonic())
+        self._end_batches(self.history_query, until - time.monotonic())
         self.spark.stop()
 
     def kill(self) -> None:

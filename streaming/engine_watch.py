@@ -158,9 +158,13 @@ class EngineWatch:
                 with self._alone(broker):
                     self._recover(broker.query, partial(self._start, broker))
         self._tell_who_runs()
-        tables = self._application.tables_query
-        if tables is not None and not tables.isActive:
-            self._recover(tables, self._application.start_tables)
+        application = self._application
+        for restart, query in (
+            (application.start_tables, application.tables_query),
+            (application.start_history, application.history_query),
+        ):
+            if query is not None and not query.isActive:
+                self._recover(query, restart)
 
     def _ask(self) -> None:
         """Ask what is captured, beside the watch: a broker that is being started again answers

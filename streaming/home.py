@@ -196,11 +196,11 @@ class HomeFolder:
     # ------------------------------------------------------------ what is kept beside it
 
     def captured(self) -> set[str]:
-        """The topics that queues captured when the engine last ran. What counts is the engine's
+        """The captured topics that the engine read when it last ran. What counts is the engine's
         state, which is asked at each start; this list saves a restart of the queries then."""
         return set(self._kept(CAPTURED, []))
 
-    def remember_captured(self, captured: set[str]) -> None:
+    def remember_captured(self, captured: Iterable[str]) -> None:
         """Keep the list for the next start."""
         _write(self.path / CAPTURED, sorted(captured))
 

@@ -53,7 +53,6 @@ class Options:
     number: int
     epoch: int
     vpns: list[str]
-    captured: list[str]
     code: str
     run: str
     alone: bool = True
@@ -129,16 +128,14 @@ class Loop:
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
         )
         self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
-        self.driver.captured.update(dict.fromkeys(o.captured))
         figures = Figures()
         self._replay(figures)  # what stands there, while others are fenced
         self._log.fenced()
         self._replay(figures)  # what they still wrote until then
         self._stepper.found(self._discovery.sizes())
         self._discovery.start()
-        self._discovery.want(self.driver.captured)
         self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
-        self._stepper.begin(figures, self._discovery.want)
+        self._stepper.begin(figures, self._discovery.look)
         self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
 
     def _replay(self, figures: Figures) -> None:

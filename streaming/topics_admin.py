@@ -13,7 +13,6 @@ from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsE
 from ..client.kafka_python import refusals_told
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
     # A producer writes to one: what it sends stands before few others' messages only.
@@ -41,13 +40,14 @@ DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
 def ensure_topics(
     bootstrap: str,
     vpns: Collection[str],
-    captured: Iterable[str],
+    others: Iterable[str],
     brokers: Iterable[str] = (),
     count: int = 1,
     before: int = 0,
 ) -> dict[str, int]:
-    """Make the VPNs' and the brokers' topics and those that queues capture by name, where they are
-    missing. count: numbers that brokers were given; with more than one each gets its partitions.
+    """Make the VPNs' and the brokers' topics, and others with one partition, where they are
+    missing. What queues capture is not among them: who writes to such a topic makes it.
+    count: numbers that brokers were given; with more than one each gets its partitions.
     before: as many brokers ran on these topics; 0: none did.
 
     Returns all topics of the cluster, each with its number of partitions.
@@ -65,7 +65,7 @@ def ensure_topics(
     wanted |= dict.fromkeys(own, 1)
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
-    wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
+    wanted |= {t: 1 for t in others if t not in wanted}
     try:
         with refusals_told(bootstrap):
             admin = KafkaAdminClient(

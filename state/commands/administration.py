@@ -26,6 +26,7 @@ from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
+from . import given_definitions
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import Task, begin, cancel_all, resume
@@ -43,6 +44,12 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
 
 def define(broker: Broker, vpn: str, command: Define) -> None:
     """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    if not given_definitions.is_as_given(broker, vpn, command.definition):
+        definition = _define(broker, vpn, command)
+        given_definitions.remember(broker, vpn, definition.name, command.definition)
+
+
+def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
@@ -52,10 +59,10 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     check_definition(broker, existing, definition)
     if existing is None:
         _create(broker, vpn, definition)
-        return
+        return definition
     old = existing.definition
     if old == definition and not existing.header.faulted:
-        return
+        return definition
     problems = redefine(old, definition) + _check_last_value(existing, definition)
     if problems:
         raise ConfigError(problems)
@@ -69,6 +76,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing.wanted = True
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
+    return definition
 
 
 def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
@@ -131,6 +139,7 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     names = dict(broker.values.read(key) or {})
     names.pop(name, None)
     broker.values.write(key, names)
+    given_definitions.forget(broker, vpn, name)
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)

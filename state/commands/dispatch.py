@@ -21,6 +21,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.RecordsLost: administration.records_lost,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
+    c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
 }
@@ -48,5 +49,5 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Delete: administration.remove_messages,
     }
 )
-INSPECTIONS = frozenset({c.Queues, c.Usage, c.Events, c.Describe, c.Browse})
+INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
 TOLERANT = frozenset({c.Unsubscribe, c.TransportAck})  # no such queue: nothing to do

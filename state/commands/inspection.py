@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from ...expressions import compile_program
-from ...protocol.commands import Browse, Describe, Events, Queues, Usage
-from ..broker import Broker
+from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
+from ..broker import BUCKETS, Broker
 from ..header import Subscription
 from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, NAMES
@@ -40,6 +40,19 @@ def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     found = [broker.find(vpn, name) for name in part]
     more = part[-1] if len(part) < len(names) else None
     return PartialAnswer([describe(broker, q) for q in found if q is not None], more)
+
+
+def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
+    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics. No queue
+    is loaded for it."""
+    texts = []
+    if command.start == 0:
+        texts = sorted({*(broker.values.read(f"R/{vpn}") or {}).values()})
+    for number in range(command.start, BUCKETS):
+        texts += sorted(broker.values.read(f"r/{vpn}/{number}") or ())
+        if len(texts) >= broker.limits.captures_listed and number + 1 < BUCKETS:
+            return PartialAnswer(texts, number + 1)
+    return PartialAnswer(texts, None)
 
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from lakequeue.protocol import commands
 from lakequeue.protocol.messages import decode_publish_header
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -144,6 +145,7 @@ def test_S1_nothing_stops_the_job_and_all_is_counted(tmp_path: Path) -> None:
     records = made(1, RECORDS)
     with EmbeddedKafka(tmp_path / "kafka") as kafka:
         servers = kafka.bootstrap_servers
+        ensure_topics(servers, [], TOPICS[2:])
         engine = EngineProcess(servers, tmp_path / "home", config)
         try:
             engine.wait_ready()

@@ -14,6 +14,7 @@ import pytest
 from job.processes import EngineProcess
 from kafka import KafkaProducer
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -61,6 +62,7 @@ def test_the_job_outlives_them(tmp_path: Path) -> None:
         engine = EngineProcess(kafka.bootstrap_servers, tmp_path / "home", config)
         try:
             engine.wait_ready()
+            ensure_topics(kafka.bootstrap_servers, [], ["orders"])
             raw = KafkaProducer(
                 bootstrap_servers=kafka.bootstrap_servers, max_request_size=12_500_000
             )

@@ -18,8 +18,9 @@ from lakequeue.cli.delta_reader import read_table
 from lakequeue.lake import TABLES, create_views, open_lake, trace
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
-from lakequeue.sinks.delta import create_tables
+from lakequeue.sinks.delta_tables import create_tables
 from lakequeue.streaming.queries import REAL_TIME
+from lakequeue.streaming.topics_admin import ensure_topics
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.job
@@ -267,6 +268,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
+    ensure_topics(job.kafka.bootstrap_servers, [], [topic])
     connection.admin().define({"name": topic, "message_type": "text"})
     until(
         lambda: (goes_on or job.engine.application.query is not before[0])
