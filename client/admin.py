@@ -63,6 +63,11 @@ class Admin:
         the time in which it did not wait for input)."""
         return self._session.brokers()
 
+    def add_broker(self, name: str) -> None:
+        """Add a broker to a running engine; returns when it has begun to start. Raises
+        LakequeueError with the reason when the engine refuses, Timeout when it does not answer."""
+        self._session.wish("add", name)
+
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
         events = self._session.request(commands.Events(limit=limit))

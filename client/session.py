@@ -19,7 +19,7 @@ import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.wire import FRAMING
-from .brokers import known_brokers
+from .brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -151,6 +151,11 @@ class Session:
         """The engine's brokers, see `Admin.brokers`."""
         self.check_open()
         return known_brokers(self._transport, self.vpn)
+
+    def wish(self, wish: str, broker: str) -> None:
+        """Ask for a broker more, see `Admin.add_broker`."""
+        self.check_open()
+        ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting
 

@@ -100,7 +100,7 @@ class SparkApplication:
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
             master = default_master(len(self.brokers))
         if master is not None:
-            check_slots(master, len(self.brokers), self._tables_interval_s() > 0)
+            self.check_slots(len(self.brokers), master)
         home = self._folder.path
         spark = spark_session(
             "lakequeue",
@@ -118,6 +118,14 @@ class SparkApplication:
         if not is_local(master) or (master or "").startswith("local-cluster"):
             spark.sparkContext.addPyFile(str(package_zip(home)))
         return spark
+
+    def check_slots(self, brokers: int, master: str | None = None) -> None:
+        """Raise LakequeueError where one of so many would never have its turn. master: Spark's; by
+        default the one that runs."""
+        if master is None:
+            assert self.spark is not None
+            master = self.spark.sparkContext.master
+        check_slots(str(master), brokers, self._tables_interval_s() > 0)
 
     def start_query(self, broker: BrokerQuery) -> None:
         """Start a broker's query, from its checkpoint on."""
@@ -194,6 +202,12 @@ class SparkApplication:
             self._folder.path / "history-checkpoint", interval_s,
             value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
+
+    def restart_history(self) -> None:
+        """There are more brokers: what writes their history begins anew."""
+        if self.history_query is not None:
+            self._end_batches(self.history_query, END_S_MAX)
+            self.start_history()
 
     def read_more(self) -> None:
         """More topics are captured: the queries that do not find them themselves begin anew."""
