@@ -20,7 +20,7 @@ from .limits import Budget, Limits
 from .queue import Queue
 from .storage import Calendar, Spool, SpoolHeader, Store, ValuePages
 
-FORMAT = 6
+FORMAT = 7
 EVENTS_PER_PAGE = 50
 BUCKETS = 64
 DETAIL_CHARACTERS_MAX = 1_000

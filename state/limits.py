@@ -80,7 +80,8 @@ class Budget:
 
     def fits(self, sizes: np.ndarray) -> int:
         """How many of the first of these sizes the bytes allow, one at least; none of none."""
-        fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), self.bytes, side="right"))
+        ends = sizes.cumsum(dtype=np.int64)
+        fitting = int(ends.searchsorted(self.bytes, side="right"))
         return min(max(fitting, 1), len(sizes))
 
     def take(self, rows: int, size: int = 0) -> None:

@@ -21,12 +21,11 @@ from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCE
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..queue import Queue
+    from ..queue import PageRows, Queue
 
-_ALLOWED = {
-    event: np.array([state in states for state in range(4)]) for event, states in SOURCES.items()
-}
-_REDELIVERED = frozenset({Event.DELIVER, Event.REDELIVER})
+_ALLOWED = {event: bytes(sorted(states)) for event, states in SOURCES.items()}
+_DELIVERED = frozenset({Event.DELIVER, Event.REDELIVER})
+_CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
 
 class IllegalTransition(Exception):
@@ -68,13 +67,13 @@ def apply(
     effect = EFFECTS[event]
     pages = queue.rows(seqs)
     for page, rows, _ in pages:
-        states = page.state[rows]
-        if not _ALLOWED[event][states].all():
-            bad = int(states[~_ALLOWED[event][states]][0])
-            raise IllegalTransition(f"{queue.definition.name}: {event} from state {bad}")
+        others = page.state[rows].tobytes().translate(None, _ALLOWED[event])
+        if others:
+            raise IllegalTransition(f"{queue.definition.name}: {event} from state {others[0]}")
     moved = _Moved(len(seqs))
-    lanes = LaneChange(queue, seqs) if queue.header.keyed else None
-    if effect.to == LEASED and event in _REDELIVERED:
+    header = queue.header
+    lanes = LaneChange(queue, seqs) if header.keyed else None
+    if effect.to == LEASED and event in _DELIVERED:
         _deliver(queue, pages, holder)
     for page, rows, where in pages:
         _move(queue, page, rows, where, effect.to, until, moved, event)
@@ -84,9 +83,9 @@ def apply(
         changed = np.concatenate((changed, follow_lanes(broker, queue, lanes)))
     if event is not Event.RENEW:
         set_aside(queue, changed)
-    if not queue.header.depth:  # nothing is left whose order would have to be kept
-        queue.header.ordered = queue.header.keyed = False
-        queue.header.generation = 0
+    if not header.depth:  # nothing is left whose order would have to be kept
+        header.ordered = header.keyed = False
+        header.generation = 0
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:
@@ -103,7 +102,7 @@ def apply(
 
 
 def _deliver(
-    queue: Queue, pages: list[tuple[QueuePage, Array, Array | slice]], holder: int
+    queue: Queue, pages: PageRows, holder: int
 ) -> None:
     """What only a delivery changes besides: who holds it, its attempt, its number."""
     header = queue.header
@@ -126,40 +125,44 @@ def _move(
     """The rows of one page change their state."""
     header = queue.header
     states = page.state[rows]
+    before = states.tobytes()
+    leased = before.count(LEASED)
     moved.ids[where] = page.id[rows]
     if event is Event.HAND_BACK:  # L5: handed back untouched is no attempt
         page.deliveries[rows] -= 1
-    elif event in (Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST):
+    elif event in _CANCELED:
         page.cancels[rows] += 1
     moved.counts[where] = page.deliveries[rows]
-    held = rows[states == LEASED]
-    if len(held):
+    if leased:
         moved.holders[where] = np.where(states == LEASED, page.holder[rows], 0)
         if to != LEASED:
-            _let_go(queue, page, held)
+            _let_go(queue, page, rows[states == LEASED])
     if to == LEASED:
-        header.leased += len(rows) - len(held)
-    header.delayed += (to == DELAYED) * len(rows) - int((states == DELAYED).sum())
-    plain = page.barrier[rows] == 0
-    free = plain & (page.lane[rows] == 0)  # of lanes only the next one is in the index (O4)
+        header.leased += len(rows) - leased
+    header.delayed += (to == DELAYED) * len(rows) - before.count(DELAYED)
+    plain = page.barrier[rows] == 0 if header.barriers else None
+    free = rows  # of lanes only the next one is in the index (O4), and barriers are not (O3)
+    if plain is not None or header.keyed:
+        free = rows[(page.barrier[rows] == 0) & (page.lane[rows] == 0)]
     base = page.base
-    leaving = rows[(states == READY) & free]
+    leaving = free[page.state[free] == READY] if before.count(READY) else free[:0]
     if len(leaving):
         moved.was_ready.append(leaving.astype(np.int64) + base)
+    ends = until if to in (LEASED, DELAYED) else NEVER
     page.state[rows] = to
-    page.until[rows] = until if to in (LEASED, DELAYED) else NEVER
+    page.until[rows] = ends
     if to == READY:
-        moved.is_ready.append(rows[free].astype(np.int64) + base)
+        moved.is_ready.append(free.astype(np.int64) + base)
     elif to == GONE:
         sizes = page.size[rows].astype(np.int64)
         moved.sizes[where] = sizes
         header.depth -= len(rows)
-        header.bytes -= int(sizes.sum())
-        if header.barriers and not plain.all():
+        header.bytes -= int(np.add.reduce(sizes))
+        if plain is not None:
             moved.barriers.update((rows[~plain].astype(np.int64) + base).tolist())
         for row in rows.tolist() if page.extras else ():
             page.extras.pop(row, None)
-    queue.changed(page)
+    queue.changed(page, ends)
 
 
 def _let_go(queue: Queue, page: QueuePage, rows: Array) -> None:
@@ -167,7 +170,7 @@ def _let_go(queue: Queue, page: QueuePage, rows: Array) -> None:
     holders = page.holder[rows]
     for subscription in queue.header.subscriptions:
         if subscription.held:
-            subscription.held -= int((holders == subscription.number).sum())
+            subscription.held -= int(np.count_nonzero(holders == subscription.number))
     queue.header.leased -= len(rows)
     page.holder[rows] = 0
 
@@ -211,5 +214,5 @@ def _write_down(
 
 
 def _column(counts: Array) -> list[int] | int:
-    first = int(counts[0])
-    return first if (counts == first).all() else counts.tolist()
+    values: list[int] = counts.tolist()
+    return values[0] if values.count(values[0]) == len(values) else values

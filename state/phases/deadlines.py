@@ -57,8 +57,7 @@ def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
         header.deferred = [d for d in header.deferred if d[2] > now]
     if header.again:
         queue.wanted = True
-    queue.settle()
-    for number in queue.directory.due(now):
+    for number in queue.directory.due(now) if queue.is_due(now) else ():
         if budget.spent:
             break
         page = queue.page(number)

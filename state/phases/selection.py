@@ -39,13 +39,15 @@ def choose_messages(
 ) -> Chosen:
     """The next messages and their receivers; what they take of the budget is counted."""
     definition, header = queue.definition, queue.header
+    if not queue.ready:
+        return Chosen()
     candidates = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
-    if not candidates or room <= 0 or not queue.ready:
+    if not candidates or room <= 0:
         return Chosen()
     search = _Search(broker, queue, looks)
     free = sum(c.free for c in candidates)
@@ -84,8 +86,7 @@ class _Search:
         self.broker, self.queue, self.looks = broker, queue, looks
         self.below = _fence(queue)
         self.unfinished = False
-        queue.settle()
-        self.overdue = queue.directory.deadline() <= broker.now  # a budget left something
+        self.overdue = queue.is_due(broker.now)  # a budget left something
 
     def first_of(self, text: str | None, most: int) -> list[int]:
         """Up to ``most`` first keys for the class with this filter; they stay in the index."""
