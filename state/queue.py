@@ -46,6 +46,9 @@ class Queue:
         self.aside = ReadyIndex(
             store, f"a/{self.number}/", header.aside, header.next_aside, limits
         )
+        self.barriers = ReadyIndex(  # by `order.barrier_key`
+            store, f"i/{self.number}/", header.barriers, header.next_barrier_page, limits
+        )
         self.lanes = Lanes(store, f"l/{self.number}/", header, limits)
         self.filters = Filters(store, header, limits)
         self._pages: dict[int, QueuePage] = {}
@@ -86,6 +89,9 @@ class Queue:
         self.filters.flush()
         if header.keyed or header.lanes:
             self.lanes.flush()
+        self.barriers.flush()
+        header.barriers = self.barriers.directory()
+        header.next_barrier_page = self.barriers.pages
         header.ready = self.ready.directory()
         header.next_ready = self.ready.pages
         header.aside = self.aside.directory()
@@ -99,7 +105,8 @@ class Queue:
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
-        for index in (self.ready, self.aside, self.lanes, *self.filters.indexes()):
+        indexes = (self.ready, self.aside, self.barriers, self.lanes)
+        for index in (*indexes, *self.filters.indexes()):
             index.drop()
             index.flush()
         self._store.delete(f"q/{self.number}")
@@ -175,6 +182,10 @@ class Queue:
             if len(rows):
                 yield page, rows
 
+    def first_barrier(self) -> int | None:
+        """The barrier that goes next, as `order.barrier_key` (O3)."""
+        return self.barriers.first()
+
     def first_live(self) -> int | None:
         """The earliest place that still holds a message."""
         for page, rows in self.live_rows():
@@ -226,10 +237,9 @@ class Queue:
         self.settle()
         if header.faulted:
             return NEVER
-        deferred = min((d[2] for d in header.deferred), default=NEVER)
         again = 0 if header.again else NEVER
         unheard = min((s.again_at() for s in header.subscriptions), default=NEVER)
-        return min(self.directory.deadline(), deferred, again, unheard)
+        return min(self.directory.deadline(), header.deferred_until, again, unheard)
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter."""

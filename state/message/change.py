@@ -14,6 +14,7 @@ import numpy as np
 
 from ..dead import dead_letter
 from ..rules.lanes import LaneChange
+from ..rules.order import barrier_key
 from ..storage import NEVER, Array
 from .index import follow_lanes, leave_ready, make_ready, set_aside
 from .pages import QueuePage
@@ -42,7 +43,7 @@ class _Moved:
         self.holders = np.zeros(n, np.uint32)
         self.was_ready: list[Array] = []  # places that leave the ready index
         self.is_ready: list[Array] = []  # places that enter it
-        self.barriers: set[int] = set()  # places of barriers that are gone
+        self.barriers: list[int] = []  # keys of those that are gone
 
 
 def apply(
@@ -140,7 +141,7 @@ def _move(
     if to == LEASED:
         header.leased += len(rows) - leased
     header.delayed += (to == DELAYED) * len(rows) - before.count(DELAYED)
-    plain = page.barrier[rows] == 0 if header.barriers else None
+    plain = page.barrier[rows] == 0 if queue.barriers else None
     free = rows  # of lanes only the next one is in the index (O4), and barriers are not (O3)
     if plain is not None or header.keyed:
         free = rows[(page.barrier[rows] == 0) & (page.lane[rows] == 0)]
@@ -159,7 +160,9 @@ def _move(
         header.depth -= len(rows)
         header.bytes -= int(np.add.reduce(sizes))
         if plain is not None:
-            moved.barriers.update((rows[~plain].astype(np.int64) + base).tolist())
+            gone = rows[~plain]
+            ranks = zip(gone.tolist(), page.generation[gone].tolist(), strict=True)
+            moved.barriers += [barrier_key(base + row, rank) for row, rank in ranks]
         for row in rows.tolist() if page.extras else ():
             page.extras.pop(row, None)
     queue.changed(page, ends)
@@ -181,9 +184,7 @@ def _index(broker: Broker, queue: Queue, moved: _Moved) -> None:
         leave_ready(queue, np.concatenate(moved.was_ready))
     if moved.is_ready:
         make_ready(broker, queue, np.concatenate(moved.is_ready))
-    header = queue.header
-    if moved.barriers:
-        header.barriers = [b for b in header.barriers if b[0] not in moved.barriers]
+    queue.barriers.discard(sorted(moved.barriers))
 
 
 def _write_down(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..rules.lanes import LaneChange
+from ..rules.order import barrier_key
 from ..storage import NEVER, Array, uniform, write_rows
 from .index import follow_lanes, make_ready, set_aside
 from .table import EFFECTS, READY, Event
@@ -130,16 +131,17 @@ def enter(broker: Broker, queue: Queue) -> None:
 
 
 def _generations(queue: Queue, first: int) -> int | Array:
-    """The generation of each arrival; barriers that enter are noted in the header (O3)."""
+    """The generation of each arrival; barriers that enter are noted (O3)."""
     header, barriers = queue.header, queue.arrivals.barriers
     if not any(barriers):
         return header.generation
     generations = np.full(len(barriers), header.generation, np.uint32)
-    for at, barrier in enumerate(barriers):
-        if barrier:  # it is the last of its generation
-            header.barriers.append([first + at, header.generation])
-            header.generation += 1
-            generations[at + 1 :] = header.generation
+    keys = []
+    for at in np.flatnonzero(barriers).tolist():  # each is the last of its generation
+        keys.append(barrier_key(first + at, header.generation))
+        header.generation += 1
+        generations[at + 1 :] = header.generation
+    queue.barriers.add(keys)
     return generations
 
 

@@ -329,9 +329,10 @@ class Admission:
     def _store(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
     ) -> int:
+        number = self._broker.spool.next_id()
         for one in matches:
             queue = one.queue
-            if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
+            if queue.header.deferred and came_early(self._broker, queue, number):
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size

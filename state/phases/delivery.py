@@ -19,6 +19,7 @@ from ..message import READY, Event, apply
 from ..rules import transport_acks
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
+from ..rules.order import seq_of
 from ..storage import NEVER, Array, Content
 from .selection import Chosen, choose_messages
 
@@ -75,8 +76,7 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     """
     broker.at = queue
     header = queue.header
-    share = Budget(max(budget.rows // sharers, 1), max(budget.bytes // sharers, 1))
-    own_looks = Budget(max(looks.rows // sharers, 1), max(looks.bytes // sharers, 1))
+    share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
     if header.egress and any(not s.ending for s in header.subscriptions):
@@ -100,13 +100,13 @@ def free_unacked(broker: Broker, queue: Queue) -> int:
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; whether a budget ended it."""
     while not share.spent:
-        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
+        while queue.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
         chosen = choose_messages(
             broker, queue, free_unacked(broker, queue), share, looks
         )
         if not len(chosen.seqs):
-            return chosen.unfinished
+            return chosen.unfinished or share.spent  # by barriers
         ids, deliveries = queue.columns(chosen.seqs, "id", "deliveries")
         contents = broker.spool.contents(ids)
         if None in contents:
@@ -256,8 +256,9 @@ def _dead_of(found: PageRows) -> dict[int, dict[str, Any]]:
 
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
-    header = queue.header
-    seq = header.barriers[0][0]
+    header, barrier = queue.header, queue.first_barrier()
+    assert barrier is not None
+    seq = seq_of(barrier)
     if queue.first_live() != seq:
         return False
     place = np.array([seq], np.int64)

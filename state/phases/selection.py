@@ -16,7 +16,7 @@ from ..limits import Budget
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.filters import lets_through, look, lowest
-from ..rules.order import first_key_of, seq_of
+from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import Array
 from .deadlines import expire
 
@@ -121,9 +121,9 @@ class _Search:
 
 def _fence(queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    barriers, end = queue.header.barriers, first_inactive(queue)
+    barrier, end = queue.first_barrier(), first_inactive(queue)
     return lowest(
-        first_key_of(barriers[0][1] + 1) if barriers else None,
+        None if barrier is None else first_key_of(generation_of(barrier) + 1),
         None if end is None else queue.keys(np.array([end], np.int64))[0],
     )
 
