@@ -141,7 +141,7 @@ def _move(
         _join(broker, target, number, about)
         broker.spool.release(queue.number, np.array([number], np.uint64))
         return
-    if target.header.deferred and came_early(target, number):
+    if target.header.deferred and came_early(broker, target, number):
         broker.early.append((target, target.next_place()))
         target.arrivals.leaving += 1
         target.arrivals.leaving_bytes += size

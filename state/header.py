@@ -81,8 +81,10 @@ class QueueHeader(msgspec.Struct):
     ordered: bool = False  # some message has a priority or a generation
     ordered_from: int = 0  # none before this place has: there the order is by place
     generation: int = 0  # barriers that entered since the queue was last empty (O3)
-    barriers: list[list[int]] = []  # [place, generation] of barriers that wait, ascending (O3)
-    deferred: list[list[int]] = []  # [first id, last id, expires] of acks that came early (L9)
+    barriers: list[list[int]] = []  # the top of the index of barriers that wait (O3)
+    next_barrier_page: int = 0
+    deferred: list[list[int]] = []  # [first, last id, expires] of early acks, ascending (L9)
+    deferred_until: int = NEVER  # none of these expires before
     filters: dict[str, FilterState] = {}  # by their text (F5)
     next_filter: int = 0
     again: bool = False  # delivery stopped at its budget

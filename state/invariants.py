@@ -19,7 +19,7 @@ from .phases.alerts import is_over, level_of
 from .queue import Queue
 from .rules.active_set import active_rows, first_inactive
 from .rules.filters import matching
-from .rules.order import seq_of
+from .rules.order import barrier_key, seq_of
 from .storage import PAST, DictStore, MessagePage
 
 
@@ -58,7 +58,9 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     states: dict[int, int] = {}
     size, held = 0, {s.number: 0 for s in header.subscriptions}
     ready_seqs: set[int] = set()
-    barriers: list[list[int]] = []
+    barriers: list[int] = []
+    first_barrier = queue.first_barrier()
+    fence = None if first_barrier is None else seq_of(first_barrier)
     lanes: dict[int, list[tuple[int, ...]]] = {}
     for number in list(queue.directory.live()):
         page = queue.page(number)
@@ -70,7 +72,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
             states[state] = states.get(state, 0) + 1
             seq = (number << queue.bits) + row
             if page.barrier[row]:
-                barriers.append([seq, int(page.generation[row])])
+                barriers.append(barrier_key(seq, int(page.generation[row])))
             elif page.lane[row]:
                 lanes.setdefault(int(page.lane[row]), []).append(
                     (state == READY and not page.deliveries[row], *_order(page, row, seq), state)
@@ -81,7 +83,6 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
                 holder = int(page.holder[row])
                 assert holder in held, f"{name}: place {seq} is leased to nobody known"
                 held[holder] += 1
-                fence = header.barriers[0][0] if header.barriers else None
                 assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
             else:
                 assert page.holder[row] == 0, f"{name}: place {seq} has a holder, but no lease"
@@ -97,7 +98,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     assert header.leased == states.get(LEASED, 0), f"{name}: leased"
     assert header.delayed == states.get(DELAYED, 0), f"{name}: delayed"
     assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
-    assert header.barriers == barriers, f"{name}: barriers {header.barriers} != {barriers}"
+    assert list(queue.barriers.scan()) == barriers, f"{name}: barriers that wait"
     keys = list(queue.ready.scan())
     assert keys == sorted(keys), f"{name}: the ready index is out of order"
     index = [seq_of(k) for k in keys]

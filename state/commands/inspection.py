@@ -22,7 +22,7 @@ from ..queue import Queue
 from ..rules.active_set import first_inactive
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
-from ..rules.order import first_key_of, seq_of
+from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import Array, Overlay
 from .answers import PartialAnswer
 from .topic_subscriptions import topics_of
@@ -151,9 +151,10 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return f"faulted: {header.faulted}"
     if header.keyed and not queue.ready:
         return "partition_key"  # the key of each ready message has one under way (O4)
-    if header.barriers:
+    barrier = queue.first_barrier()
+    if barrier is not None:
         first = queue.ready.first()
-        if first is None or first >= first_key_of(header.barriers[0][1] + 1):
+        if first is None or first >= first_key_of(generation_of(barrier) + 1):
             return "barrier"
     if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"

@@ -71,16 +71,12 @@ class Admission:
     def take(self, records: Records) -> None:
         """Take in records, in their order."""
         self._look_at_files(records)
-        columns = zip(
-            records.topics, records.partitions, records.offsets, records.timestamps,
-            records.keys, (v or b"" for v in records.values), records.metas, records.headers,
-            [0] * len(records), strict=True,
-        )  # fmt: skip
         sources: dict[str, str | None] = {}
         behind = 0  # records before this one are taken in
-        for at, record in enumerate(map(Incoming._make, columns)):
+        for at in range(len(records)):
             if at < behind:
                 continue
+            record = Incoming.of(records, at)
             topic = record.topic
             if topic not in sources:
                 own = topics.split(topic)
@@ -333,9 +329,10 @@ class Admission:
     def _store(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
     ) -> int:
+        number = self._broker.spool.next_id()
         for one in matches:
             queue = one.queue
-            if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
+            if queue.header.deferred and came_early(self._broker, queue, number):
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size

@@ -16,7 +16,7 @@ from ..limits import Budget
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.filters import lets_through, look, lowest
-from ..rules.order import first_key_of, seq_of
+from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import Array
 from .deadlines import expire
 
@@ -39,13 +39,15 @@ def choose_messages(
 ) -> Chosen:
     """The next messages and their receivers; what they take of the budget is counted."""
     definition, header = queue.definition, queue.header
+    if not queue.ready:
+        return Chosen()
     candidates = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
-    if not candidates or room <= 0 or not queue.ready:
+    if not candidates or room <= 0:
         return Chosen()
     search = _Search(broker, queue, looks)
     free = sum(c.free for c in candidates)
@@ -84,8 +86,7 @@ class _Search:
         self.broker, self.queue, self.looks = broker, queue, looks
         self.below = _fence(queue)
         self.unfinished = False
-        queue.settle()
-        self.overdue = queue.directory.deadline() <= broker.now  # a budget left something
+        self.overdue = queue.is_due(broker.now)  # a budget left something
 
     def first_of(self, text: str | None, most: int) -> list[int]:
         """Up to ``most`` first keys for the class with this filter; they stay in the index."""
@@ -120,9 +121,9 @@ class _Search:
 
 def _fence(queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    barriers, end = queue.header.barriers, first_inactive(queue)
+    barrier, end = queue.first_barrier(), first_inactive(queue)
     return lowest(
-        first_key_of(barriers[0][1] + 1) if barriers else None,
+        None if barrier is None else first_key_of(generation_of(barrier) + 1),
         None if end is None else queue.keys(np.array([end], np.int64))[0],
     )
 
