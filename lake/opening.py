@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
+from ..protocol.tables import refusal_of
 from .views import create_views
 
 if TYPE_CHECKING:
     import duckdb
 
 TABLES = ("messages", "journal")
+HISTORY = ("commands", "steps", "snapshots")  # there where steps are taken in real time
 NEEDED = {"messages": "item", "journal": "line"}  # the column that came last: older ones lack it
 
 
@@ -27,7 +29,8 @@ class NoLake(LakequeueError):
 
 def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`, `queues`,
-    `consumers` and `changes` over the tables of a home, as they stand now. Times are UTC.
+    `consumers` and `changes` over the tables of a home, as they stand now, and where there are
+    such `commands`, `steps` and `snapshots`. Times are UTC.
 
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables, when they
     cannot be read, or when `deltalake` and `duckdb` are not installed (extra `sql`).
@@ -47,8 +50,9 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     }
     connection = duckdb.connect(config=settings)
     connection.execute("SET TimeZone = 'UTC'")
-    for name in TABLES:
-        connection.register(name, _dataset(tables / name))
+    for name in TABLES + HISTORY:
+        if name in TABLES or (tables / name / "_delta_log").is_dir():
+            connection.register(name, _dataset(tables / name))
     create_views(connection.execute, "duckdb")
     return connection
 
@@ -74,8 +78,10 @@ def _dataset(table: Path) -> Any:
         dataset = found.to_pyarrow_dataset()
     except Exception as error:  # whatever was done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
-    wanted = NEEDED[table.name]
-    if wanted not in dataset.schema.names:
+    if problem := refusal_of(str(table), found.metadata().configuration):
+        raise NoLake(problem)
+    wanted = NEEDED.get(table.name)
+    if wanted is not None and wanted not in dataset.schema.names:
         raise NoLake(
             f"The Delta table {table} was written by an earlier version, without the column "
             f"{wanted!r}: start the engine on this home once, and it is added"

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from .bounds import Count, DurationMs, Ids, Name, Number, OrderKey, Partition, Text, Topic, explain
+from .mesh import BrokerNumber
 
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +52,13 @@ class Configure(Command, frozen=True, tag="configure"):
 
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
+
+
+class Peers(Command, frozen=True, tag="peers"):
+    """The brokers of the home, by name, with their numbers, this one among them. The engine says so
+    to each broker of a home that has several."""
+
+    brokers: dict[Name, BrokerNumber]
 
 
 class Define(Command, frozen=True, tag="define"):
@@ -291,9 +299,9 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
-    | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
-    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
+    Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
+    | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
+    | Browse | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
     | Tick | Captures
 )
 

@@ -17,13 +17,14 @@ from typing import Any, assert_never
 import msgspec
 
 from . import journal as journal_codec
-from . import topics
+from . import mesh, topics
 from .journal import Journal, Segment
 from .outputs import (
     Alert,
     Capture,
     Deadline,
     Deliveries,
+    MeshRecord,
     Output,
     Receipts,
     RejectedRecord,
@@ -107,6 +108,8 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
                 yield _rejected(output)
             case Journal():
                 yield from _journal(output)
+            case MeshRecord():
+                yield _mesh(output)
             case Deadline() | Capture() | Alert():
                 pass
             case _:
@@ -306,6 +309,12 @@ def _rejected(r: RejectedRecord) -> WireRecord:
         value = value[:REJECTED_BYTES]
     key = r.key if r.key is None or len(r.key) <= REJECTED_KEY_BYTES else None
     return WireRecord(topics.topic(r.vpn, topics.REJECTED), None, key, value, headers_json(headers))
+
+
+def _mesh(m: MeshRecord) -> WireRecord:
+    """It is one record already: what is said is cut before it gets its number (`mesh.slices`)."""
+    value = mesh.encode(m.sender, m.name, m.epoch, m.number, m.body)
+    return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:

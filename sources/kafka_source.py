@@ -31,6 +31,16 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str
     return _list([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
 
 
+def history_topics(vpns: Iterable[str], brokers: Iterable[str]) -> dict[str, str]:
+    """What the history's tables are written from: commands, what brokers say to each other, and the
+    logs of steps. Those are read uncommitted, as the source does: their transactions are a fence
+    and stay open for long."""
+    named = sorted(brokers)
+    kinds = (topics.STEPS, topics.MESH) if len(named) > 1 else (topics.STEPS,)
+    names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
+    return _list(names + [topics.topic(b, kind) for b in named for kind in kinds], ())
+
+
 def commands_topics(vpns: Iterable[str]) -> dict[str, str]:
     """The commands topics of the VPNs."""
     return _list([topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)], ())

@@ -17,6 +17,7 @@ from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
 from .header import QueueHeader
 from .limits import Budget, Limits
+from .mesh.peer import Peer
 from .queue import Queue
 from .storage import Calendar, Spool, SpoolHeader, Store, ValuePages
 
@@ -63,6 +64,7 @@ class BrokerHeader(msgspec.Struct):
     alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
     marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
     events: int = 0  # notable events so far
+    peers: dict[int, Peer] = {}  # the home's other brokers, by number
 
 
 _encode = msgspec.msgpack.encode

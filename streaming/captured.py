@@ -13,6 +13,7 @@ made, read, or started again for these.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
@@ -23,6 +24,7 @@ from ..definitions import Configuration
 from ..protocol import NotConnected, commands
 from ..sources.discovery import Discovery, captured_topics
 from ..sources.live import kafka_client
+from .broker_query import BrokerQuery
 from .home import HomeFolder
 from .topics_admin import ensure_topics
 
@@ -30,29 +32,38 @@ log = logging.getLogger("lakequeue.engine")
 
 
 class CapturedTopics:
-    """Of one engine. partitions: of each topic that there is; reads: the captured ones of these,
-    as the queries that were started last read them; unasked: VPNs whose queues may capture more
-    than is known."""
+    """Of one engine. brokers: names and numbers; partitions: of each topic that there is; reads:
+    the captured ones of these, as the queries that were started last read them; unasked: VPNs of a
+    broker whose queues may capture more than is known."""
 
     def __init__(
-        self, bootstrap: str, folder: HomeFolder, configuration: Configuration, vpns: list[str]
+        self,
+        bootstrap: str,
+        folder: HomeFolder,
+        configuration: Configuration,
+        vpns: list[str],
+        brokers: Mapping[str, BrokerQuery],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
         self._configuration = configuration
         self._vpns = vpns
+        self._brokers = brokers
         self._texts = {q.underlying_topic for q in configuration.queues}
         self._discovery: Discovery | None = None
         self.partitions: dict[str, int] = {}
         self.reads: list[str] = []
-        self.unasked: set[str] = set()
+        self.unasked: set[tuple[str, str]] = set()  # broker, VPN
         self.more = False  # the queries do not read yet what there is, or what is gone
 
     def open(self) -> None:
         """Make the engine's own topics, and begin to look for others."""
         require_broker(self._bootstrap)
-        brokers = self._configuration.brokers
-        self.partitions = ensure_topics(self._bootstrap, self._vpns, (), brokers)
+        before = self._folder.numbers
+        count = max([before, *(b.number + 1 for b in self._brokers.values())])
+        self.partitions = ensure_topics(
+            self._bootstrap, self._vpns, (), self._brokers, count, before
+        )
         self._texts |= self._folder.captured()
         self._read(captured_topics(self.partitions, self._texts))
         self.watch()
@@ -100,19 +111,24 @@ class CapturedTopics:
 
     # ------------------------------------------------------------ asking the state
 
-    def ask_again(self) -> None:
-        """The queries began anew: what they had to say may be lost."""
-        self.unasked = set(self._vpns)
+    def ask_again(self, brokers: Iterable[str]) -> None:
+        """These brokers' queries began anew: what they had to say may be lost."""
+        self.unasked |= {(broker, vpn) for broker in brokers for vpn in self._vpns}
+
+    def forget(self, broker: str) -> None:
+        """This broker does not answer any more."""
+        self.unasked = {one for one in self.unasked if one[0] != broker}
 
     def ask(self, timeout_s: float) -> None:
-        """Ask the engine what its queues capture. Raises Timeout and NotConnected."""
-        for vpn in sorted(self.unasked):
+        """Ask the brokers what their queues capture. Raises Timeout and NotConnected."""
+        for broker, vpn in sorted(self.unasked):
+            number = self._brokers[broker].number
             transport = open_kafka(self._bootstrap, "lakequeue-start")
-            connection = Connection(transport, vpn, "lakequeue-start")
+            connection = Connection(transport, vpn, "lakequeue-start", number=number)
             try:
                 asked = commands.Captures()
                 for text in connection.request_list(asked, "start", timeout=timeout_s):
                     self.heard(text)
             finally:
                 connection.close()
-            self.unasked.discard(vpn)
+            self.unasked.discard((broker, vpn))

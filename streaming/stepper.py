@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
-from ..sources.live import LiveInputs, own_inputs, places_of
+from ..sources.live import LiveInputs, own_places, places_of
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
@@ -190,7 +190,9 @@ class Stepper(threading.Thread):
         driver = self._driver
         driver.learn(sizes)
         captured = captured_topics(sizes, driver.captured)
-        places = places_of(sizes, own_inputs(self._options.vpns) + captured)
+        o = self._options
+        places = own_places(sizes, o.vpns, o.broker, o.number, o.alone)
+        places += places_of(sizes, captured)
         self._inputs.also({place: driver.offsets.get(place, 0) for place in places})
 
     # ------------------------------------------------------------ marks
@@ -230,6 +232,7 @@ class Stepper(threading.Thread):
         figures.step_ms = round(1000 * (now.cost_s - before.cost_s))
         figures.step_max_ms, self._longest_s = round(1000 * self._longest_s), 0.0
         figures.gap_ms = round(1000 * stood)
+        figures.lag_records = self._inputs.behind
         figures.cache_bytes = self._cache.held_bytes
         figures.state_pages = self._cache.written_pages
         figures.state_bytes = self._cache.written_bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
+from ..mesh.peers import set_peers
 from . import administration, inspection, leases, sessions, topic_subscriptions
 from .redriving import redrive
 from .turns import IN_TURN
@@ -13,6 +14,7 @@ from .turns import IN_TURN
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
+    c.Peers: set_peers,
     c.Define: administration.define,
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,

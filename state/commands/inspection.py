@@ -123,6 +123,11 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "delivered_unacked": broker.unacked_total,
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
+            "peers": [
+                {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
+                 "repeated": p.repeated}
+                for n, p in sorted(header.peers.items())
+            ],
         },
     }
 

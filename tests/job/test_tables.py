@@ -18,7 +18,7 @@ from lakequeue.cli.delta_reader import read_table
 from lakequeue.lake import TABLES, create_views, open_lake, trace
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
-from lakequeue.sinks.delta import create_tables
+from lakequeue.sinks.delta_tables import create_tables
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
 from pyspark.sql import SparkSession
