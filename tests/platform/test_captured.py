@@ -63,7 +63,8 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
 def opened(home: Path) -> CapturedTopics:
     folder = HomeFolder(home)
     folder.open()
-    topics = CapturedTopics("k:1", folder, parse_configuration({"queues": QUEUES}), ["default"])
+    configuration = parse_configuration({"queues": QUEUES})
+    topics = CapturedTopics("k:1", folder, configuration, ["default"], {})
     topics.open()
     return topics
 
