@@ -101,7 +101,8 @@ class SparkApplication:
         While it plans, Spark starts a Python process that must answer within 10 s; several at once
         on a slow machine do not.
         """
-        assert self.spark is not None and broker.query is not None
+        assert self.spark is not None
+        assert broker.query is not None
         group = str(broker.query.runId)
         until = time.monotonic() + PLAN_S_MAX
         while broker.is_active and time.monotonic() < until:
