@@ -28,6 +28,20 @@ class Redriven:
     why: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a move or an edit did, or would do.
+
+    count: messages that were changed; stayed: those that were meant and were not; why: how many for
+    each reason. Those are the reasons of a refused message, and `leased`, `filter`,
+    `already_there`, `keeps_last_message`, `edited_too_much`, `payload_missing`.
+    """
+
+    count: int
+    stayed: int
+    why: dict[str, int]
+
+
 class Admin:
     """Made by `Connection.admin`; every call waits for the engine's answer."""
 
@@ -78,13 +92,19 @@ class Admin:
         return [BrowsedMessage.of(queue, row) for row in self._seen(rows)]
 
     def purge(
-        self, queue: str, where: str | None = None, ids: list[str] | str | None = None
+        self,
+        queue: str,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
     ) -> int:
-        """Remove messages, all or by predicate or ids; returns how many. Raises LakequeueError if
-        what was last looked at is of another home than the engine's."""
-        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        """Remove messages, all or by predicate or ids; returns how many. dry_run: only says how
+        many; why: for the journal, beside this client's name. Raises LakequeueError if what was
+        last looked at is of another home than the engine's."""
         return self._session.request(
-            commands.Purge(queue=queue, epoch=self._epoch, where=where, ids=text)
+            commands.Purge(**self._change(queue, where, ids, dry_run, why))
         )
 
     def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
@@ -114,13 +134,55 @@ class Admin:
         """Not in this version: raises LakequeueError."""
         raise _later("replay", "read the Delta table 'messages' and publish again")
 
-    def move(self, queue: str, **_: Any) -> Any:
-        """Not in this version (R6): raises LakequeueError."""
-        raise _later("move", "consume the messages and publish them again")
+    def move(
+        self,
+        queue: str,
+        to: str,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
+    ) -> Changed:
+        """Put messages into another queue of the VPN, all or by predicate or ids (R6).
 
-    def edit(self, queue: str, **_: Any) -> Any:
-        """Not in this version (R6): raises LakequeueError."""
-        raise _later("edit", "consume the messages and publish them with other headers")
+        They keep id, payload, key and headers, and enter it anew, behind what is there: its filter,
+        priority, quotas apply. Leased ones stay. dry_run, why: as for `purge`. Raises ConfigError
+        for a queue that is not there, LakequeueError as `purge`.
+        """
+        return Changed(**self._session.request(
+            commands.Move(to=to, **self._change(queue, where, ids, dry_run, why))
+        ))  # fmt: skip
+
+    def edit(
+        self,
+        queue: str,
+        headers: dict[str, str | None],
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
+    ) -> Changed:
+        """Change headers of messages in this queue, all or by predicate or ids (R6).
+
+        headers: the new text of each, at most 1,000 characters in all; None removes a header. The
+        same message in another queue stays as it is; who holds one sees it at the next delivery.
+        dry_run, why: as for `purge`. Raises as `move`.
+        """
+        return Changed(**self._session.request(
+            commands.Edit(headers=headers, **self._change(queue, where, ids, dry_run, why))
+        ))  # fmt: skip
+
+    def _change(
+        self, queue: str, where: str | None, ids: list[str] | str | None, dry_run: bool, why: str
+    ) -> dict[str, Any]:
+        """What commands that change messages have in common."""
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        return {
+            "queue": queue, "epoch": self._epoch, "where": where, "ids": text,
+            "dry_run": dry_run, "who": self._session.client_name, "why": why,
+        }  # fmt: skip
 
     def redrive(
         self, queue: str, where: str | None = None, ids: list[str] | str | None = None

@@ -223,12 +223,34 @@ class Browse(Command, frozen=True, tag="browse"):
     start: OrderKey | None = None
 
 
-class Purge(Named, frozen=True, kw_only=True, tag="purge"):
-    """Remove messages, by predicate or by ids (R6)."""
+class Change(Named, frozen=True, kw_only=True):
+    """An administrator changes messages of a queue, all or by predicate or ids (R6).
+
+    dry_run: nothing is changed, and the answer is how many would be; who, why: for the journal.
+    """
 
     queue: Name
     where: Text | None = None
     ids: Ids | None = None
+    dry_run: bool = False
+    who: Name = ""
+    why: Name = ""
+
+
+class Purge(Change, frozen=True, kw_only=True, tag="purge"):
+    """Remove messages."""
+
+
+class Move(Change, frozen=True, kw_only=True, tag="move"):
+    """Put messages into another queue of the VPN; leased ones stay."""
+
+    to: Name
+
+
+class Edit(Change, frozen=True, kw_only=True, tag="edit"):
+    """Change headers of messages in this queue: a text for each name, null removes the header."""
+
+    headers: dict[Name, Name | None]
 
 
 class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):
@@ -285,8 +307,8 @@ class Tick(Command, frozen=True, tag="tick"):
 AnyCommand = (
     Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
     | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
-    | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
-    | Tick
+    | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
+    | RecordsLost | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from . import administration, inspection, leases, sessions, topic_subscriptions
+from . import administration, inspection, leases, moving, sessions, topic_subscriptions
 from .redriving import redrive
 from .turns import IN_TURN
 
@@ -42,6 +42,8 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Returned: leases.hand_back,
         c.Unsubscribe: sessions.unsubscribe,
         c.Purge: administration.purge,
+        c.Move: moving.move,
+        c.Edit: moving.edit,
         c.Redrive: redrive,
         c.Delete: administration.remove_messages,
     }

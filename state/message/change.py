@@ -8,11 +8,12 @@ else writes a state, and nothing is done by half: what is not in the table chang
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..dead import dead_letter
+from ..rules.edits import edits_part
 from ..rules.lanes import LaneChange
 from ..storage import NEVER, Array
 from .index import follow_lanes, leave_ready, make_ready, set_aside
@@ -44,6 +45,7 @@ class _Moved:
         self.was_ready: list[Array] = []  # places that leave the ready index
         self.is_ready: list[Array] = []  # places that enter it
         self.barriers: set[int] = set()  # places of barriers that are gone
+        self.edits: dict[int, dict[str, Any]] = {}  # of messages that are gone, by id (R6)
 
 
 def apply(
@@ -96,7 +98,9 @@ def apply(
     if effect.match == RELEASED:
         broker.spool.release(queue.number, moved.ids)
     elif effect.match == DEAD:
-        dead_letter(broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail)
+        dead_letter(
+            broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail, moved.edits
+        )
     if effect.to != LEASED:
         queue.wanted = True
     return moved.ids
@@ -158,7 +162,8 @@ def _move(
         if header.barriers and not plain.all():
             moved.barriers.update((rows[~plain].astype(np.int64) + base).tolist())
         for row in rows.tolist() if page.extras else ():
-            page.extras.pop(row, None)
+            if edits := edits_part(page.extras.pop(row, None)):
+                moved.edits[int(page.id[row])] = edits
     queue.changed(page)
 
 

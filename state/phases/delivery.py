@@ -17,6 +17,7 @@ from ..header import Subscription
 from ..limits import Budget
 from ..message import READY, Event, apply
 from ..rules import transport_acks
+from ..rules.edits import as_edited, dead_part, extras_of
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..storage import NEVER, Array, Content
@@ -170,6 +171,7 @@ def _say(
 ) -> None:  # fmt: skip
     """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
     ids = queue.gather(seqs, "id")
+    contents = as_edited(queue, seqs, contents)
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, seqs, broker.now)
@@ -242,14 +244,8 @@ def _send_as_it_was(
 
 def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
     """What dead messages among these carry, by position."""
-    dead: dict[int, dict[str, Any]] = {}
-    for page, rows, where in queue.rows(seqs):
-        if page.extras:
-            positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
-            for position, row in zip(positions, rows.tolist(), strict=True):
-                if row in page.extras:
-                    dead[position] = page.extras[row]
-    return dead
+    found = {at: dead_part(extra) for at, extra in extras_of(queue, seqs).items()}
+    return {at: dead for at, dead in found.items() if dead is not None}
 
 
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
@@ -275,7 +271,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
         return True
     for subscription in receivers:
         _emit(
-            broker, queue, subscription, ids, contents,
+            broker, queue, subscription, ids, as_edited(queue, place, contents),
             counts=[int(queue.gather(place, "deliveries")[0]) + 1],
             numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
             barrier=True, dead=_dead_of(queue, place),
