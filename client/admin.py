@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
@@ -130,9 +135,40 @@ class Admin:
         delivered (S7). Raises ConfigError if the queue has none such."""
         self._session.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
 
-    def replay(self, queue: str, **_: Any) -> Any:
-        """Not in this version: raises LakequeueError."""
-        raise _later("replay", "read the Delta table 'messages' and publish again")
+    def replay(
+        self,
+        queue: str,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        rate: float | None = None,
+        home: Path | str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Publish messages of the past once more, to this queue alone (R4).
+
+        Those that came for the queue and that it does not hold any more: acknowledged, expired,
+        discarded, purged, as far back as the Delta tables reach (`begins` of the answer). They get
+        new ids, and headers that say so: `lq-replay-of`, `lq-replay-time`, `lq-replay-by`.
+
+        since, until: when they were published, aware datetimes or ISO-8601 text; since may also be
+        a message id, a bookmark: that message and later ones, or `epoch`. where: an expression;
+        ids: as for `purge`; dry_run: only counts, with some `examples`; rate: messages a second;
+        home: the engine's, whose tables are read, by default `$LAKEQUEUE_HOME` or `.lakequeue`;
+        progress: told now and then how many were published. Answers with `count`, and `refused` by
+        reason. Raises ConfigError for what is not understood, LakequeueError without tables.
+        """
+        where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        # By name: who does not replay needs neither the tables nor what reads them.
+        work = importlib.import_module("lakequeue.lake.replaying")
+        return work.replay(
+            self._session, queue, home=where_it_is, since=since, until=until, where=where,
+            ids=text, dry_run=dry_run, rate=rate, progress=progress,
+        )  # fmt: skip
 
     def move(
         self,
