@@ -89,7 +89,7 @@ def replay(
         (first,) = lake.execute(_BEGINS).fetchone() or (None,)
         begins = None if first is None else _moment(first)
         if dry_run:
-            count, examples = 0, []
+            count, examples = 0, list[dict[str, Any]]()
             for row in chosen.rows(lake):
                 count += 1
                 if len(examples) < EXAMPLES:
@@ -181,7 +181,7 @@ def _publish(
     progress: Callable[[int], None] | None,
 ) -> tuple[int, dict[str, int], list[dict[str, Any]]]:  # fmt: skip
     """Publish them again, at most so many a second."""
-    count, refused, examples = 0, dict[str, int](), []
+    count, refused, examples = 0, dict[str, int](), list[dict[str, Any]]()
     begun = time.monotonic()
     with connection.producer() as producer:
         sent: list[Any] = []
