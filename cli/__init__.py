@@ -30,6 +30,7 @@ COMMANDS = {
     "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
     "trace": ("lakequeue.cli.trace:trace", "The life of a message, and why it waited."),
     "at": ("lakequeue.cli.at:at", "The queues as they were at any time, or behind any step."),
+    "rebuild": ("lakequeue.cli.rebuild:rebuild", "A working home from the Delta tables."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
     "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput and more."),
 }

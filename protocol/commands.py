@@ -300,6 +300,13 @@ class RecordsLost(Command, frozen=True, tag="records_lost"):
     reader: Name = "engine"
 
 
+class BeginAgain(Command, frozen=True, tag="begin_again"):
+    """The state of this queue was made again from the Delta tables: leases end, deliveries count
+    from nothing (R3). The engine says so when it starts on a home that was rebuilt."""
+
+    queue: Name
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -308,7 +315,7 @@ AnyCommand = (
     Begin | Configure | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat | Bye
     | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe | Browse
     | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
-    | RecordsLost | Tick
+    | RecordsLost | BeginAgain | Tick
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

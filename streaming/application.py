@@ -153,6 +153,7 @@ class SparkApplication:
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
             home.epoch, self._vpns, sorted(self._captured.known), code_version(), self._run,
             keep=int(retained) + 3,
+            rebuilt=self._folder.rebuilt(home.name),
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),

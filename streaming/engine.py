@@ -125,11 +125,14 @@ class Engine:
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
-        self._lock_of_tables.take()
         self.captured.open()
+        self._lock_of_tables.take()
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for vpn, command in configure_commands(self.configuration, self.epoch):
+            transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
+        for vpn, queue in self._folder.rebuilt_queues():
+            command = commands.encode_command(commands.BeginAgain(queue=queue))
             transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
         self._heartbeat.start()
         self._alerts.start()

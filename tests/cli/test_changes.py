@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main
+from lakequeue.state import FORMAT
 from memory_shell import Engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from lake.history import write_history
 from lake.on_files import Recorded
 from lake.test_past import lived
+from loop.memory import HOME
 
 
 @pytest.fixture
@@ -126,6 +128,19 @@ def test_r1_what_a_step_took_and_said(home: Path) -> None:
     assert [r["topic"] for r in step["took"]] == ["default.commands"] * 2
     assert "default.journal" in {r["topic"] for r in step["said"]} or step["said"] == []
     assert at(home, "--step", "1", "step").stdout.startswith("It took 2 records:\n")
+
+
+def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
+    about = {"epoch": HOME.epoch, "format": FORMAT}
+    (home / "lakequeue.json").write_text(json.dumps(about))
+    new = tmp_path / "new"
+    command = ["rebuild", "--from", str(home), "--home", str(new)]
+    said = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert said.exit_code == 0
+    assert said.stdout.startswith("broker-0: ")
+    assert said.stdout.endswith(f"Start the engine with --home {new}\n")
+    again = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert (again.exit_code, "is not empty" in again.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
