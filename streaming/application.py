@@ -183,6 +183,7 @@ class SparkApplication:
             home.epoch, self._vpns, code_version(), run,
             alone=self._alone,
             keep=int(retained) + 3,
+            rebuilt=self._folder.rebuilt(home.name),
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),

@@ -27,6 +27,7 @@ from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
 from . import given_definitions
+from .moving import because
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import Task, begin, cancel_all, resume
@@ -180,7 +181,9 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     while not done and not budget.spent:
         part = wanted_rows(broker, queue, task, command.where, ranges, budget)
         done, task.cursor = part.last, part.next
-        apply(broker, queue, part.seqs, Event.PURGE, reason=command.where or "")
+        if not command.dry_run:
+            reason = because(command, command.where or "")
+            apply(broker, queue, part.seqs, Event.PURGE, reason=reason)
         task.done["n"] = task.done.get("n", 0) + len(part.seqs)
     task.result = task.done.get("n", 0)
     return done

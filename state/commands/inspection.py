@@ -20,6 +20,7 @@ from ..message import DELAYED, GONE, LEASED, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
 from ..rules.active_set import first_inactive
+from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..rules.order import first_key_of, generation_of, seq_of
@@ -281,7 +282,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
     names = {s.number: s.name for s in queue.header.subscriptions}
     out = []
     for seq, content, priority in zip(
-        seqs.tolist(), broker.spool.contents(ids),
+        seqs.tolist(), as_edited(queue, seqs, broker.spool.contents(ids)),
         broker.spool.gather(ids, "priority").tolist(), strict=True,
     ):  # fmt: skip
         page, row = queue.row(seq)
@@ -303,7 +304,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
                 "ready_at": until if state == DELAYED else None,
                 "holder": names.get(int(page.holder[row])),
                 "is_barrier": bool(page.barrier[row]),
-                "dead": page.extras.get(row),
+                "dead": dead_part(page.extras.get(row)),
             }
         )
     return out

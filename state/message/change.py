@@ -8,11 +8,12 @@ else writes a state, and nothing is done by half: what is not in the table chang
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..dead import dead_letter
+from ..rules.edits import edits_part
 from ..rules.lanes import LaneChange
 from ..rules.order import barrier_key
 from ..storage import NEVER, Array
@@ -44,6 +45,7 @@ class _Moved:
         self.was_ready: list[Array] = []  # places that leave the ready index
         self.is_ready: list[Array] = []  # places that enter it
         self.barriers: list[int] = []  # keys of those that are gone
+        self.edits: dict[int, dict[str, Any]] = {}  # of messages that are gone, by id (R6)
 
 
 def apply(
@@ -96,7 +98,9 @@ def apply(
     if effect.match == RELEASED:
         broker.spool.release(queue.number, moved.ids)
     elif effect.match == DEAD:
-        dead_letter(broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail)
+        dead_letter(
+            broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail, moved.edits
+        )
     if effect.to != LEASED:
         queue.wanted = True
     return moved.ids
@@ -164,7 +168,8 @@ def _move(
             ranks = zip(gone.tolist(), page.generation[gone].tolist(), strict=True)
             moved.barriers += [barrier_key(base + row, rank) for row, rank in ranks]
         for row in rows.tolist() if page.extras else ():
-            page.extras.pop(row, None)
+            if edits := edits_part(page.extras.pop(row, None)):
+                moved.edits[int(page.id[row])] = edits
     queue.changed(page, ends)
 
 

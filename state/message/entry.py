@@ -34,7 +34,7 @@ class Arrivals:
     until: list[int] = field(default_factory=list)  # NEVER: ready now; else delayed till then
     barriers: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
-    dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position (X5)
+    dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # extras, by position (X5, R6)
     bytes: int = 0
     leaving: int = 0  # of these, those that were acknowledged before they came (L9)
     leaving_bytes: int = 0

@@ -45,6 +45,7 @@ class Event(enum.Enum):
     PURGE = "purged"
     REPLACE = "replaced by the next, quota 0"
     REDRIVE = "redriven from a dead message queue"
+    MOVE = "moved to another queue"
     DELETE = "its queue is deleted"
     LOSE = "its payload is missing"
 
@@ -109,6 +110,8 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (DELAYED, _E.REPLACE): Transition(GONE, ("replaced",), ("replaced",), RELEASED, "S10"),
     (READY, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
     (DELAYED, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
+    (READY, _E.MOVE): Transition(GONE, ("moved",), ("moved",), RELEASED, "R6"),
+    (DELAYED, _E.MOVE): Transition(GONE, ("moved",), ("moved",), RELEASED, "R6"),
     (READY, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (LEASED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (DELAYED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),

@@ -17,6 +17,7 @@ from ..header import Subscription
 from ..limits import Budget
 from ..message import READY, Event, apply
 from ..rules import transport_acks
+from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..rules.order import seq_of
@@ -174,6 +175,7 @@ def _say(
     rows = queue.rows(seqs)
     names = ("id", "deliveries", "delivery", "expires")
     ids, deliveries, numbers, expires = queue.columns_of(rows, len(seqs), names)
+    contents = as_edited(queue, seqs, contents)
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, seqs, broker.now)
@@ -249,8 +251,8 @@ def _dead_of(found: PageRows) -> dict[int, dict[str, Any]]:
         if page.extras:
             positions = range(len(rows)) if isinstance(where, slice) else where.tolist()
             for position, row in zip(positions, rows.tolist(), strict=True):
-                if row in page.extras:
-                    dead[position] = page.extras[row]
+                if (part := dead_part(page.extras.get(row))) is not None:
+                    dead[position] = part
     return dead
 
 
@@ -278,7 +280,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
         return True
     for subscription in receivers:
         _emit(
-            broker, queue, subscription, ids, contents,
+            broker, queue, subscription, ids, as_edited(queue, place, contents),
             counts=[int(queue.gather(place, "deliveries")[0]) + 1],
             numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
             barrier=True, dead=_dead_of(queue.rows(place)),
