@@ -56,6 +56,23 @@ class FilterState(msgspec.Struct):
     next_unseen: int = 0
 
 
+class Wanted(msgspec.Struct, array_like=True):
+    """What another broker wants of this queue, and what it got (H4)."""
+
+    limit: int = 0  # so many messages may be given to it, from the beginning
+    given: int = 0
+    filters: list[str | None] = []  # of its consumers with room; None lets everything through
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """What this queue has asked of another broker's, and what it got (H4)."""
+
+    owner: int = 0  # the queue's number there, once something came
+    got: int = 0  # messages that came, from the beginning
+    limit: int = 0  # so many were asked for, from the beginning
+    filters: list[str | None] = []
+
+
 class QueueHeader(msgspec.Struct):
     """What changes in almost every step, and what is needed in every step, of one queue."""
 
@@ -72,6 +89,10 @@ class QueueHeader(msgspec.Struct):
     leased: int = 0
     delayed: int = 0
     bytes: int = 0
+    moving: int = 0  # these too: on their way to other brokers
+    wanted: dict[int, Wanted] = {}  # by brokers that have room, the one that asked first first
+    asked: dict[int, Asked] = {}  # of brokers
+    pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)
     discarded: dict[str, int] = {}  # on entry, by reason (S4)

@@ -72,11 +72,13 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
 
 
 def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
-    """Q5: the owner is a broker that runs; in this version there is one."""
-    owner, name = definition.initial_owner, broker.header.name
-    if owner is not None and owner != name:
-        where = f"queue {definition.name!r}"
-        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
+    """Q5: the owner is a broker of the home."""
+    owner, names = definition.initial_owner, [broker.header.name]
+    names += [peer.name for peer in broker.header.peers.values()]
+    if owner is not None and owner not in names:
+        where, known = f"queue {definition.name!r}", ", ".join(map(repr, names))
+        allowed = f"must be the broker, {known}" if len(names) == 1 else f"must be one of {known}"
+        raise ConfigError([Problem(where, "initial_owner", owner, allowed)])
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:

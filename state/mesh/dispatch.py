@@ -11,7 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.mesh import Said
+from ...protocol.ownership import Grant, Taken, Want
+from . import ownership
 
 Handler = Callable[[Any, int, Any], None]
 
-KINDS: dict[str, tuple[type[Said], Handler]] = {}
+KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "want": (Want, ownership.wanted),
+    "grant": (Grant, ownership.granted),
+    "taken": (Taken, ownership.taken),
+}

@@ -34,6 +34,8 @@ class Arrivals:
     barriers: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
     dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position (X5)
+    before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    # What another broker had done with them: by position, (entered, deliveries, cancels).
     bytes: int = 0
     leaving: int = 0  # of these, those that were acknowledged before they came (L9)
     leaving_bytes: int = 0
@@ -104,6 +106,9 @@ def enter(broker: Broker, queue: Queue) -> None:
     for at, dead in arrivals.dead.items():
         page, row = queue.row(first + at)
         page.extras[row] = dead
+    for at, (entered, deliveries, cancels) in arrivals.before.items():
+        page, row = queue.row(first + at)
+        page.entered[row], page.deliveries[row], page.cancels[row] = entered, deliveries, cancels
     header.next_seq += total
     header.depth += total
     header.delayed += int(later.sum())

@@ -67,6 +67,22 @@ def choose_messages(
     return Chosen(seqs, receivers, search.unfinished or budget.spent)
 
 
+def choose_for(
+    broker: Broker, queue: Queue, filters: list[str | None], most: int, budget: Budget,
+    looks: Budget,
+) -> tuple[Array, bool]:  # fmt: skip
+    """Up to so many of the next messages that one of these filters lets through, for another broker
+    (H4); whether a budget ended the search. Barriers are never among them."""
+    if not queue.ready:
+        return np.zeros(0, np.int64), False
+    search = _Search(broker, queue, looks)
+    keys = sorted({key for text in filters for key in search.first_of(text, most)})
+    if keys and queue.header.keyed:  # with each that leaves, the next of its key takes its place
+        most = 1
+    keys = _within(queue, keys[:most], budget)
+    return np.array([seq_of(k) for k in keys], np.int64), search.unfinished
+
+
 def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
     """As many of the first keys as the bytes allow, one at least; their bytes are counted."""
     if not keys:
