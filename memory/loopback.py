@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..client.transport import Acked, Headers, Record
 from .in_process import MemoryEngine
@@ -30,6 +32,15 @@ class MemoryTransport:
     def command(self, topic: str, key: bytes, value: bytes) -> None:
         """See `Transport.command`."""
         self._engine.command(topic, key, value, self._broker)
+
+    @contextmanager
+    def towards(self, broker: str) -> Iterator[None]:
+        """For a while what is said goes to this broker."""
+        own, self._broker = self._broker, broker
+        try:
+            yield
+        finally:
+            self._broker = own
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

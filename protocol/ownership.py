@@ -1,8 +1,8 @@
 """What the hosts of a distributed queue say to each other: who may own a message (Q5, H4).
 
-`Want` asks, `Grant` gives messages, `Taken` confirms: see `state/mesh/ownership.py`. A queue is
-named by its VPN and name, a message by its id; ``refs`` are the giver's own rows, which it alone
-reads.
+`Want` asks, `Grant` gives messages, `Taken` confirms: see `state/mesh/ownership.py`; `Hold`,
+`Drained` and `Release` are of barriers: see `state/mesh/barriers.py`. A queue is named by its VPN
+and name, a message by its id; ``refs`` are the giver's own rows, which it alone reads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Self
 import msgspec
 
 from .bounds import Count, Name, Text
-from .mesh import PART_ROWS, Said, slices
+from .mesh import PART_ROWS, BrokerNumber, Said, slices
 
 CREDITS_MAX = 1_000  # messages that one broker asks another for at once
 FILTERS_MAX = 64  # texts of filters that one asks with
@@ -46,16 +46,18 @@ _rows = msgspec.Meta(max_length=PART_ROWS)
 class Grant(Said, frozen=True):
     """Messages that another broker is to own, in columns of one length, in the queue's order.
 
-    owner: the number of the queue at the giver; refs: its rows; ids: by which they are known;
-    sizes: as quotas count; levels, lanes, barriers: by the queue's expressions, which are not
-    evaluated again (Q6); expires, until: epoch ms, until says when what is delayed is ready;
-    entered, deliveries, cancels: as they were; dead: what dead messages carry, by position.
+    owner: the number of the queue at the giver; fresh: they go to their first owner; refs: its
+    rows; ids: by which they are known; sizes: as quotas count; levels, lanes, barriers: by the
+    queue's expressions, which are not evaluated again (Q6); expires, until: epoch ms, until says
+    when what is delayed is ready; entered, deliveries, cancels: as they were; dead: what dead
+    messages carry, by position.
     """
 
     kind: ClassVar[str] = "grant"
     vpn: Name
     queue: Name
     owner: Count
+    fresh: bool
     refs: Annotated[list[Id], _rows]
     ids: Annotated[list[Id], _rows]
     payloads: Annotated[list[bytes], _rows]
@@ -77,14 +79,14 @@ class Grant(Said, frozen=True):
     dead: dict[int, dict[str, Any]]
 
     def __post_init__(self) -> None:
-        columns = self.__struct_fields__[3:-1]
+        columns = self.__struct_fields__[4:-1]
         lengths = {len(getattr(self, name)) for name in columns}
         if len(lengths) > 1:
             raise ValueError(f"grant: columns of {sorted(lengths)} messages – one length only")
 
     def parts(self) -> Iterator[Self]:
         """See `Said.parts`."""
-        columns = self.__struct_fields__[3:-1]
+        columns = self.__struct_fields__[4:-1]
         for part in slices(self.sizes):
             first, last = part.start, part.stop
             dead = {at - first: one for at, one in self.dead.items() if first <= at < last}
@@ -101,3 +103,46 @@ class Taken(Said, frozen=True):
     queue: Name
     refs: Annotated[list[Id], _rows]
     refused: Annotated[list[tuple[Id, Time, Time]], _rows]
+
+
+Counts = dict[BrokerNumber, Count]
+
+
+class Hold(Said, frozen=True):
+    """A barrier is next at who says it: what entered before now is delivered, what enters from now
+    on is held back, and what nobody takes here goes to who holds (O3). With all of the barrier:
+    id, payload, key, headers, the publisher's priority, time, and when it expires, 0 for never."""
+
+    kind: ClassVar[str] = "hold"
+    vpn: Name
+    queue: Name
+    number: Id
+    payload: bytes
+    key: bytes | None
+    headers: bytes | None
+    priority: Count
+    time: int
+    expires: Time
+
+
+class Drained(Said, frozen=True):
+    """All that entered here before the hold is gone. got, given: messages, by broker, so that what
+    is on its way is known; receivers: consumers here that the barrier is for."""
+
+    kind: ClassVar[str] = "drained"
+    vpn: Name
+    queue: Name
+    number: Id
+    got: Counts
+    given: Counts
+    receivers: Count
+
+
+class Release(Said, frozen=True):
+    """The hold ends: the barrier goes out now, everywhere, or has to wait."""
+
+    kind: ClassVar[str] = "release"
+    vpn: Name
+    queue: Name
+    number: Id
+    goes: bool

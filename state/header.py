@@ -5,6 +5,8 @@ Every field says what changes it. What grows with the depth of the queue is not 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..definitions import QueueDefinition
@@ -73,6 +75,27 @@ class Asked(msgspec.Struct, array_like=True):
     filters: list[str | None] = []
 
 
+class Held(msgspec.Struct, array_like=True):
+    """A barrier of another broker's, for which this queue drains (O3)."""
+
+    number: int  # the barrier's id
+    generation: int  # what enters from now on has this one or a higher one
+    payload: bytes
+    key: bytes | None
+    headers: bytes | None
+    priority: int
+    time: int
+    expires: int
+    said: list[Any] | None = None  # what was said last of being drained
+
+
+class Holding(msgspec.Struct, array_like=True):
+    """The barrier for which other brokers drain."""
+
+    number: int
+    drained: dict[int, list[Any]] = {}  # what they say: [got, given, receivers] by broker
+
+
 class QueueHeader(msgspec.Struct):
     """What changes in almost every step, and what is needed in every step, of one queue."""
 
@@ -92,6 +115,8 @@ class QueueHeader(msgspec.Struct):
     moving: int = 0  # these too: on their way to other brokers
     wanted: dict[int, Wanted] = {}  # by brokers that have room, the one that asked first first
     asked: dict[int, Asked] = {}  # of brokers
+    held: dict[int, Held] = {}  # by the brokers whose barriers are next
+    holding: Holding | None = None  # its own first barrier, while others drain for it
     pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)

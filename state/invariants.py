@@ -81,8 +81,10 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
                 holder = int(page.holder[row])
                 assert holder in held, f"{name}: place {seq} is leased to nobody known"
                 held[holder] += 1
-                fence = header.barriers[0][0] if header.barriers else None
-                assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
+                if header.barriers:
+                    fence, last = header.barriers[0]
+                    passed = int(page.generation[row]) > last
+                    assert not passed, f"{name}: {seq} went out past barrier {fence}"
             elif state == MOVING:
                 assert page.holder[row] > 0, f"{name}: place {seq} is on its way to nobody"
             else:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.mesh import Said
-from ...protocol.ownership import Grant, Taken, Want
-from . import ownership
+from ...protocol.ownership import Drained, Grant, Hold, Release, Taken, Want
+from . import barriers, ownership
 
 Handler = Callable[[Any, int, Any], None]
 
@@ -20,4 +20,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),
     "taken": (Taken, ownership.taken),
+    "hold": (Hold, barriers.hold),
+    "drained": (Drained, barriers.drained),
+    "release": (Release, barriers.release),
 }

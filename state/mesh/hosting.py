@@ -18,6 +18,16 @@ def other_hosts(broker: Broker, queue: Queue) -> list[int]:
     return list(broker.header.peers)
 
 
+def takes(broker: Broker, queue: Queue, partition: int) -> bool:
+    """Whether this broker is the one that takes a record of a captured topic for a queue. All hosts
+    read the whole topic; each takes its share of the partitions."""
+    others = other_hosts(broker, queue)
+    if not others:
+        return True
+    hosts = sorted([broker.header.number, *others])
+    return hosts[partition % len(hosts)] == broker.header.number
+
+
 def initial_owner(broker: Broker, queue: Queue) -> int | None:
     """The other broker that owns all messages of a `GroupLocalQueue` at first; None where that is
     this one, or none."""

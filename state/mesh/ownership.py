@@ -36,6 +36,7 @@ from ..phases.selection import choose_for
 from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
 from ..storage import NEVER, Array
+from . import barriers
 from .hosting import initial_owner, other_hosts
 from .saying import say
 
@@ -152,19 +153,31 @@ def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
     header = queue.header
     if not header.egress:
         return False
-    hosts = other_hosts(broker, queue)
+    holder = barriers.holder(broker, queue)
+    if holder is not None:  # until its barrier is through, all that is left goes there
+        return _grant_to(broker, queue, holder, [None], NEVER, budget, looks)
     for host, one in list(header.wanted.items()):
-        while host in hosts and one.given < one.limit:
-            if budget.spent:
-                return True
-            most = min(one.limit - one.given, budget.rows)
-            seqs, unfinished = choose_for(broker, queue, one.filters, most, budget, looks)
-            if not len(seqs):
-                if unfinished:
-                    return True
-                break
-            one.given += _give(broker, queue, host, seqs)
-            budget.take(len(seqs))
+        room = one.limit - one.given if host in broker.header.peers else 0
+        if _grant_to(broker, queue, host, one.filters, room, budget, looks):
+            return True
+    return False
+
+
+def _grant_to(
+    broker: Broker, queue: Queue, host: int, filters: list[str | None], room: int,
+    budget: Budget, looks: Budget,
+) -> bool:  # fmt: skip
+    """Give a host up to so many messages; whether a budget ended it."""
+    while room > 0:
+        if budget.spent:
+            return True
+        most = min(room, budget.rows)
+        seqs, unfinished = choose_for(broker, queue, filters, most, budget, looks)
+        if not len(seqs):
+            return unfinished
+        _give(broker, queue, host, seqs)
+        budget.take(len(seqs))
+        room -= len(seqs)
     return False
 
 
@@ -192,20 +205,20 @@ def push(broker: Broker, queue: Queue, budget: Budget) -> bool:
         n = budget.fits(page.size[rows]) if len(rows) else 0
         if n < len(rows):
             header.pushed = int(seqs[n])
-        _give(broker, queue, owner, seqs[:n])
+        _give(broker, queue, owner, seqs[:n], fresh=True)
         budget.take(stop - start, int(page.size[rows[:n]].sum(dtype=np.int64)))
     return False
 
 
-def _give(broker: Broker, queue: Queue, host: int, seqs: Array) -> int:
-    """Grant the messages at these places; how many could be."""
+def _give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = False) -> None:
+    """Grant the messages at these places. fresh: they have had no owner yet."""
     contents = broker.spool.contents(queue.gather(seqs, "id"))
     there = np.array([content is not None for content in contents], bool)
     if not there.all():
         apply(broker, queue, seqs[~there], Event.LOSE, reason="payload missing")
         seqs = seqs[there]
     if not len(seqs):
-        return 0
+        return
     found = [content for content in contents if content is not None]
     spool, ids = broker.spool, queue.gather(seqs, "id")
 
@@ -216,7 +229,7 @@ def _give(broker: Broker, queue: Queue, host: int, seqs: Array) -> int:
         return spool.gather(ids, name).tolist()
 
     said = Grant(
-        queue.definition.vpn, queue.definition.name, queue.number,
+        queue.definition.vpn, queue.definition.name, queue.number, fresh,
         refs=ids.tolist(), ids=spool.origins(ids).tolist(),
         payloads=[c[0] for c in found], keys=[c[1] for c in found], headers=[c[2] for c in found],
         sizes=rows("size"), priorities=known("priority"), times=known("time"),
@@ -227,8 +240,8 @@ def _give(broker: Broker, queue: Queue, host: int, seqs: Array) -> int:
     )  # fmt: skip
     name = broker.header.peers[host].name
     apply(broker, queue, seqs, Event.GRANT, holder=host + 1, subscription=f"broker:{name}")
+    queue.header.wanted.setdefault(host, Wanted()).given += len(seqs)
     say(broker, host, said)
-    return len(seqs)
 
 
 def taken(broker: Broker, sender: int, said: Taken) -> None:
@@ -281,6 +294,8 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
         broker.spool.settle_staged()
         name = f"transferred from {broker.header.peers[sender].name}"
         ids = list(queue.arrivals.ids)
+        if not said.fresh:
+            queue.arrivals.generation = barriers.entering(broker, queue)
         enter(broker, queue)
         broker.record("spooled", queue, ids, reason=name)
     if queue is not None and refused:

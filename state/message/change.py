@@ -101,7 +101,8 @@ def apply(
         set_aside(queue, changed)
     if not queue.header.depth:  # nothing is left whose order would have to be kept
         queue.header.ordered = queue.header.keyed = False
-        queue.header.generation = 0
+        if not queue.header.held:
+            queue.header.generation = 0
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..limits import Budget
+from ..mesh import barriers
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.filters import lets_through, look, lowest
@@ -98,7 +99,7 @@ class _Search:
 
     def __init__(self, broker: Broker, queue: Queue, looks: Budget) -> None:
         self.broker, self.queue, self.looks = broker, queue, looks
-        self.below = _fence(queue)
+        self.below = _fence(broker, queue)
         self.unfinished = False
         queue.settle()
         self.overdue = queue.directory.deadline() <= broker.now  # a budget left something
@@ -134,11 +135,11 @@ class _Search:
         return lets_through(self.broker, self.queue, text, key, self.looks)
 
 
-def _fence(queue: Queue) -> int | None:
+def _fence(broker: Broker, queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    barriers, end = queue.header.barriers, first_inactive(queue)
+    end, generation = first_inactive(queue), barriers.fence(broker, queue)
     return lowest(
-        first_key_of(barriers[0][1] + 1) if barriers else None,
+        None if generation is None else first_key_of(generation),
         None if end is None else queue.keys(np.array([end], np.int64))[0],
     )
 

@@ -47,10 +47,15 @@ class Mesh:
         return self.at[broker].consumer(queue, max_backlog=backlog, **options)
 
     def seen(self, broker: str, queue: str = "orders") -> dict[str, Any]:
-        return self.at[broker].admin().describe(queue)
+        """What one broker says of a queue."""
+        return self.whole(queue)["brokers"][broker]
+
+    def whole(self, queue: str = "orders") -> dict[str, Any]:
+        return self.at["a"].admin().describe(queue)
 
     def depths(self, queue: str = "orders") -> list[int]:
-        return [self.seen(broker, queue)["depth"] for broker in BROKERS]
+        parts = self.whole(queue)["brokers"]
+        return [parts[broker]["depth"] for broker in BROKERS]
 
     def advance(self, duration: str) -> None:
         self.engine.advance(duration)

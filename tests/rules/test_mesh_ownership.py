@@ -120,7 +120,7 @@ def test_Q5_a_local_queue_never_leaves() -> None:
     mesh.send("a")
     with pytest.raises(Exception, match="no such queue"):
         mesh.consumer("b")
-    assert mesh.seen("a")["depth"] == 1
+    assert mesh.whole()["depth"] == 1
 
 
 # ---------------------------------------------------------------- life after a move
@@ -275,6 +275,37 @@ def test_the_journal_tells_the_whole_way() -> None:
         ("a", "spooled"), ("a", "granted"), ("b", "spooled"), ("b", "delivered"),
         ("a", "transferred"), ("b", "acknowledged"),
     ]  # fmt: skip
+
+
+def test_Q5_describe_adds_up_and_says_what_each_holds() -> None:
+    mesh = Mesh()
+    for broker in ("a", "a", "a", "b"):
+        mesh.send(broker)
+    consumer = mesh.consumer("c", 2)
+    drain(consumer)[0].ack()
+    whole = mesh.whole()
+    held = {name: (part["depth"], part["leased"]) for name, part in whole["brokers"].items()}
+    assert (whole["depth"], whole["leased"]) == (3, 2)
+    assert sum(depth for depth, _ in held.values()) == 3
+    assert held["c"] == (2, 2)
+    assert [(c["broker"], c["held"]) for c in whole["consumers"]] == [("c", 2)]
+    counted = [whole["counters"][name] for name in ("spooled", "acknowledged", "transferred")]
+    assert counted == [4, 1, 3]
+
+
+def test_Q2_a_record_of_a_captured_topic_is_taken_in_by_one_host() -> None:
+    queues = [
+        {"name": "shared", "message_type": "json", "underlying_topic": "radar"},
+        {
+            "name": "local", "message_type": "json", "underlying_topic": "radar",
+            "type": "LocalQueue",
+        },
+    ]  # fmt: skip
+    mesh = Mesh(queues=queues)
+    for partition in range(7):
+        mesh.at["a"].publish_raw("radar", b"{}", partition=partition)
+    assert mesh.depths("shared") == [3, 2, 2]
+    assert mesh.whole("local")["depth"] == 7
 
 
 # ---------------------------------------------------------------- GroupLocalQueue
