@@ -1,8 +1,9 @@
 """What the hosts of a distributed queue say to each other: who may own a message (Q5, H4).
 
-`Want` asks, `Grant` gives messages, `Taken` confirms: see `state/mesh/ownership.py`; `Hold`,
-`Drained` and `Release` are of barriers: see `state/mesh/barriers.py`. A queue is named by its VPN
-and name, a message by its id; ``refs`` are the giver's own rows, which it alone reads.
+`Here` says that there is a host, `Want` asks, `Grant` gives messages, `Taken` confirms: see
+`state/mesh/ownership.py`. `Hold`, `Drained` and `Release` are of barriers: see
+`state/mesh/barriers.py`. A queue is named by its VPN and name, a message by its id; ``refs`` are
+the giver's own rows, which it alone reads.
 """
 
 from __future__ import annotations
@@ -38,6 +39,14 @@ class Want(Said, frozen=True):
     got: Count
     credits: Credits
     filters: Annotated[list[Text | None], msgspec.Meta(max_length=FILTERS_MAX)]
+
+
+class Here(Said, frozen=True):
+    """The queue is hosted by who says it, from now on: what was said of it before was not heard."""
+
+    kind: ClassVar[str] = "here"
+    vpn: Name
+    queue: Name
 
 
 _rows = msgspec.Meta(max_length=PART_ROWS)

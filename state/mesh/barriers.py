@@ -158,10 +158,17 @@ def _counts(queue: Queue) -> tuple[dict[int, int], dict[int, int]]:
 
 def has_passed(broker: Broker, queue: Queue) -> None:
     """The barrier went out here: it goes out at the others too."""
-    _let_go(broker, queue, True)
+    let_go(broker, queue, True)
 
 
-def _let_go(broker: Broker, queue: Queue, goes: bool) -> None:
+def joined(queue: Queue, host: int) -> None:
+    """A host has the queue from now on: it is told of what holds."""
+    if queue.header.holding is not None:
+        queue.header.holding.drained.pop(host, None)
+
+
+def let_go(broker: Broker, queue: Queue, goes: bool) -> None:
+    """Release the other hosts, if they are held."""
     holding, d = queue.header.holding, queue.definition
     if holding is None:
         return
@@ -187,6 +194,7 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
     """A barrier is next at another broker: draw the line."""
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
+        say(broker, sender, Drained(said.vpn, said.queue, said.number, {}, {}, 0))
         return
     header = queue.header
     header.generation += 1
@@ -195,7 +203,7 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
         said.time, said.expires,
     )  # fmt: skip
     if sender < broker.header.number:
-        _let_go(broker, queue, False)
+        let_go(broker, queue, False)
     queue.wanted = True
 
 
@@ -206,7 +214,7 @@ def report(broker: Broker, queue: Queue) -> None:
     first = header.barriers[0][0] if header.barriers else None
     number = None if first is None else _id_at(queue, first)
     if header.holding is not None and header.holding.number != number:
-        _let_go(broker, queue, False)
+        let_go(broker, queue, False)
     if first is not None and holder(broker, queue) is None:
         _hold_for(broker, queue, first)
     host = holder(broker, queue)

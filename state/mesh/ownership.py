@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...protocol.ownership import CREDITS_MAX, FILTERS_MAX, Grant, Taken, Want
+from ...protocol.ownership import CREDITS_MAX, FILTERS_MAX, Grant, Here, Taken, Want
 from ..header import Asked, Wanted
 from ..limits import Budget
 from ..message import DELAYED, MOVING, READY, Event, apply, enter
@@ -43,6 +43,36 @@ from .saying import say
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
+
+
+# ---------------------------------------------------------------- coming and going
+
+
+def join(broker: Broker, queue: Queue) -> None:
+    """The queue is new here: hosts that have it may ask."""
+    for host in other_hosts(broker, queue):
+        say(broker, host, Here(queue.definition.vpn, queue.definition.name))
+
+
+def joined(broker: Broker, sender: int, said: Here) -> None:
+    """Another broker hosts the queue: what was asked of it before was asked of nobody."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None:
+        asked = queue.header.asked.get(sender)
+        if asked is not None:
+            asked.limit, asked.filters = asked.got, []
+        barriers.joined(queue, sender)
+        queue.wanted = True
+
+
+def leave(broker: Broker, queue: Queue) -> None:
+    """The queue is deleted here: it wants nothing any more, and holds nobody."""
+    d = queue.definition
+    for host in other_hosts(broker, queue):
+        asked = queue.header.asked.get(host)
+        if asked is not None and asked.limit > asked.got:
+            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, 0, []))
+    barriers.let_go(broker, queue, False)
 
 
 # ---------------------------------------------------------------- wanting

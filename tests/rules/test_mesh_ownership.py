@@ -115,6 +115,33 @@ def test_H4_what_was_granted_and_not_taken_can_be_granted_on() -> None:
     assert mesh.depths() == [0, 0, 0]
 
 
+def test_H4_a_host_that_comes_later_is_asked_too() -> None:
+    mesh = Mesh()
+    mesh.at["b"].admin().delete("orders")
+    consumer = mesh.consumer("a")
+    mesh.at["b"].admin().define(
+        {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}
+    )
+    sent = mesh.send("b")
+    assert ids(drain(consumer)) == [sent]
+
+
+def test_H4_where_a_host_has_no_such_queue_what_was_granted_returns() -> None:
+    mesh = Mesh()
+    held = mesh.consumer("a", 1)
+    first, second = mesh.send("a"), mesh.send("a")
+    waiting = mesh.consumer("b", 1)
+    assert ids(drain(held)) == [first]
+    (message,) = drain(waiting)
+    message.ack()
+    mesh.at["b"].admin().delete("orders")
+    third = mesh.send("a")
+    parts = mesh.whole()["brokers"]
+    assert set(parts) == {"a", "c"}
+    assert (parts["a"]["depth"], parts["a"]["moving"]) == (2, 0)
+    assert (message.id, third) == (second, mesh.at["a"].admin().browse("orders")[1].id)
+
+
 def test_Q5_a_local_queue_never_leaves() -> None:
     mesh = Mesh(type="LocalQueue")
     mesh.send("a")
