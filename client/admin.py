@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
+from ..protocol.descriptions import add_up
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
@@ -67,8 +68,9 @@ class Admin:
         return self._seen(self._session.request_list(commands.Queues(), "after"))
 
     def describe(self, queue: str) -> dict[str, Any]:
-        """Depth, states, consumers, why delivery waits, counters, definition."""
-        return self._seen(self._session.request(commands.Describe(queue=queue)))
+        """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed
+        queue what its hosts say added up, and under `brokers` what each of them says."""
+        return self._seen(add_up(self._session.request_each(commands.Describe(queue=queue))))
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts

@@ -11,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
+import numpy as np
 
 from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
@@ -65,6 +66,7 @@ class BrokerHeader(msgspec.Struct):
     marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
     events: int = 0  # notable events so far
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
+    short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
 
 
 _encode = msgspec.msgpack.encode
@@ -194,6 +196,8 @@ class Broker:
 
     def record(self, event: str, queue: Queue, ids: list[int], **more: Any) -> None:
         """Add to the journal what happened to messages of a queue."""
+        if ids and self.spool.foreign.pages:
+            ids = self.spool.origins(np.array(ids, np.uint64)).tolist()
         if ids:
             self.journal.segments.append(
                 Segment(event, self.vpn_of(queue), queue.definition.name, ids, **more)

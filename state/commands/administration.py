@@ -22,6 +22,7 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
+from ..mesh.ownership import join, leave
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
@@ -81,11 +82,13 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
 
 
 def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
-    """Q5: the owner is a broker that runs; in this version there is one."""
-    owner, name = definition.initial_owner, broker.header.name
-    if owner is not None and owner != name:
-        where = f"queue {definition.name!r}"
-        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
+    """Q5: the owner is a broker of the home."""
+    owner, names = definition.initial_owner, [broker.header.name]
+    names += [peer.name for peer in broker.header.peers.values()]
+    if owner is not None and owner not in names:
+        where, known = f"queue {definition.name!r}", ", ".join(map(repr, names))
+        allowed = f"must be the broker, {known}" if len(names) == 1 else f"must be one of {known}"
+        raise ConfigError([Problem(where, "initial_owner", owner, allowed)])
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
@@ -120,6 +123,7 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
+    join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
 
@@ -134,6 +138,7 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
     name = queue.definition.name
+    leave(broker, queue)
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"

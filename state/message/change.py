@@ -19,7 +19,18 @@ from ..rules.order import barrier_key
 from ..storage import NEVER, Array
 from .index import follow_lanes, leave_ready, make_ready, set_aside
 from .pages import QueuePage
-from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCES, Event
+from .table import (
+    DEAD,
+    DELAYED,
+    EFFECTS,
+    GONE,
+    LEASED,
+    MOVING,
+    READY,
+    RELEASED,
+    SOURCES,
+    Event,
+)
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -62,7 +73,8 @@ def apply(
 ) -> Array:
     """Let an event happen to the messages at these places; gives their ids.
 
-    subscription: who did it, for the journal; holder: number of the subscription that gets them;
+    subscription: who did it, for the journal; holder: number of the subscription that gets them, or
+    of the broker that is to own them;
     until: epoch ms, the end of the lease or of the delay. Raises IllegalTransition.
     """
     if not len(seqs):
@@ -80,6 +92,8 @@ def apply(
         _deliver(queue, pages, holder)
     for page, rows, where in pages:
         _move(queue, page, rows, where, effect.to, until, moved, event)
+        if effect.to == MOVING:  # what is left of its life is the next owner's affair
+            page.holder[rows], page.expires[rows] = holder, NEVER
     _index(broker, queue, moved)
     changed = np.asarray(seqs, np.int64)
     if lanes is not None:
@@ -88,7 +102,8 @@ def apply(
         set_aside(queue, changed)
     if not header.depth:  # nothing is left whose order would have to be kept
         header.ordered = header.keyed = False
-        header.generation = 0
+        if not header.held:
+            header.generation = 0
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:
@@ -145,6 +160,11 @@ def _move(
     if to == LEASED:
         header.leased += len(rows) - leased
     header.delayed += (to == DELAYED) * len(rows) - before.count(DELAYED)
+    if header.moving:
+        moving = rows[states == MOVING]
+        header.moving -= len(moving)
+        page.holder[moving] = 0
+    header.moving += (to == MOVING) * len(rows)
     plain = page.barrier[rows] == 0 if queue.barriers else None
     free = rows  # of lanes only the next one is in the index (O4), and barriers are not (O3)
     if plain is not None or header.keyed:

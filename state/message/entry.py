@@ -35,6 +35,9 @@ class Arrivals:
     barriers: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
     dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # extras, by position (X5, R6)
+    before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    # What another broker had done with them: by position, (entered, deliveries, cancels).
+    generation: int | None = None  # of all of them, where they belong before what is here (O3)
     bytes: int = 0
     leaving: int = 0  # of these, those that were acknowledged before they came (L9)
     leaving_bytes: int = 0
@@ -109,13 +112,19 @@ def enter(broker: Broker, queue: Queue) -> None:
     for at, dead in arrivals.dead.items():
         page, row = queue.row(first + at)
         page.extras[row] = dead
+    for at, (entered, deliveries, cancels) in arrivals.before.items():
+        page, row = queue.row(first + at)
+        page.entered[row], page.deliveries[row], page.cancels[row] = entered, deliveries, cancels
     header.next_seq += total
     header.depth += total
     header.delayed += total - arrivals.until.count(NEVER)
     header.bytes += arrivals.bytes
     for name in EFFECTS[Event.ENTER].counts:
         queue.count(name, total)
-    if not header.ordered and (np.any(columns["priority"]) or np.any(columns["generation"])):
+    before_others = arrivals.generation is not None
+    if not header.ordered and (
+        np.any(columns["priority"]) or np.any(columns["generation"]) or before_others
+    ):
         header.ordered, header.ordered_from = True, first
     queue.arrivals = Arrivals()
     places = np.arange(first, first + total)
@@ -133,6 +142,8 @@ def enter(broker: Broker, queue: Queue) -> None:
 def _generations(queue: Queue, first: int) -> int | Array:
     """The generation of each arrival; barriers that enter are noted (O3)."""
     header, barriers = queue.header, queue.arrivals.barriers
+    if queue.arrivals.generation is not None:
+        return queue.arrivals.generation
     if not any(barriers):
         return header.generation
     generations = np.full(len(barriers), header.generation, np.uint32)

@@ -15,11 +15,12 @@ import numpy as np
 from ...protocol.outputs import Deliveries
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh import barriers
+from ..mesh.ownership import grant, look_for_room, push, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
 from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
-from ..rules.filters import matching
 from ..rules.order import seq_of
 from ..storage import NEVER, Array, Content
 from .selection import Chosen, choose_messages
@@ -38,6 +39,7 @@ def deliver(broker: Broker) -> None:
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks, broker.limits.look_bytes)
     broker.header.unserved = False
+    look_for_room(broker)
     _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
         wanting = [q for q in broker.active() if q.wanted]
@@ -52,6 +54,10 @@ def deliver(broker: Broker) -> None:
     for queue in broker.active():
         queue.header.again = queue.wanted
     _serve_waiting(broker, budget, looks)
+    if broker.header.peers:
+        for queue in broker.active():
+            want(broker, queue)
+            barriers.report(broker, queue)
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
@@ -80,10 +86,12 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
-    if header.egress and any(not s.ending for s in header.subscriptions):
+    queue.wanted = broker.header.peers != {} and push(broker, queue, share)
+    served = queue.barriers or any(not s.ending for s in header.subscriptions)
+    if header.egress and served and not queue.wanted:
         queue.wanted = _serve_within(broker, queue, share, own_looks)
-    else:
-        queue.wanted = False
+    if (header.wanted or header.held) and not queue.wanted:
+        queue.wanted = grant(broker, queue, share, own_looks)
     if free_unacked(broker, queue) <= 0 and queue.ready and header.subscriptions:
         broker.header.waiting[queue.number] = True
     broker.unacked_total += header.leased
@@ -203,7 +211,7 @@ def _emit(
             partition=subscription.partition,
             framing=subscription.framing,
             epoch=broker.header.epoch,
-            ids=ids.tolist(),
+            ids=broker.spool.origins(ids).tolist(),
             priorities=priorities.tolist(),
             expires=expires.tolist(),
             times=times.tolist(),
@@ -266,18 +274,17 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     place = np.array([seq], np.int64)
     if queue.gather(place, "state")[0] != READY:
         return False
-    going = [s for s in header.subscriptions if not s.ending]
-    texts = {s.filter for s in going if s.filter is not None}
-    looks.take(len(texts))
-    passed = {None, *(text for text in texts if matching(broker, queue, place, text)[0])}
-    receivers = [s for s in going if s.filter in passed]
     ids = queue.gather(place, "id")
     contents = broker.spool.contents(ids)
-    if not receivers:
-        return False
-    if contents[0] is None:
+    content = contents[0]
+    if content is None:
         _lose(broker, queue, place, contents)
         return True
+    priority = int(broker.spool.gather(ids, "priority")[0])
+    receivers = barriers.receivers(queue, content, priority)
+    looks.take(len({s.filter for s in header.subscriptions}))
+    if not barriers.may_pass(broker, queue, seq, len(receivers)):
+        return False
     for subscription in receivers:
         _emit(
             broker, queue, subscription, ids, as_edited(queue, place, contents),
@@ -291,4 +298,5 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
             "barrier_delivered", queue, ids.tolist(), subscription=subscription.id
         )
     apply(broker, queue, place, Event.BARRIER, reason="barrier")
+    barriers.has_passed(broker, queue)
     return True
