@@ -19,7 +19,7 @@ from ..definitions import parse_configuration
 from ..protocol.errors import LakequeueError
 from ..sinks.kafka_sink import OBSERVATION
 from ..streaming import Engine
-from .harness import Say, _both, _spawn, broker, percentile, process
+from .harness import Say, _both, _spawn, broker, cpu_s, percentile, process
 from .os_processes import KillableEngine
 from .steady import at_rate, made_at
 
@@ -36,8 +36,8 @@ def definitions(count: int) -> list[dict[str, Any]]:
 
 def run(counts: list[int], used: int, rate: int, seconds: int, say: Say) -> list[dict[str, Any]]:
     """A row for each number of queues. define_s: the first start, on an empty home; start_s: of an
-    engine on that home; step_ms: the core's part of a step on average; steps; p50_ms: publish to
-    received."""
+    engine on that home; start_cpu_s: the processor time in it, of driver, Java and worker; step_ms:
+    the core's part of a step on average; steps: how many; p50_ms: publish to received."""
     return [_measure(count, min(used, count), rate, seconds, say) for count in counts]
 
 
@@ -84,11 +84,14 @@ def _started(
     setattr(engine.metrics, "batch", heard)  # noqa: B010
     try:
         engine.start()
-        start_s = time.monotonic() - begin
+        start_s, start_cpu_s = time.monotonic() - begin, cpu_s()
         names = [f"queue-{n * (count // used)}" for n in range(used)]
         since, taken = _traffic(f"kafka://{bootstrap}", names, rate, seconds)
         time.sleep(2 * BATCH_S)
-        return {"start_s": start_s, **step_figures(batches, since), "p50_ms": percentile(taken, 50)}
+        return {
+            "start_s": start_s, "start_cpu_s": start_cpu_s, **step_figures(batches, since),
+            "p50_ms": percentile(taken, 50),
+        }  # fmt: skip
     finally:
         engine.stop()
 

@@ -248,6 +248,11 @@ class Session:
         """Send a command and wait for its answer; raises what the engine answers."""
         return self._answer_to(command, timeout)["result"]
 
+    def request_each(self, command: commands.Command) -> dict[str, Any]:
+        """Ask every broker that hosts a queue; their answers by name, '' where there is only one to
+        ask."""
+        return {"": self.request(command)}
+
     def request_list(
         self, command: Any, place: str, count: str | None = None,
         timeout: float = REQUEST_TIMEOUT_S,

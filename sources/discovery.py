@@ -3,15 +3,13 @@
 A thread looks every few seconds, and at once when a queue captures a topic: what comes to exist is
 read from then on, new partitions too. No topic is made here: most queues are never written to by
 their topic, and a topic that nobody made costs nothing, however many queues would capture it.
-Expressions are Python's (`re.fullmatch`), as in the core: what a queue takes and what is read for
-it cannot differ.
+Expressions are compiled as in the core: what a queue takes and what is read for it cannot differ.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -21,6 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..definitions import is_regex
 from ..protocol import topics
+from ..protocol.patterns import compiled
 from .step_batch import Place
 
 log = logging.getLogger("lakequeue.loop")
@@ -37,8 +36,8 @@ def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str
     names = {t for t in known if not t.startswith("__") and topics.split(t) is None}
     found: set[str] = names.intersection(captured)
     for text in filter(is_regex, captured):
-        with contextlib.suppress(re.error):
-            found.update(filter(re.compile(text).fullmatch, names))
+        with contextlib.suppress(ValueError):  # one of an earlier version
+            found.update(filter(compiled(text).fullmatch, names))
     return sorted(found)
 
 

@@ -46,6 +46,7 @@ TABLES_INTERVAL_S = 5
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
 SNAPSHOTS_INTERVAL_S = 600
 END_S_MAX = 60.0
+PLAN_S_MAX = 20.0
 
 
 class SparkApplication:
@@ -91,6 +92,23 @@ class SparkApplication:
         for broker in self.brokers.values():
             if not broker.failure:
                 self.start_query(broker)
+                if not self._alone:
+                    self._wait_planned(broker)
+
+    def _wait_planned(self, broker: BrokerQuery) -> None:
+        """Until a query's first job has begun, or not for longer than some seconds.
+
+        While it plans, Spark starts a Python process that must answer within 10 s; several at once
+        on a slow machine do not.
+        """
+        assert self.spark is not None
+        assert broker.query is not None
+        group = str(broker.query.runId)
+        until = time.monotonic() + PLAN_S_MAX
+        while broker.is_active and time.monotonic() < until:
+            if self.spark.sparkContext.statusTracker().getJobIdsForGroup(group):
+                return
+            time.sleep(0.1)
 
     def _session(self) -> SparkSession:
         from .spark import is_local, package_zip, spark_session
@@ -165,6 +183,7 @@ class SparkApplication:
             home.epoch, self._vpns, code_version(), run,
             alone=self._alone,
             keep=int(retained) + 3,
+            rebuilt=self._folder.rebuilt(home.name),
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),

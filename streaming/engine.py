@@ -148,13 +148,15 @@ class Engine:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
         self._number_brokers()
-        self._lock_of_tables.take()
         self.captured.open()
+        self._lock_of_tables.take()
         self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for broker in self.brokers.values():
             self._begin(broker)
+            for vpn, queue in self._folder.rebuilt_queues():
+                self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()

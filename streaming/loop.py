@@ -17,6 +17,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
+from .rebuilt import restore
 from .state_store import StatePages
 from .stepper import Mark, Stepper
 
@@ -46,7 +48,8 @@ STOPPED_S = 0.3
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
     name on the control topic; alone: there is no other broker; alone_s: how long steps go on when
-    no batch follows."""
+    no batch follows; rebuilt: a file with the state to begin with where there is none, see
+    `rebuilt`."""
 
     kafka: dict[str, Any]
     broker: str
@@ -61,6 +64,7 @@ class Options:
     batch_bytes: int = 128_000_000
     replay_s: float = 2.0
     alone_s: float = 10.0
+    rebuilt: str = ""
     cache_bytes: int = 160_000_000
     limits: InputLimits = field(default_factory=InputLimits)
 
@@ -116,8 +120,10 @@ class Loop:
         self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
         self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
         self._outbox = Outbox(o.kafka, self._stopped)
-        self._cache = PageCache(state, o.cache_bytes)
         saved = state.load()
+        if saved is None and o.rebuilt:
+            saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
+        self._cache = PageCache(state, o.cache_bytes)
         snapshot = Snapshot() if saved is None else _decode(saved)
         home = Home(o.broker, o.number, o.epoch)
         self.driver = Driver(

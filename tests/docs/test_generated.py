@@ -199,7 +199,8 @@ def test_pages_of_the_state(table: Table) -> None:
     purge = commands.encode_command(commands.Purge(queue="orders"))
     topic = ["default.commands"]
     records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])
-    step(engine.store, Batch(commands=records), engine.now, limits=Limits(command_rows=1))
+    limits = Limits(command_rows=1, bulk_rows=1)
+    step(engine.store, Batch(commands=records), engine.now, limits=limits)
     found = {key.partition("/")[0] for key in engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}

@@ -20,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plain_kafka.py"
 @in_real_time
 def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connection) -> None:
     """No header of ours, no key of ours; a key of its own comes through. (Headers of its own:
-    test_poison.py, while they stop the engine.)"""
+    test_fuzz.py.)"""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     producer.send("plain", b'{"n": 1}').get(30)
     producer.send("plain", b"\x00\xff", key=b"k").get(30)
