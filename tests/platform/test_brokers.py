@@ -100,6 +100,7 @@ def test_each_reads_its_own_partitions() -> None:
     assert len(alone) == 14  # others' programs may have made these topics
 
 
+@pytest.mark.job
 def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
     address, vpn = kafka.bootstrap_servers, "grows"
     sizes = ensure_topics(address, [vpn], [], ["g-a"])
@@ -118,6 +119,7 @@ def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka, library: str) -> None:
     vpn = f"find-{library}"
