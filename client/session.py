@@ -19,7 +19,7 @@ import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.wire import FRAMING
-from .brokers import ask_for_broker, known_brokers
+from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .transport import Record, Transport
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakequeue.client.brokers import known_brokers, number_of
 from lakequeue.client.kafka_library import LIBRARIES, open_kafka
+from lakequeue.client.known_brokers import known_brokers, number_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
 from lakequeue.protocol.commands import Begin, Peers, decode_command
