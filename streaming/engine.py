@@ -171,7 +171,7 @@ class Engine:
         with self.watch.java_lives():
             self.application.start_tables()
             self.application.start_history()
-        self._wishes.start()
+        self._wishes.open()
         self._serve()
 
     def _number_brokers(self) -> None:

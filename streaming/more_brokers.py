@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..definitions.configuration import BROKERS_MAX
 from ..definitions.definition_values import broker_name
@@ -29,6 +29,7 @@ log = logging.getLogger("lakequeue.engine")
 
 PREFIX = "wish/"
 POLL_S = 0.5
+ASK_S_MAX = 10.0
 
 
 def add_broker(
@@ -84,15 +85,13 @@ class Wishes(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
         self._kafka = kafka_client(bootstrap, "lakequeue-wishes")
-        self._places = [
-            TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, OFFSET_END) for vpn in vpns
-        ]
+        self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         self._add, self._answer = add, answer
         self._stopping = threading.Event()
 
-    def run(self) -> None:
-        """The thread."""
-        consumer = Consumer(
+    def open(self) -> None:
+        """From now on every wish is heard; the thread reads them. Raises LakequeueError."""
+        self._consumer = Consumer(
             {
                 **self._kafka,
                 "group.id": "lakequeue-engine",  # asked for, and not used
@@ -100,7 +99,17 @@ class Wishes(threading.Thread):
                 "auto.offset.reset": "latest",
             }
         )
-        consumer.assign(self._places)
+        try:
+            for place in self._places:  # now: an end that is looked up later is behind a wish
+                place.offset = self._consumer.get_watermark_offsets(place, ASK_S_MAX)[1]
+        except KafkaException as error:
+            raise LakequeueError(f"the directory cannot be read: {error}") from error
+        self._consumer.assign(self._places)
+        self.start()
+
+    def run(self) -> None:
+        """The thread."""
+        consumer = self._consumer
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:
