@@ -13,7 +13,7 @@ import numpy as np
 
 from ...expressions import compile_program
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
-from ..broker import BUCKETS, Broker
+from ..broker import BUCKETS, Broker, BrokerHeader
 from ..header import Subscription
 from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
@@ -104,6 +104,18 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     }
 
 
+def _peers(header: BrokerHeader) -> dict[str, Any]:
+    """What passed between this broker and others of its home, if there are any."""
+    if not header.peers:
+        return {}
+    peers = [
+        {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
+         "repeated": p.repeated}
+        for n, p in sorted(header.peers.items())
+    ]  # fmt: skip
+    return {"peers": peers}
+
+
 def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
     """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
     header, system = broker.header, broker.header.system
@@ -125,11 +137,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "delivered_unacked": broker.unacked_total,
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
-            "peers": [
-                {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
-                 "repeated": p.repeated}
-                for n, p in sorted(header.peers.items())
-            ],
+            **_peers(header),
         },
     }
 
