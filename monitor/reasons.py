@@ -144,9 +144,10 @@ def _barrier(queue: Queue, messages: Messages, now: datetime) -> str:
     if delayed:
         due = _at(max(m.ready_at for m in delayed if m.ready_at is not None), now)
         parts.append(f"{_are(len(delayed))} delayed, the last until {due}")
+    behind = queue["ready"] - sum(m.state == "ready" for m in messages[: at + 1])
     return (
         f"Barrier {messages[at].id} waits for {_count(len(before), 'message')} before it: "
-        f"{_named(parts)}. {_waiting(queue)} behind or as barriers."
+        f"{_named(parts)}. Behind it {_are(behind)} ready."
     )
 
 

@@ -1,0 +1,92 @@
+"""Brokers, streaming queries and times of messages, from the engine's metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ..sinks.metric_table import BATCH, QUERY, of
+
+READ_S = 3.0
+QUANTILES = (0.5, 0.99)
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+class EngineFigures:
+    """read: gives the engine's metrics as Prometheus' text; None: nobody knows them."""
+
+    def __init__(self, read: Callable[[], str] | None = None) -> None:
+        self._read = read
+
+    @classmethod
+    def at(cls, address: str) -> EngineFigures:
+        """Of an engine that serves them at this address."""
+
+        def read() -> str:
+            with urllib.request.urlopen(address, timeout=READ_S) as answer:
+                return answer.read().decode()
+
+        return cls(read)
+
+    def _samples(self) -> Samples:
+        found: Samples = defaultdict(list)
+        if self._read is None:
+            return found
+        try:
+            text = self._read()
+        except OSError:
+            return found
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name].append((sample.labels, sample.value))
+        return found
+
+    def engine(self) -> dict[str, Any]:
+        """`brokers` and `queries`, each a name with its figures by metric; `known`: whether any."""
+        samples = self._samples()
+        brokers = _by(samples, "broker", [m.shown for m in of(BATCH)])
+        queries = _by(samples, "query", [m.shown for m in of(QUERY)])
+        return {"brokers": brokers, "queries": queries, "known": bool(samples)}
+
+    def times(self, vpn: str, queue: str) -> dict[str, list[float | None]]:
+        """The median and the 99th percentile of waiting and of processing, seconds."""
+        samples = self._samples() if self._read else {}
+        out = {}
+        for name in ("waiting", "processing"):
+            buckets = [
+                (float(labels["le"]), count)
+                for labels, count in samples.get(f"lakequeue_queue_{name}_seconds_bucket", ())
+                if (labels["vpn"], labels["queue"]) == (vpn, queue)
+            ]
+            out[name] = [quantile(sorted(buckets), q) for q in QUANTILES]
+        return out
+
+
+def _by(samples: Samples, label: str, names: list[str]) -> dict[str, dict[str, float]]:
+    """The figures of each value of a label; those of a phase stand under `name/phase`."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for name in names:
+        for labels, value in samples.get(name, ()):
+            phase = f"/{labels['phase']}" if "phase" in labels else ""
+            found[labels[label]][name + phase] = value
+    return dict(found)
+
+
+def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
+    """Of cumulative buckets (upper bound, count), as Prometheus does it: even within a bucket."""
+    total = buckets[-1][1] if buckets else 0
+    if not total:
+        return None
+    low, before = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= q * total:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (q * total - before) / (count - before)
+        low, before = bound, count
+    return low
