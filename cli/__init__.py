@@ -27,6 +27,7 @@ COMMANDS = {
     "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
     "trace": ("lakequeue.cli.trace:trace", "The life of a message, and why it waited."),
     "monitor": ("lakequeue.cli.monitor:monitor", "The queues on a web page, and why they wait."),
+    "top": ("lakequeue.cli.top:top", "The queues in this terminal, and why they wait."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
     "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput and more."),
 }

@@ -72,7 +72,7 @@ def monitor(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     address, place = find_url(url, home), None if url else nearest_home(home)
-    sight = page_parts.Sight(_opener(address, vpn))
+    sight = page_parts.Sight(opener(address, vpn))
     if problem := sight.look().problem:  # it may come later: the page says so too
         note(problem)
     page = page_parts.Page({vpn: sight}, doors, _life(place), _figures(metrics, place))
@@ -108,7 +108,7 @@ def page_of(engine: Engine, port: int) -> PageServer | None:
     configuration = engine.configuration
     vpns = {*configuration.vpns, *(queue.vpn for queue in configuration.queues)}
     first = sorted(vpns, key=lambda vpn: (vpn != "default", vpn))
-    sights = {vpn: parts.Sight(_opener(address, vpn)) for vpn in first}
+    sights = {vpn: parts.Sight(opener(address, vpn)) for vpn in first}
     figures = EngineFigures(lambda: generate_latest(engine.metrics.registry).decode())
     page = parts.Page(sights, parts.Doors(), _life(engine.home), figures)
     return parts.PageServer(parts.make_app(page), "127.0.0.1", port)
@@ -134,7 +134,8 @@ def _imported() -> Any:
         raise EnvironmentFault(f"{EXTRA} ({error.name} is missing)") from error
 
 
-def _opener(address: str, vpn: str) -> Callable[[], Any]:
+def opener(address: str, vpn: str) -> Callable[[], Any]:
+    """Opens a connection of the page."""
     def open_connection() -> Any:
         import lakequeue
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup, escape
 
+from .words import short
+
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 600, 140, 52, 10, 22
 
 
@@ -46,17 +48,6 @@ def nice(value: float) -> float:
     while size * 10 <= value:
         size *= 10
     return next((size * step for step in (1, 2, 5) if size * step >= value), size * 10)
-
-
-def short(value: float) -> str:
-    """A number for an axis or a tile: 1.2k, 3.4M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            number = value / (1e3 if unit == "k" else size)
-            return f"{number:.1f}".rstrip("0").rstrip(".") + unit
-    if value >= 100 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _x(at: float, times: Sequence[float]) -> float:

@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from .charts import short
-
 PREVIEW_MAX = 300
 DEAD = "lq-dead-"
+
+
+def short(value: float) -> str:
+    """A number for an axis or a tile: 1.2k, 3.4M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            number = value / (1e3 if unit == "k" else size)
+            return f"{number:.1f}".rstrip("0").rstrip(".") + unit
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def size(value: float | None) -> str:
