@@ -14,10 +14,17 @@ from .words import short
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 600, 140, 52, 10, 22
 
 
-def chart(title: str, lines: Mapping[str, Sequence[float]], times: Sequence[float]) -> Markup:
+Values = Sequence[float | None]  # None: nothing is known of then; the line goes on behind it
+
+
+def chart(title: str, lines: Mapping[str, Values], times: Sequence[float]) -> Markup:
     """Lines over the same times, seconds. Said in words for who cannot see it."""
-    top = nice(max((max(values, default=0.0) for values in lines.values()), default=0.0))
-    last = {name: short(values[-1]) if values else "–" for name, values in lines.items()}
+    known = [value for values in lines.values() for value in values if value is not None]
+    top = nice(max(known, default=0.0))
+    last = {
+        name: "–" if not values or values[-1] is None else short(values[-1])
+        for name, values in lines.items()
+    }
     now = "; ".join(f"{name} {value}" for name, value in last.items())
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -33,6 +40,7 @@ def chart(title: str, lines: Mapping[str, Sequence[float]], times: Sequence[floa
         points = " ".join(
             f"{_x(at, times):.1f},{_y(value / top):.1f}"
             for at, value in zip(times, values, strict=True)
+            if value is not None
         )
         parts.append(f'<polyline class="line line-{number}" points="{points}"/>')
     if len(times) > 1:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import urllib.request
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,16 +15,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from ..sinks.metric_table import BATCH, QUERY, of
 
 READ_S = 3.0
+POINTS = 150
+QUEUES_KEPT = 20  # whose waiting times are remembered: those that were looked at last
 QUANTILES = (0.5, 0.99)
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
+Buckets = list[tuple[float, float]]  # upper bound, how many up to it
 
 
 class EngineFigures:
     """read: gives the engine's metrics as Prometheus' text; None: nobody knows them."""
 
-    def __init__(self, read: Callable[[], str] | None = None) -> None:
-        self._read = read
+    def __init__(
+        self,
+        read: Callable[[], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._clock = read, clock
+        self._waits: dict[tuple[str, str], deque[tuple[float, Buckets]]] = {}
+        self._lock = threading.Lock()
 
     @classmethod
     def at(cls, address: str) -> EngineFigures:
@@ -53,18 +65,40 @@ class EngineFigures:
         queries = _by(samples, "query", [m.shown for m in of(QUERY)])
         return {"brokers": brokers, "queries": queries, "known": bool(samples)}
 
-    def times(self, vpn: str, queue: str) -> dict[str, list[float | None]]:
-        """The median and the 99th percentile of waiting and of processing, seconds."""
-        samples = self._samples() if self._read else {}
-        out = {}
-        for name in ("waiting", "processing"):
-            buckets = [
+    def times(self, vpn: str, queue: str) -> dict[str, Any]:
+        """Of waiting and of processing the median and the 99th percentile, seconds, of all that is
+        known; and `past`: of waiting lately, each a time and both, of what was delivered since the
+        one before."""
+        samples = self._samples()
+        found = {
+            name: sorted(
                 (float(labels["le"]), count)
                 for labels, count in samples.get(f"lakequeue_queue_{name}_seconds_bucket", ())
                 if (labels["vpn"], labels["queue"]) == (vpn, queue)
-            ]
-            out[name] = [quantile(sorted(buckets), q) for q in QUANTILES]
-        return out
+            )
+            for name in ("waiting", "processing")
+        }
+        out: dict[str, Any] = {
+            name: [quantile(buckets, q) for q in QUANTILES] for name, buckets in found.items()
+        }
+        return out | {"past": self._past((vpn, queue), found["waiting"])}
+
+    def _past(
+        self, queue: tuple[str, str], buckets: Buckets
+    ) -> list[tuple[float, float | None, float | None]]:
+        with self._lock:
+            kept = self._waits.pop(queue, None) or deque(maxlen=POINTS)
+            self._waits[queue] = kept  # the newest is last
+            if len(self._waits) > QUEUES_KEPT:
+                del self._waits[next(iter(self._waits))]
+            if buckets:
+                kept.append((self._clock(), buckets))
+            shown = list(kept)
+        past = []
+        for (_, before), (at, now) in pairwise(shown):
+            new = [(bound, max(0.0, n - b)) for (_, b), (bound, n) in zip(before, now, strict=True)]
+            past.append((at, quantile(new, 0.5), quantile(new, 0.99)))
+        return past
 
 
 def _by(samples: Samples, label: str, names: list[str]) -> dict[str, dict[str, float]]:

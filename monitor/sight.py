@@ -82,13 +82,10 @@ class Sight:
             self._seen.problem = str(error)
         return self._seen
 
-    def queue(self, name: str) -> dict[str, Any]:
-        """One queue, as it is now, with why it does not move. Raises LakequeueError."""
+    def queue(self, name: str) -> tuple[dict[str, Any], list[Any]]:
+        """One queue, as it is now, with why it does not move, and its first messages. Raises
+        LakequeueError."""
         return self._ask(lambda c: described(c.admin(), name, c.now()))
-
-    def messages(self, name: str, state: str | None, limit: int) -> list[Any]:
-        """The first messages of a queue. Raises LakequeueError."""
-        return self._ask(lambda c: c.admin().browse(name, state=state, limit=limit))
 
     def redrive(self, name: str, ids: list[str] | None) -> Any:
         """Send dead messages back, these or all. Raises LakequeueError."""

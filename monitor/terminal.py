@@ -128,8 +128,7 @@ def _totals(past: Sequence[Point], queues: int) -> RenderableType:
 
 def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
     try:
-        queue = sight.queue(name)
-        messages = sight.messages(name, None, min(MESSAGES, max(3, height - 20)))
+        queue, messages = sight.queue(name)
     except LakequeueError as error:
         return [Text(str(error), "bold red")]
     parts: list[RenderableType] = [Text(name, "bold")]
@@ -145,7 +144,8 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
     for text, values in (("in  ", [p.into for p in past]), ("out ", [p.out for p in past]),
                          ("deep", [p.depth for p in past])):  # fmt: skip
         parts.append(Text(f"{text} {spark(values)} {short(values[-1]) if values else '–'}", "cyan"))
-    return [*parts, _consumers(queue), _messages(messages)]
+    room = min(MESSAGES, max(3, height - 20))
+    return [*parts, _consumers(queue), _messages(messages[:room])]
 
 
 def _consumers(queue: dict[str, Any]) -> RenderableType:

@@ -134,15 +134,14 @@ class _Routes:
         name, sight = request.query_params.get("name", ""), self._sight(request)
         seen = sight.look()
         try:
-            queue = sight.queue(name)
-            messages = sight.messages(name, None, MESSAGES_MAX)
-            held = sight.messages(name, "leased", MESSAGES_MAX) if queue["leased"] else []
+            queue, first = sight.queue(name)
         except LakequeueError as error:
             return self._show(request, "problem.html", 404, problem=str(error))
         rates = next((q for q in seen.queues if q["name"] == name), {})
         return self._show(
-            request, "queue.html", seen=seen, queue=queue, rates=rates, messages=messages,
-            held=held, dead=[m for m in messages if words.death(m)], past=sight.past(name),
+            request, "queue.html", seen=seen, queue=queue, rates=rates,
+            messages=first[:MESSAGES_MAX], held=[m for m in first if m.state == "leased"],
+            dead=[m for m in first if words.death(m)], past=sight.past(name),
             times=self._page.figures.times(queue["vpn"], name), said=words.said(request),
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import lakequeue
 import pytest
+from lakequeue.monitor.charts import chart
 from lakequeue.monitor.doors import FAILURES_MAX, FAILURES_S, SESSION_S, Doors
 from lakequeue.monitor.engine_figures import EngineFigures, quantile
 from lakequeue.monitor.server import PageServer
@@ -248,6 +249,27 @@ def test_brokers_queries_and_times(engine: Any) -> None:
         "/queue?name=orders"
     )
     page.close()
+
+
+def test_waiting_times_lately(engine: Any) -> None:
+    """Of what was delivered between two looks, not of all that ever was."""
+    lines = METRICS.splitlines(keepends=True)[-3:]
+    grown = [line.replace(" 10\n", " 14\n").replace(" 0\n", " 4\n") for line in lines]
+    texts, now = iter(["".join(lines), "".join(grown), "".join(grown)]), iter([1.0, 3.0, 5.0])
+    figures = EngineFigures(lambda: next(texts), lambda: next(now))
+    assert figures.times("default", "orders")["past"] == []
+    (past,) = figures.times("default", "orders")["past"]
+    assert past == (3.0, pytest.approx(0.05), pytest.approx(0.099))
+    assert figures.times("default", "orders")["past"][-1] == (5.0, None, None)
+
+
+def test_a_chart_says_what_it_shows() -> None:
+    text = chart("Seconds", {"a<": [1.0, None, 3.0], "b": [None] * 3}, [0.0, 2.0, 4.0])
+    assert 'aria-label="Seconds: a&lt; 3; b –"' in text
+    first, second = re.findall(r'points="([^"]*)"', text)
+    assert (len(first.split()), second) == (2, "")
+    assert "4 s ago" in text
+    assert "<svg" in chart("empty", {"a": []}, [])
 
 
 def test_quantiles() -> None:

@@ -48,7 +48,7 @@ def test_all_queues_and_what_they_wait_for(sight: Sight) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
 def test_one_queue_says_why(sight: Sight, case: Any) -> None:
-    ids = [m.id for m in sight.messages(case.code, None, 10)]
+    ids = [m.id for m in sight.queue(case.code)[1]]
     text = " ".join(shown(sight, View(case.code, open=True)).split())
     assert case.text.format(*ids) in text
 
@@ -62,7 +62,8 @@ def test_a_small_window_shows_the_chosen_queue(sight: Sight) -> None:
 
 def test_keys_move_open_sort_and_end() -> None:
     base = {"ready": 0, "blocked": None, "in_s": 0, "out_s": 0, "oldest_age_s": None}
-    seen = Seen([base | {"name": n, "depth": depth} for n, depth in zip("abc", (1, 9, 5), strict=True)])
+    depths = {"a": 1, "b": 9, "c": 5}
+    seen = Seen([base | {"name": name, "depth": depth} for name, depth in depths.items()])
 
     def after(*keys: str) -> View:
         view = View()
