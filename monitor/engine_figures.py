@@ -45,14 +45,15 @@ class EngineFigures:
 
         return cls(read)
 
-    def _samples(self) -> Samples:
-        found: Samples = defaultdict(list)
+    def _samples(self) -> Samples | None:
+        """None: nobody knows, or who knows does not answer."""
         if self._read is None:
-            return found
+            return None
+        found: Samples = defaultdict(list)
         try:
             text = self._read()
         except OSError:
-            return found
+            return None
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 found[sample.name].append((sample.labels, sample.value))
@@ -60,16 +61,17 @@ class EngineFigures:
 
     def engine(self) -> dict[str, Any]:
         """`brokers` and `queries`, each a name with its figures by metric; `known`: whether any."""
-        samples = self._samples()
+        found = self._samples()
+        samples = found or {}
         brokers = _by(samples, "broker", [m.shown for m in of(BATCH)])
         queries = _by(samples, "query", [m.shown for m in of(QUERY)])
-        return {"brokers": brokers, "queries": queries, "known": bool(samples)}
+        return {"brokers": brokers, "queries": queries, "known": found is not None}
 
     def times(self, vpn: str, queue: str) -> dict[str, Any]:
         """Of waiting and of processing the median and the 99th percentile, seconds, of all that is
         known; and `past`: of waiting lately, each a time and both, of what was delivered since the
         one before."""
-        samples = self._samples()
+        samples = self._samples() or {}
         found = {
             name: sorted(
                 (float(labels["le"]), count)

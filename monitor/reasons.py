@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -43,7 +43,12 @@ def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
     queue: as `describe` gives it; messages: the first in the queue's order, as `browse` gives them.
     """
     found = [] if not queue["depth"] else _why_out(queue, messages, now)
-    return found + _why_nothing_enters(queue)
+    return [replace(r, text=plain(r.text)) for r in found + _why_nothing_enters(queue)]
+
+
+def plain(text: str) -> str:
+    """What others named, without what would break a line or speak to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:

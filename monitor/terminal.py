@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..protocol import LakequeueError
 from . import words
+from .reasons import plain
 from .sight import Point, Seen, Sight
 from .words import short
 
@@ -157,8 +158,8 @@ def _consumers(queue: dict[str, Any]) -> RenderableType:
     for c in queue["consumers"]:
         state = Text(c["why"], "red") if c["blocked"] else Text("has room")
         table.add_row(
-            Text(c["name"]), words.number(c["held"]), words.number(c["backlog"]),
-            Text(c["filter"] or ""), state,
+            Text(plain(c["name"])), words.number(c["held"]), words.number(c["backlog"]),
+            Text(plain(c["filter"] or "")), state,
         )  # fmt: skip
     return table
 
@@ -171,7 +172,8 @@ def _messages(messages: Sequence[Any]) -> RenderableType:
         death = words.death(m).get("reason", "")
         state = "held" if m.state == "leased" else m.state
         table.add_row(
-            m.id, f"{state}, died of {death}" if death else state, Text(m.holder or ""),
+            m.id, Text(plain(f"{state}, died of {death}" if death else state)),
+            Text(plain(m.holder or "")),
             Text(words.preview(m.payload)),
         )  # fmt: skip
     return table
