@@ -155,6 +155,8 @@ class Session:
     def wish(self, wish: str, broker: str) -> None:
         """Ask for a broker more, see `Admin.add_broker`."""
         self.check_open()
+        if not self.runner.waits:
+            raise ConfigError("add_broker: only over Kafka; a configuration names those in memory")
         ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting
