@@ -194,6 +194,8 @@ def test_pages_of_the_state(table: Table) -> None:
     connection.consumer("urgent", filter="/n > 0")
     for n in (1, 2):  # the second comes before where the filter has looked to, and nobody has room
         connection.producer().send("urgent", b'{"n": %d}' % n)
+    admin.define({"name": "fenced", "message_type": "json", "barrier_expression": "/n = 1"})
+    connection.producer().send("fenced", b'{"n": 1}')
     engine = connection.engine
     engine.command("default.commands", b"", b"not a command")
     purge = commands.encode_command(commands.Purge(queue="orders"))
