@@ -58,6 +58,7 @@ class EngineWatch:
         self._stopping = stopping
         self._see = str(folder.path / "spark.log")  # what a sentence points to
         self._restarts = Restarts(stopping)
+        self._restarts_of_history = Restarts(stopping)  # what ends all queries counts once
         self._waits_for = ""
 
     # ------------------------------------------------------------ while starting
@@ -156,7 +157,9 @@ class EngineWatch:
                 log.error("the query %r ended: %s", query.name, self._waits_for)
             self._stopping.wait(1.0)
             return
-        self._restarts.again(f"the query {query.name!r}", reason(query), self._see)
+        history = query is self._application.history_query
+        restarts = self._restarts_of_history if history else self._restarts
+        restarts.again(f"the query {query.name!r}", reason(query), self._see)
         if not self._stopping.is_set():
             restart()
             self._captured.ask_again()
