@@ -72,7 +72,7 @@ def test_F5_filters_read_no_more_than_their_bytes() -> None:
     assert len(said) >= 40 * 3_000 / 5_000 / 2
 
 
-@pytest.mark.parametrize("command", ["purge", "redrive", "ack"])
+@pytest.mark.parametrize("command", ["purge", "redrive", "ack", "move", "edit"])
 def test_R6_X6_L13_what_reads_payloads_reads_no_more_than_its_bytes(command: str) -> None:
     steps = Steps(limits=Limits(bulk_bytes=10_000), checked=False)
     dead = define("dead", **WIDE)
@@ -85,9 +85,12 @@ def test_R6_X6_L13_what_reads_payloads_reads_no_more_than_its_bytes(command: str
         "purge": c.Purge(queue="dead", where="/n >= 0"),
         "redrive": c.Redrive(queue="dead"),
         "ack": c.Ack(queue="dead", where="/n >= 0"),
+        "move": c.Move(queue="dead", to="orders"),
+        "edit": c.Edit(queue="dead", where="/n >= 0", headers={"a": "b"}),
     }[command]
     said = each_step(steps, [given])
-    events = {"purge": "purged", "redrive": "redriven", "ack": "acknowledged"}
+    events = {"purge": "purged", "redrive": "redriven", "ack": "acknowledged", "move": "moved",
+              "edit": "edited"}  # fmt: skip
     done = [
         sum(len(s.ids) for o in out if isinstance(o, Journal) for s in o.segments
             if s.event == events[command] and s.queue == "dead")
