@@ -122,7 +122,7 @@ def test_O3_no_message_passes_a_barrier_whoever_dies(seed: int, keys: dict[str, 
         part[n] = n // 10
         where = "a" if barrier else fate.random.choice(BROKERS)
         run.mesh.send(where, {"n": n, "b": int(barrier), "k": n % 4})
-        run.settle(0.3)
+        run.settle(0.2)
         if barrier:
             run.finish()
     assert run.barriers == [[10, 20, 30]] * 3
@@ -138,7 +138,7 @@ class Run:
 
     def __init__(self, mesh: Mesh, fate: Fate) -> None:
         self.mesh, self.random = mesh, fate.random
-        self.consumers = [mesh.consumer(broker, 2) for broker in BROKERS]
+        self.consumers = [mesh.consumer(broker, 1) for broker in BROKERS]
         self.held: list[Any] = []
         self.seen: list[tuple[int, int]] = []
         self.barriers: list[list[int]] = [[] for _ in BROKERS]
@@ -150,6 +150,8 @@ class Run:
             (n,) = numbers([message])
             if message.is_barrier:
                 self.barriers[at].append(n)
+                before = [m for m in self.held if numbers([m])[0] < n]
+                assert not before, f"barrier {n} came while {numbers(before)} were held"
             else:
                 self.seen.append((n, max(map(len, self.barriers))))
                 self.held.append(message)
