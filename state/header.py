@@ -76,13 +76,10 @@ class Asked(msgspec.Struct, array_like=True):
 
 
 class Held(msgspec.Struct, array_like=True):
-    """A barrier of another broker's, for which this queue drains (O3)."""
+    """A barrier of another broker's, for which this queue drains (O3); its payload has a page."""
 
     number: int  # the barrier's id
     generation: int  # what enters from now on has this one or a higher one
-    payload: bytes
-    key: bytes | None
-    headers: bytes | None
     priority: int
     time: int
     expires: int

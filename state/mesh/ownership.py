@@ -76,7 +76,7 @@ def leave(broker: Broker, queue: Queue) -> None:
         asked = queue.header.asked.get(host)
         if asked is not None and asked.limit > asked.got:
             say(broker, host, Want(d.vpn, d.name, asked.got, 0, []))
-    barriers.let_go(broker, queue, False)
+    barriers.leave(broker, queue)
 
 
 # ---------------------------------------------------------------- wanting
