@@ -32,6 +32,8 @@ COMMANDS = {
     "trace": ("lakequeue.cli.trace:trace", "The life of a message, and why it waited."),
     "at": ("lakequeue.cli.at:at", "The queues as they were at any time, or behind any step."),
     "rebuild": ("lakequeue.cli.rebuild:rebuild", "A working home from the Delta tables."),
+    "monitor": ("lakequeue.cli.monitor:monitor", "The queues on a web page, and why they wait."),
+    "top": ("lakequeue.cli.top:top", "The queues in this terminal, and why they wait."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
     "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput and more."),
 }

@@ -74,17 +74,20 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
             f"{home} has a checkpoint: nothing is to be rebuilt there; choose another --home, or "
             "move the checkpoint away"
         )
+    about = _about(tables_home)
     if home.resolve() != tables_home.resolve():
         _take_along(tables_home, home)
     done: list[Rebuilt] = []
     queues: list[list[str]] = []
+    epoch = 0
     with open_lake(home) as lake:
         for broker in brokers(lake):
-            moment = as_of(lake, home, broker)
+            moment = as_of(lake, tables_home, broker)
+            epoch = moment.home.epoch
             done.append(_one(lake, home, moment, queues))
     (home / FOLDER).mkdir(exist_ok=True)
     (home / FOLDER / QUEUES).write_text(json.dumps(queues))
-    _about(tables_home, home)
+    (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))
     return done
 
 
@@ -108,16 +111,18 @@ def _take_along(source: Path, home: Path) -> None:
             shutil.copy2(source / name, home / name)
 
 
-def _about(source: Path, home: Path) -> None:
+def _about(source: Path) -> dict[str, Any]:
+    """What the home said of itself; where that is lost as well, what is known without it."""
     file = source / "lakequeue.json"
-    about: dict[str, Any] = json.loads(file.read_text())
+    about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
+    if file.is_file():
+        about = json.loads(file.read_text())
     if about.get("format") != FORMAT:
         raise LakequeueError(
             f"{source} was written by a version with state format {about.get('format')}; this "
             f"version reads {FORMAT}: use that version"
         )
-    kept = {k: v for k, v in about.items() if k != "checkpoints"}
-    (home / "lakequeue.json").write_text(json.dumps(kept))
+    return {k: v for k, v in about.items() if k != "checkpoints"}
 
 
 def _one(

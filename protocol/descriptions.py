@@ -2,7 +2,8 @@
 
 Each host describes what it owns. A message that moved was counted as it came at each of them, and
 as `transferred` where it left; so what came into the queue as a whole is what came less what was
-transferred. What each host holds stands in ``brokers``.
+transferred. A message on its way may stand at both ends, and counts as `moving` only. What each
+host holds stands in ``brokers``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     each = list(parts.values())
     for name in SUMS:
         whole[name] = sum(one[name] for one in each)
+    whole["depth"] -= whole["moving"]
     for name in JOINED:
         whole[name] = sorted({value for one in each for value in one[name]})
     ages = [one["oldest_age_s"] for one in each if one["oldest_age_s"] is not None]

@@ -63,26 +63,23 @@ class Wanted(msgspec.Struct, array_like=True):
 
     limit: int = 0  # so many messages may be given to it, from the beginning
     given: int = 0
+    confirmed: int = 0  # of these; the others are on their way
     filters: list[str | None] = []  # of its consumers with room; None lets everything through
 
 
 class Asked(msgspec.Struct, array_like=True):
     """What this queue has asked of another broker's, and what it got (H4)."""
 
-    owner: int = 0  # the queue's number there, once something came
     got: int = 0  # messages that came, from the beginning
     limit: int = 0  # so many were asked for, from the beginning
     filters: list[str | None] = []
 
 
 class Held(msgspec.Struct, array_like=True):
-    """A barrier of another broker's, for which this queue drains (O3)."""
+    """A barrier of another broker's, for which this queue drains (O3); its payload has a page."""
 
     number: int  # the barrier's id
     generation: int  # what enters from now on has this one or a higher one
-    payload: bytes
-    key: bytes | None
-    headers: bytes | None
     priority: int
     time: int
     expires: int

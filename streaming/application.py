@@ -44,7 +44,10 @@ log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
-SNAPSHOTS_INTERVAL_S = 600
+# More batches than Spark retains (`minBatchesToRetain`) must not lie between two snapshots: what
+# changed in them would not be known any more, and each would have the whole state.
+SNAPSHOTS_INTERVAL_S = 60
+LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
 END_S_MAX = 60.0
 PLAN_S_MAX = 20.0
 
@@ -184,6 +187,7 @@ class SparkApplication:
             alone=self._alone,
             keep=int(retained) + 3,
             rebuilt=self._folder.rebuilt(home.name),
+            log_kept_s=LOG_KEPT_S if self._history_interval_s() else 0.0,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
@@ -209,17 +213,14 @@ class SparkApplication:
         """Start the query of what steps took and were, if there is to be one. Micro-batches have no
         log of steps."""
         assert self.spark is not None
-        value = self._settings.value
-        interval_s = value("history_interval_s", HISTORY_INTERVAL_S)
-        if not interval_s or not value("tables_interval_s", TABLES_INTERVAL_S):
-            return
-        if not self._real_time:
+        interval_s = self._history_interval_s()
+        if not interval_s:
             return
         checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
         self.history_query = start_history(
             self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
             self._folder.path / "history-checkpoint", interval_s,
-            value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+            self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
 
     def restart_history(self) -> None:
@@ -227,6 +228,12 @@ class SparkApplication:
         if self.history_query is not None:
             self._end_batches(self.history_query, END_S_MAX)
             self.start_history()
+
+    def _history_interval_s(self) -> int:
+        """0 where there is no such query."""
+        value = self._settings.value
+        tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
+        return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
 
     def read_more(self) -> None:
         """More topics are captured: the queries that do not find them themselves begin anew."""

@@ -133,9 +133,10 @@ class HomeFolder:
     def _missing(self, what: str) -> str:
         return (
             f"{what}: the queues were in it, and without it acknowledged messages would come "
-            "again and ids be given twice. Put it back from a backup of the whole home. Or begin "
-            "anew with an empty --home and a Kafka with fresh topics; everything that ever came "
-            f"in and what became of it stands in {self.tables}"
+            "again and ids be given twice. Put it back from a backup of the whole home, or make a "
+            "new home of the tables with `lakequeue rebuild`. Or begin anew with an empty --home "
+            "and a Kafka with fresh topics; everything that ever came in and what became of it "
+            f"stands in {self.tables}"
         )
 
     def remember_checkpoints(self) -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
     name on the control topic; alone: there is no other broker; alone_s: how long steps go on when
     no batch follows; rebuilt: a file with the state to begin with where there is none, see
-    `rebuilt`."""
+    `rebuilt`; log_kept_s: how long the log is kept beyond what snapshots need, for the tables."""
 
     kafka: dict[str, Any]
     broker: str
@@ -65,6 +66,7 @@ class Options:
     replay_s: float = 2.0
     alone_s: float = 10.0
     rebuilt: str = ""
+    log_kept_s: float = 0.0
     cache_bytes: int = 160_000_000
     limits: InputLimits = field(default_factory=InputLimits)
 
@@ -82,6 +84,7 @@ class Loop:
         self.failed = False
         self.saved = -1  # the step that this worker saved last
         self._parts: list[Any] = []
+        self._unneeded: deque[tuple[float, int]] = deque()  # when, and where the log might begin
 
     # ------------------------------------------------------------ a batch
 
@@ -107,9 +110,19 @@ class Loop:
         self._cache.detach()
         self.saved = mark.snapshot.step
         if len(mark.snapshot.marks) == self.options.keep:
-            self._discovery.trim(self._topic, mark.snapshot.marks[0])
+            self._trim(mark.snapshot.marks[0])
         mark.figures.save_ms = round((time.monotonic() - begun) * 1000)
         return mark.figures, mark.notes
+
+    def _trim(self, before: int) -> None:
+        """No snapshot needs the log before this offset; who writes it to the tables may, for a
+        while."""
+        now = time.monotonic()
+        self._unneeded.append((now, before))
+        while now - self._unneeded[0][0] >= self.options.log_kept_s:
+            self._discovery.trim(self._topic, self._unneeded.popleft()[1])
+            if not self._unneeded:
+                return
 
     # ------------------------------------------------------------ opening
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...expressions import compile_program
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
-from ..broker import BUCKETS, Broker
+from ..broker import BUCKETS, Broker, BrokerHeader
 from ..header import Subscription
 from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
@@ -24,7 +24,7 @@ from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..rules.order import first_key_of, generation_of, seq_of
-from ..storage import Array, Overlay
+from ..storage import Array, Content, Overlay
 from .answers import PartialAnswer
 from .topic_subscriptions import topics_of
 
@@ -104,6 +104,18 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     }
 
 
+def _peers(header: BrokerHeader) -> dict[str, Any]:
+    """What passed between this broker and others of its home, if there are any."""
+    if not header.peers:
+        return {}
+    peers = [
+        {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
+         "repeated": p.repeated}
+        for n, p in sorted(header.peers.items())
+    ]  # fmt: skip
+    return {"peers": peers}
+
+
 def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
     """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
     header, system = broker.header, broker.header.system
@@ -125,11 +137,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "delivered_unacked": broker.unacked_total,
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
-            "peers": [
-                {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
-                 "repeated": p.repeated}
-                for n, p in sorted(header.peers.items())
-            ],
+            **_peers(header),
         },
     }
 
@@ -221,7 +229,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
         if not here.all():
             keys = [key for key, yes in zip(keys, here.tolist(), strict=True) if yes]
             seqs = seqs[here]
-        sizes = queue.gather(seqs, "size") + np.int64(len(command.where or ""))
+        sizes = broker.spool.spans(queue.gather(seqs, "id")) + len(command.where or "")
         n = 0 if out and len(seqs) and sizes[0] > budget.bytes else budget.fits(sizes)
         cut = n < len(seqs)
         if cut:
@@ -291,14 +299,11 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
         page, row = queue.row(seq)
         state = int(page.state[row])
         until, expires = int(page.until[row]), int(page.expires[row])
-        payload, key, headers = content or (b"", None, None)
         out.append(
             {
                 "id": str(known[seq]),
                 "state": NAMES[state],
-                "payload": payload,
-                "key": key,
-                "headers": headers,
+                **_fitting(content or (b"", None, None)),
                 "priority": priority,
                 "delivery_count": int(page.deliveries[row]),
                 "entered": int(page.entered[row]),
@@ -311,3 +316,21 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is a record, and has them as base64
+
+
+def _fitting(content: Content) -> dict[str, Any]:
+    """Payload, key and headers as far as they fit into an answer; cut: what of them does not."""
+    payload, key, headers = content
+    left = SHOWN_BYTES_MAX
+    shown: dict[str, bytes | None] = {"key": key, "headers": headers, "payload": payload}
+    cut = []
+    for name, whole in shown.items():
+        if whole is not None and len(whole) > left:
+            # Headers are JSON: a part of them says nothing.
+            shown[name] = None if name == "headers" else whole[:left]
+            cut.append(name)
+        left -= len(shown[name] or b"")
+    return {**shown, "cut": cut}

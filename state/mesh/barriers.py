@@ -199,9 +199,9 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
     header = queue.header
     header.generation += 1
     header.held[sender] = Held(
-        said.number, header.generation, said.payload, said.key, said.headers, said.priority,
-        said.time, said.expires,
-    )  # fmt: skip
+        said.number, header.generation, said.priority, said.time, said.expires
+    )
+    broker.values.write(_page(queue, sender), [said.payload, said.key, said.headers])
     if sender < broker.header.number:
         let_go(broker, queue, False)
     queue.wanted = True
@@ -222,7 +222,7 @@ def report(broker: Broker, queue: Queue) -> None:
     if host is None or not _is_drained(broker, queue):
         return
     held = header.held[host]
-    waiting = receivers(queue, (held.payload, held.key, held.headers), held.priority)
+    waiting = receivers(queue, _content(broker, queue, host), held.priority)
     got, given = _counts(queue)
     going = len(waiting) if header.egress else 0
     if held.said != [got, given, going]:
@@ -237,15 +237,41 @@ def release(broker: Broker, sender: int, said: Release) -> None:
     held = None if queue is None else queue.header.held.get(sender)
     if queue is None or held is None or held.number != said.number:
         return
-    del queue.header.held[sender]
-    queue.wanted = True
     if said.goes and queue.header.egress:
-        content = held.payload, held.key, held.headers
+        content = _content(broker, queue, sender)
         for subscription in receivers(queue, content, held.priority):
-            _deliver(broker, queue, subscription, held)
+            _deliver(broker, queue, subscription, held, content)
+    _end(broker, queue, sender)
+    queue.wanted = True
 
 
-def _deliver(broker: Broker, queue: Queue, subscription: Subscription, held: Held) -> None:
+def _end(broker: Broker, queue: Queue, host: int) -> None:
+    """Nothing is held for this broker any more."""
+    del queue.header.held[host]
+    broker.values.write(_page(queue, host), None)
+
+
+def _page(queue: Queue, host: int) -> str:
+    return f"y/{queue.number}/{host}"
+
+
+def _content(broker: Broker, queue: Queue, host: int) -> Content:
+    payload, key, headers = broker.values.read(_page(queue, host))
+    return payload, key, headers
+
+
+def leave(broker: Broker, queue: Queue) -> None:
+    """The queue is deleted here: it holds nobody, and nobody waits for it."""
+    let_go(broker, queue, False)
+    d, (got, given) = queue.definition, _counts(queue)
+    for host, held in list(queue.header.held.items()):
+        say(broker, host, Drained(d.vpn, d.name, held.number, got, given, 0))
+        _end(broker, queue, host)
+
+
+def _deliver(
+    broker: Broker, queue: Queue, subscription: Subscription, held: Held, content: Content
+) -> None:
     header = queue.header
     broker.emit(
         Deliveries(
@@ -253,8 +279,8 @@ def _deliver(broker: Broker, queue: Queue, subscription: Subscription, held: Hel
             partition=subscription.partition, framing=subscription.framing, lease_ms=0,
             epoch=broker.header.epoch, barrier=True, ids=[held.number],
             numbers=[header.next_delivery], counts=[1], priorities=[held.priority],
-            expires=[held.expires], times=[held.time], payloads=[held.payload], keys=[held.key],
-            headers=[held.headers],
+            expires=[held.expires], times=[held.time], payloads=[content[0]], keys=[content[1]],
+            headers=[content[2]],
         )
     )  # fmt: skip
     header.next_delivery += 1

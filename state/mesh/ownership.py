@@ -59,9 +59,13 @@ def joined(broker: Broker, sender: int, said: Here) -> None:
     """Another broker hosts the queue: what was asked of it before was asked of nobody."""
     queue = broker.find(said.vpn, said.queue)
     if queue is not None:
-        asked = queue.header.asked.get(sender)
-        if asked is not None:
-            asked.limit, asked.filters = asked.got, []
+        queue.header.asked.pop(sender, None)
+        before = queue.header.wanted.pop(sender, None)
+        if before is not None:  # what is on its way will come to the new one
+            on_its_way = max(before.given - before.confirmed, 0)
+            queue.header.wanted[sender] = Wanted(given=on_its_way)
+            for text in before.filters:
+                forget_filter(queue, text)
         barriers.joined(queue, sender)
         queue.wanted = True
 
@@ -72,8 +76,8 @@ def leave(broker: Broker, queue: Queue) -> None:
     for host in other_hosts(broker, queue):
         asked = queue.header.asked.get(host)
         if asked is not None and asked.limit > asked.got:
-            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, 0, []))
-    barriers.let_go(broker, queue, False)
+            say(broker, host, Want(d.vpn, d.name, asked.got, 0, []))
+    barriers.leave(broker, queue)
 
 
 # ---------------------------------------------------------------- wanting
@@ -99,7 +103,7 @@ def want(broker: Broker, queue: Queue) -> None:
         if not enough:
             asked.limit, asked.filters = asked.got + room, filters
             d = queue.definition
-            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, room, filters))
+            say(broker, host, Want(d.vpn, d.name, asked.got, room, filters))
 
 
 def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
@@ -150,18 +154,12 @@ def wanted(broker: Broker, sender: int, said: Want) -> None:
     if queue is None:
         return
     known = queue.header.wanted
-    before = known.get(sender) or Wanted()
-    if said.owner != queue.number or said.got > before.given:
-        before.given = said.got  # this queue, or the one that asks, was not there before
-    texts = set(before.filters) - set(said.filters)
-    limit = said.got + said.credits
-    if limit <= before.given:
-        known[sender] = Wanted(limit, before.given, list(said.filters))
-    else:
-        if before.limit <= before.given:
-            known.pop(sender, None)  # who begins to ask stands behind those who do already
-        known[sender] = Wanted(limit, before.given, list(said.filters))
-        queue.wanted = True
+    one = known.setdefault(sender, Wanted())
+    texts = set(one.filters) - set(said.filters)
+    if one.limit <= one.given:  # who begins to ask stands behind those who do already
+        known[sender] = known.pop(sender)
+    one.limit, one.filters = said.got + said.credits, list(said.filters)
+    queue.wanted = True
     for text in texts:
         forget_filter(queue, text)
 
@@ -260,7 +258,7 @@ def _give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = Fa
         return spool.gather(ids, name).tolist()
 
     said = Grant(
-        queue.definition.vpn, queue.definition.name, queue.number, fresh,
+        queue.definition.vpn, queue.definition.name, fresh,
         refs=ids.tolist(), ids=spool.origins(ids).tolist(),
         payloads=[c[0] for c in found], keys=[c[1] for c in found], headers=[c[2] for c in found],
         sizes=rows("size"), priorities=known("priority"), times=known("time"),
@@ -281,6 +279,8 @@ def taken(broker: Broker, sender: int, said: Taken) -> None:
     if queue is None:
         return
     name = f"broker:{broker.header.peers[sender].name}"
+    one = queue.header.wanted.setdefault(sender, Wanted())
+    one.confirmed += len(said.refs) + len(said.refused)
     seqs = _moving(broker, queue, sender, said.refs)
     apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
     for ref, expires, until in said.refused:
@@ -314,7 +314,7 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
     refused: list[tuple[int, int, int]] = []
     if queue is not None:
         asked = queue.header.asked.setdefault(sender, Asked())
-        asked.owner, asked.got = said.owner, asked.got + len(said.refs)
+        asked.got += len(said.refs)
     for at, ref in enumerate(said.refs):
         if queue is not None and _has_room(broker, queue, said.sizes[at]):
             _store(broker, queue, said, at)

@@ -199,6 +199,14 @@ class Spool(Messages):
                 out[position] = known or self._blocks.content(*place)
         return out
 
+    def spans(self, ids: Array) -> Array:
+        """Bytes that payload, key and headers of each message take, as they are read."""
+        out = np.zeros(len(ids), np.int64)
+        for page, rows, where in self.rows(ids):
+            if page is not None:
+                out[where] = page.spans(rows)
+        return out
+
     # ------------------------------------------------------------ files (S8)
 
     def files_in_use(self) -> int:

@@ -125,6 +125,20 @@ def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
     assert not {entered, held[0]} & new.seen().keys()
 
 
+@pytest.mark.parametrize("about", [True, False])
+def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_path: Path) -> None:
+    walk = lived(4)
+    old = write_history(walk.world, make(tmp_path / "old"))
+    if about:
+        (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+    else:
+        (old / "lakequeue.json").unlink()
+    rebuild(old, tmp_path / "new")
+    assert New(tmp_path / "new", walk.world).seen() == looked_at(walk.store, walk.driver)
+    assert json.loads((tmp_path / "new" / "lakequeue.json").read_text())["epoch"] == HOME.epoch
+    assert HomeFolder(tmp_path / "new").problem("real-time") == ""
+
+
 def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
     """Steps that the tables do not have yet are lost; their inputs are still in Kafka."""
     walk = lived(2)

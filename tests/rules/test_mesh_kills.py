@@ -4,10 +4,12 @@ nothing twice that does not say so (Q5, H4)."""
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from lakequeue.memory.broker import MemoryBroker
+from lakequeue.protocol import Rejected
 from lakequeue.state import Batch
 from model.limits import TINY
 
@@ -81,7 +83,9 @@ class Traffic:
     def send(self) -> None:
         self.n += 1
         broker = self.random.choice(BROKERS)
-        self.judge.sent.add(self.mesh.send(broker, {"n": self.n}))
+        with suppress(Rejected):  # by a quota
+            body = {"n": self.n, "k": self.n % 3}
+            self.judge.sent.add(self.mesh.send(broker, body))
 
     def open(self) -> None:
         if len(self.consumers) < 4:
@@ -121,10 +125,20 @@ class Traffic:
                 self.acked[message.id] += 1
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_H4_never_two_owners_and_never_none(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "keys"),
+    [
+        (0, {}),
+        (1, {"type": "GroupLocalQueue", "initial_owner": "b"}),
+        (2, {"priority": "/n"}),
+        (3, {"max_spool_usage": 60, "lease_period": "150ms"}),
+        (4, {"max_backlog": 2, "semantics": "at-least-once", "fairness_model": "round-robin"}),
+        (5, {"partition_key": "/k"}),
+    ],
+)
+def test_H4_never_two_owners_and_never_none(seed: int, keys: dict[str, Any]) -> None:
     fate = Fate(seed, death=0.5)
-    mesh = Mesh(fate, TINY if seed % 2 else None)
+    mesh = Mesh(fate, TINY if seed % 2 else None, **keys)
     judge = Judge(mesh)
     traffic = Traffic(mesh, judge, fate)
     for _ in range(45):
