@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
-ROOMS := bench cli client conf definitions examples expressions lake memory protocol sinks sources state streaming
+ROOMS := bench cli client conf definitions examples expressions lake memory monitor protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak lint wheel bench clean
@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml
 			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
 		exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -e '.[fast,demo,sql,test]'
+	$(BIN)/pip install --quiet -e '.[fast,demo,monitor,sql,test]'
 	@touch $@
 
 $(FETCHED): conf/jars.xml $(INSTALLED)

@@ -84,7 +84,7 @@ def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool
 
 def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
     """Describe one queue, with the reasons why it does not move, or all."""
-    return [described(admin, queue)] if queue else admin.queues()
+    return [described(admin, queue)[0]] if queue else admin.queues()
 
 
 def look_and_show(admin: Any, queue: str | None) -> RenderableType:

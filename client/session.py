@@ -19,7 +19,7 @@ import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.wire import FRAMING
-from .brokers import known_brokers
+from .brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -152,6 +152,13 @@ class Session:
         self.check_open()
         return known_brokers(self._transport, self.vpn)
 
+    def wish(self, wish: str, broker: str) -> None:
+        """Ask for a broker more, see `Admin.add_broker`."""
+        self.check_open()
+        if not self.runner.waits:
+            raise ConfigError("add_broker: only over Kafka; a configuration names those in memory")
+        ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
+
     # ------------------------------------------------------------ time and waiting
 
     def now_ms(self) -> int:
@@ -240,6 +247,11 @@ class Session:
     def request(self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S) -> Any:
         """Send a command and wait for its answer; raises what the engine answers."""
         return self._answer_to(command, timeout)["result"]
+
+    def request_each(self, command: commands.Command) -> dict[str, Any]:
+        """Ask every broker that hosts a queue; their answers by name, '' where there is only one to
+        ask."""
+        return {"": self.request(command)}
 
     def request_list(
         self, command: Any, place: str, count: str | None = None,

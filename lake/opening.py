@@ -51,7 +51,7 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(config=settings)
     connection.execute("SET TimeZone = 'UTC'")
     for name in TABLES + HISTORY:
-        if name in TABLES or (tables / name / "_delta_log").is_dir():
+        if name in TABLES or is_there(tables / name):
             connection.register(name, _dataset(tables / name))
     create_views(connection.execute, "duckdb")
     return connection
@@ -60,13 +60,18 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
 def tables_of(home: Path | str) -> Path:
     """The folder of a home's tables; raises NoLake when it has none."""
     tables = Path(home).expanduser().absolute() / "tables"
-    missing = [name for name in TABLES if not (tables / name / "_delta_log").is_dir()]
+    missing = [name for name in TABLES if not is_there(tables / name)]
     if missing:
         raise NoLake(
             f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
             "engine that has written its tables? (lakequeue.tables_interval_s is not 0)"
         )
     return tables
+
+
+def is_there(table: Path) -> bool:
+    """Whether a Delta table is there: a version of it, for its folder is made before."""
+    return any((table / "_delta_log").glob("*.json"))
 
 
 def _dataset(table: Path) -> Any:

@@ -41,6 +41,7 @@ SELECT min(step), max(step), epoch_ms(min(now)), epoch_ms(max(now)),
   max(step) FILTER (WHERE epoch_ms(now) <= $at)
 FROM steps WHERE broker = $broker
 """
+_BEGUN = "SELECT value FROM commands WHERE command = 'begin' ORDER BY time DESC LIMIT 1"
 _CLOSED = """
 SELECT step, crc, value FROM snapshots
 WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
@@ -173,17 +174,20 @@ def _start(
             f"The snapshot of step {step:,} does not match its digest and is passed over"
         )
     nothing = Snapshot()
-    number, epoch = _who(home, broker)
+    number, epoch = _who(lake, home, broker)
     return Moment(broker, Home(broker, number, epoch), DictStore(), 0, 0, 0, nothing, notes)
 
 
-def _who(home: Path, broker: str) -> tuple[int, int]:
-    """A broker's number and the home's epoch, as its folder says."""
+def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:
+    """A broker's number and the home's epoch: as its folder says, else as the engine said last."""
     about: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         about = json.loads((home / "lakequeue.json").read_text())
-    numbers = about.get("brokers", {})
-    return (numbers.get(broker, 0) if isinstance(numbers, dict) else 0), about.get("epoch", 0)
+    numbers, epoch = about.get("brokers", {}), about.get("epoch", 0)
+    if not epoch:
+        begun = lake.execute(_BEGUN).fetchone()
+        epoch = msgspec.json.decode(begun[0]).get("epoch", 0) if begun else 0
+    return (numbers.get(broker, 0) if isinstance(numbers, dict) else 0), epoch
 
 
 # ---------------------------------------------------------------- the steps after it

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..client.transport import Acked, Headers, Record
 from .in_process import MemoryEngine
@@ -40,6 +42,15 @@ class MemoryTransport:
             ).encode()
             for broker in self._engine.brokers
         }
+
+    @contextmanager
+    def towards(self, broker: str) -> Iterator[None]:
+        """For a while what is said goes to this broker."""
+        own, self._broker = self._broker, broker
+        try:
+            yield
+        finally:
+            self._broker = own
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

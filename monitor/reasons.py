@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -43,7 +43,12 @@ def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
     queue: as `describe` gives it; messages: the first in the queue's order, as `browse` gives them.
     """
     found = [] if not queue["depth"] else _why_out(queue, messages, now)
-    return found + _why_nothing_enters(queue)
+    return [replace(r, text=plain(r.text)) for r in found + _why_nothing_enters(queue)]
+
+
+def plain(text: str) -> str:
+    """What others named, without what would break a line or speak to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
@@ -144,9 +149,10 @@ def _barrier(queue: Queue, messages: Messages, now: datetime) -> str:
     if delayed:
         due = _at(max(m.ready_at for m in delayed if m.ready_at is not None), now)
         parts.append(f"{_are(len(delayed))} delayed, the last until {due}")
+    behind = queue["ready"] - sum(m.state == "ready" for m in messages[: at + 1])
     return (
         f"Barrier {messages[at].id} waits for {_count(len(before), 'message')} before it: "
-        f"{_named(parts)}. {_waiting(queue)} behind or as barriers."
+        f"{_named(parts)}. Behind it {_are(behind)} ready."
     )
 
 

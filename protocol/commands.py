@@ -239,12 +239,34 @@ class Browse(Command, frozen=True, tag="browse"):
     start: OrderKey | None = None
 
 
-class Purge(Named, frozen=True, kw_only=True, tag="purge"):
-    """Remove messages, by predicate or by ids (R6)."""
+class Change(Named, frozen=True, kw_only=True):
+    """An administrator changes messages of a queue, all or by predicate or ids (R6).
+
+    dry_run: nothing is changed, and the answer is how many would be; who, why: for the journal.
+    """
 
     queue: Name
     where: Text | None = None
     ids: Ids | None = None
+    dry_run: bool = False
+    who: Name = ""
+    why: Name = ""
+
+
+class Purge(Change, frozen=True, kw_only=True, tag="purge"):
+    """Remove messages."""
+
+
+class Move(Change, frozen=True, kw_only=True, tag="move"):
+    """Put messages into another queue of the VPN; leased ones stay."""
+
+    to: Name
+
+
+class Edit(Change, frozen=True, kw_only=True, tag="edit"):
+    """Change headers of messages in this queue: a text for each name, null removes the header."""
+
+    headers: dict[Name, Name | None]
 
 
 class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):
@@ -294,6 +316,13 @@ class RecordsLost(Command, frozen=True, tag="records_lost"):
     reader: Name = "engine"
 
 
+class BeginAgain(Command, frozen=True, tag="begin_again"):
+    """The state of this queue was made again from the Delta tables: leases end, deliveries count
+    from nothing (R3). The engine says so when it starts on a home that was rebuilt."""
+
+    queue: Name
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -301,8 +330,8 @@ class Tick(Command, frozen=True, tag="tick"):
 AnyCommand = (
     Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
     | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
-    | Browse | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
-    | Tick | Captures
+    | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
+    | RecordsLost | BeginAgain | Tick | Captures
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

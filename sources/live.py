@@ -311,7 +311,7 @@ class LiveInputs:
         """Whether commands were read to their end once, and nothing of that is left to take."""
         if not self._ready and not self._commands.ahead:
             commands = {place for place in self._expected if is_command(place[0])}
-            self._ready = commands <= self._commands.at_end
+            self._ready = bool(commands) and commands <= self._commands.at_end
         return self._ready
 
     def up_to(self) -> int | None:

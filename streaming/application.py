@@ -44,8 +44,12 @@ log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
-SNAPSHOTS_INTERVAL_S = 600
+# More batches than Spark retains (`minBatchesToRetain`) must not lie between two snapshots: what
+# changed in them would not be known any more, and each would have the whole state.
+SNAPSHOTS_INTERVAL_S = 60
+LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
 END_S_MAX = 60.0
+PLAN_S_MAX = 20.0
 
 
 class SparkApplication:
@@ -91,6 +95,23 @@ class SparkApplication:
         for broker in self.brokers.values():
             if not broker.failure:
                 self.start_query(broker)
+                if not self._alone:
+                    self._wait_planned(broker)
+
+    def _wait_planned(self, broker: BrokerQuery) -> None:
+        """Until a query's first job has begun, or not for longer than some seconds.
+
+        While it plans, Spark starts a Python process that must answer within 10 s; several at once
+        on a slow machine do not.
+        """
+        assert self.spark is not None
+        assert broker.query is not None
+        group = str(broker.query.runId)
+        until = time.monotonic() + PLAN_S_MAX
+        while broker.is_active and time.monotonic() < until:
+            if self.spark.sparkContext.statusTracker().getJobIdsForGroup(group):
+                return
+            time.sleep(0.1)
 
     def _session(self) -> SparkSession:
         from .spark import is_local, package_zip, spark_session
@@ -100,7 +121,7 @@ class SparkApplication:
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
             master = default_master(len(self.brokers))
         if master is not None:
-            check_slots(master, len(self.brokers), self._tables_interval_s() > 0)
+            self.check_slots(len(self.brokers), master)
         home = self._folder.path
         spark = spark_session(
             "lakequeue",
@@ -118,6 +139,14 @@ class SparkApplication:
         if not is_local(master) or (master or "").startswith("local-cluster"):
             spark.sparkContext.addPyFile(str(package_zip(home)))
         return spark
+
+    def check_slots(self, brokers: int, master: str | None = None) -> None:
+        """Raise LakequeueError where one of so many would never have its turn. master: Spark's; by
+        default the one that runs."""
+        if master is None:
+            assert self.spark is not None
+            master = self.spark.sparkContext.master
+        check_slots(str(master), brokers, self._tables_interval_s() > 0)
 
     def start_query(self, broker: BrokerQuery) -> None:
         """Start a broker's query, from its checkpoint on."""
@@ -157,6 +186,8 @@ class SparkApplication:
             home.epoch, self._vpns, code_version(), run,
             alone=self._alone,
             keep=int(retained) + 3,
+            rebuilt=self._folder.rebuilt(home.name),
+            log_kept_s=LOG_KEPT_S if self._history_interval_s() else 0.0,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
@@ -182,18 +213,27 @@ class SparkApplication:
         """Start the query of what steps took and were, if there is to be one. Micro-batches have no
         log of steps."""
         assert self.spark is not None
-        value = self._settings.value
-        interval_s = value("history_interval_s", HISTORY_INTERVAL_S)
-        if not interval_s or not value("tables_interval_s", TABLES_INTERVAL_S):
-            return
-        if not self._real_time:
+        interval_s = self._history_interval_s()
+        if not interval_s:
             return
         checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
         self.history_query = start_history(
             self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
             self._folder.path / "history-checkpoint", interval_s,
-            value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+            self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
+
+    def restart_history(self) -> None:
+        """There are more brokers: what writes their history begins anew."""
+        if self.history_query is not None:
+            self._end_batches(self.history_query, END_S_MAX)
+            self.start_history()
+
+    def _history_interval_s(self) -> int:
+        """0 where there is no such query."""
+        value = self._settings.value
+        tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
+        return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
 
     def read_more(self) -> None:
         """More topics are captured: the queries that do not find them themselves begin anew."""

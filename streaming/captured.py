@@ -58,15 +58,19 @@ class CapturedTopics:
 
     def open(self) -> None:
         """Make the engine's own topics, and begin to look for others."""
+        self.share_out()
+        self._texts |= self._folder.captured()
+        self._read(captured_topics(self.partitions, self._texts))
+        self.watch()
+
+    def share_out(self) -> None:
+        """Make the engine's own topics, with partitions for each broker. Raises LakequeueError."""
         require_broker(self._bootstrap)
         before = self._folder.numbers
         count = max([before, *(b.number + 1 for b in self._brokers.values())])
         self.partitions = ensure_topics(
             self._bootstrap, self._vpns, (), self._brokers, count, before
         )
-        self._texts |= self._folder.captured()
-        self._read(captured_topics(self.partitions, self._texts))
-        self.watch()
 
     def watch(self) -> None:
         """Begin to look which topics there are."""

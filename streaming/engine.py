@@ -38,6 +38,7 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
+from .more_brokers import Wishes, add_broker
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
@@ -120,6 +121,7 @@ class Engine:
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
             self._stopping, self._records.state,
         )  # fmt: skip
+        self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
         self._refuse_several_in_batches()
 
     @property
@@ -146,13 +148,15 @@ class Engine:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
         self._number_brokers()
-        self._lock_of_tables.take()
         self.captured.open()
+        self._lock_of_tables.take()
         self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for broker in self.brokers.values():
             self._begin(broker)
+            for vpn, queue in self._folder.rebuilt_queues():
+                self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -167,6 +171,7 @@ class Engine:
         with self.watch.java_lives():
             self.application.start_tables()
             self.application.start_history()
+        self._wishes.start()
         self._serve()
 
     def _number_brokers(self) -> None:
@@ -185,6 +190,21 @@ class Engine:
             self._tell(vpn, broker, command)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
+
+    def add_broker(self, name: str) -> None:
+        """Add a broker to the engine while it runs. Raises LakequeueError."""
+        if self.trigger == MICRO_BATCH:
+            raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
+        with self._lock:
+            add_broker(name, self.application, self.captured, self._folder, self._begin_more)
+
+    def _begin_more(self, new: BrokerQuery) -> None:
+        numbers = {b.name: b.number for b in self.brokers.values()}
+        peers = commands.encode_command(commands.Peers(brokers=numbers))
+        for broker in self.brokers.values():
+            if broker is not new:
+                self._tell(self._vpns[0], broker, peers)
+        self._begin(new)
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
@@ -296,6 +316,7 @@ class Engine:
             self._heartbeat.stop()
             self._answers.stop()
             self._alerts.stop()
+            self._wishes.stop()
             self.captured.close()
             self._queue_watch.stop()
             self._stop_spark()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..lake import HISTORY, TABLES, create_views, tables_of
+from ..lake.opening import is_there
 from .jars import ensure_jars
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def open_tables(home: Path | str) -> SparkSession:
         "lakequeue-tables", master=f"local[{CORES}]", jars=ensure_jars().spark, extra=warehouse
     )
     for name in TABLES + HISTORY:
-        if name in HISTORY and not (tables / name / "_delta_log").is_dir():
+        if name in HISTORY and not is_there(tables / name):
             continue
         spark.read.format("delta").load(str(tables / name)).createOrReplaceTempView(name)
     create_views(spark.sql, "spark")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
 from ..client.kafka_python import refusals_told
 from ..protocol import LakequeueError, NotConnected, topics
@@ -99,8 +100,10 @@ def ensure_topics(
 def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:
     """Give the topics that brokers share the partitions that they lack."""
     short = {name: count for name, count in shared.items() if sizes[name] < count}
-    if short:
-        admin.create_partitions(short)
+    for name, count in short.items():
+        # A Kafka with much to do describes a topic as it was before.
+        with contextlib.suppress(InvalidPartitionsError):
+            admin.create_partitions({name: count})
     return short
 
 

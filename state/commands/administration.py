@@ -22,11 +22,13 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
+from ..mesh.ownership import join, leave
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
 from . import given_definitions
+from .moving import because
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import Task, begin, cancel_all, resume
@@ -80,11 +82,13 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
 
 
 def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
-    """Q5: the owner is a broker that runs; in this version there is one."""
-    owner, name = definition.initial_owner, broker.header.name
-    if owner is not None and owner != name:
-        where = f"queue {definition.name!r}"
-        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
+    """Q5: the owner is a broker of the home."""
+    owner, names = definition.initial_owner, [broker.header.name]
+    names += [peer.name for peer in broker.header.peers.values()]
+    if owner is not None and owner not in names:
+        where, known = f"queue {definition.name!r}", ", ".join(map(repr, names))
+        allowed = f"must be the broker, {known}" if len(names) == 1 else f"must be one of {known}"
+        raise ConfigError([Problem(where, "initial_owner", owner, allowed)])
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
@@ -119,6 +123,7 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
+    join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
 
@@ -133,6 +138,7 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
     name = queue.definition.name
+    leave(broker, queue)
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
@@ -180,7 +186,9 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     while not done and not budget.spent:
         part = wanted_rows(broker, queue, task, command.where, ranges, budget)
         done, task.cursor = part.last, part.next
-        apply(broker, queue, part.seqs, Event.PURGE, reason=command.where or "")
+        if not command.dry_run:
+            reason = because(command, command.where or "")
+            apply(broker, queue, part.seqs, Event.PURGE, reason=reason)
         task.done["n"] = task.done.get("n", 0) + len(part.seqs)
     task.result = task.done.get("n", 0)
     return done

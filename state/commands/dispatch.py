@@ -7,7 +7,8 @@ from typing import Any
 
 from ...protocol import commands as c
 from ..mesh.peers import set_peers
-from . import administration, inspection, leases, sessions, topic_subscriptions
+from . import administration, inspection, leases, moving, sessions, topic_subscriptions
+from .beginning_again import begin_again
 from .redriving import redrive
 from .turns import IN_TURN
 
@@ -45,9 +46,12 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Returned: leases.hand_back,
         c.Unsubscribe: sessions.unsubscribe,
         c.Purge: administration.purge,
+        c.Move: moving.move,
+        c.Edit: moving.edit,
         c.Redrive: redrive,
+        c.BeginAgain: begin_again,
         c.Delete: administration.remove_messages,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
-TOLERANT = frozenset({c.Unsubscribe, c.TransportAck})  # no such queue: nothing to do
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do

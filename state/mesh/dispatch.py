@@ -11,7 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.mesh import Said
+from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
+from . import barriers, ownership
 
 Handler = Callable[[Any, int, Any], None]
 
-KINDS: dict[str, tuple[type[Said], Handler]] = {}
+KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "here": (Here, ownership.joined),
+    "want": (Want, ownership.wanted),
+    "grant": (Grant, ownership.granted),
+    "taken": (Taken, ownership.taken),
+    "hold": (Hold, barriers.hold),
+    "drained": (Drained, barriers.drained),
+    "release": (Release, barriers.release),
+}

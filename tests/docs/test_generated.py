@@ -194,13 +194,24 @@ def test_pages_of_the_state(table: Table) -> None:
     connection.consumer("urgent", filter="/n > 0")
     for n in (1, 2):  # the second comes before where the filter has looked to, and nobody has room
         connection.producer().send("urgent", b'{"n": %d}' % n)
+    admin.define({"name": "fenced", "message_type": "json", "barrier_expression": "/n = 1"})
+    connection.producer().send("fenced", b'{"n": 1}')
     engine = connection.engine
     engine.command("default.commands", b"", b"not a command")
     purge = commands.encode_command(commands.Purge(queue="orders"))
     topic = ["default.commands"]
     records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])
-    step(engine.store, Batch(commands=records), engine.now, limits=Limits(command_rows=1))
+    limits = Limits(command_rows=1, bulk_rows=1)
+    step(engine.store, Batch(commands=records), engine.now, limits=limits)
     found = {key.partition("/")[0] for key in engine.store.pages}
+    orders = {"name": "orders", "message_type": "json", "barrier_expression": "/b = 1"}
+    mesh = lakequeue.connect("memory://", config={"brokers": ["a", "b"], "queues": [orders]})
+    consumer = mesh.consumer("orders")  # of `a`; it gets what `b` took in, and the barrier waits
+    for payload in (b"{}", b'{"b": 1}'):
+        header = [("lq", b'{"to": "orders"}')]
+        mesh.engine.publish("default.publish", payload, None, header, broker="b")
+    assert consumer.receive() is not None
+    found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
 

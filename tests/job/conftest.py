@@ -84,6 +84,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
+            "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10",
             "lakequeue.trigger": request.param, "lakequeue.batch_s": str(BATCH_S),
         }  # fmt: skip
         ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)

@@ -61,6 +61,15 @@ def message_rows(m: Message) -> list[dict[str, Any]]:
     ]
 
 
+def named(value: bytes) -> dict[str, str | None]:
+    """The command, and the queue that it names."""
+    try:
+        said = json.loads(value)
+    except ValueError:
+        said = {}
+    return {"command": said.get("command"), "queue": said.get("queue")}
+
+
 def snapshot_rows(saved: list[tuple[Snapshot, DictStore]], whole_each: int) -> list[dict[str, Any]]:
     """Snapshots one after the other, as the snapshot writer does it: a chain of changes."""
     rows: list[dict[str, Any]] = []
@@ -99,7 +108,7 @@ def write_history(
     steps = [step_row(log, at, when, value) for at, value in enumerate(world.log)]
     there = [m for messages in world.topics.values() for m in messages]
     commands = [
-        {**place_of(m), "command": None, "queue": None, "key": m.key_, "value": m.value_,
+        {**place_of(m), **named(m.value_), "key": m.key_, "value": m.value_,
          "headers": headers_json(list(m.headers_ or []))}
         for m in there if m.topic_.endswith(".commands")
     ]  # fmt: skip

@@ -11,6 +11,7 @@ import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
+from lakequeue.monitor.describing import described
 from lakequeue.monitor.reasons import LOOKED_AT, Reason, reasons
 from monitor.cases import CASES, Case, prepared, send
 
@@ -131,3 +132,21 @@ def test_deep_queues_are_looked_at_in_part(alone: Any) -> None:
     send(alone, "orders", deliver_at=alone.now() + timedelta(days=3))
     consumer.close()
 
+
+
+def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
+    define(alone, max_per_subscription_backlog=1)
+    name = "bold\x1b[1m[red]\n"
+    consumer = alone.consumer("orders", name=name)
+    send(alone, "orders", {}, {})
+    (why,) = seen(alone, "orders")
+    assert "bold [1m[red]  holds 1 of 1" in why.text
+    assert why.text.isprintable()
+    consumer.close()
+
+
+def test_of_large_messages_fewer_are_looked_at(alone: Any) -> None:
+    define(alone)
+    send(alone, "orders", *({"n": "x" * 300_000} for _ in range(9)))
+    queue, messages = described(alone.admin(), "orders")
+    assert (len(messages), queue["why"][0]["code"]) == (3, "no_consumer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.more_brokers import Wishes
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
 
@@ -98,20 +100,26 @@ def test_each_reads_its_own_partitions() -> None:
     assert len(alone) == 14  # others' programs may have made these topics
 
 
+@pytest.mark.job
 def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
     address, vpn = kafka.bootstrap_servers, "grows"
     sizes = ensure_topics(address, [vpn], [], ["g-a"])
     assert (sizes["grows.commands"], sizes["grows.publish"]) == (1, 8)
     assert "g-a.mesh" not in sizes
-    sizes = ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=1)
-    assert (sizes["grows.commands"], sizes["grows.publish"], sizes["g-b.mesh"]) == (3, 24, 1)
-    assert ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=3) == sizes
+    for before in (1, 3):
+        sizes = ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=before)
+        assert (sizes["grows.commands"], sizes["grows.publish"], sizes["g-b.mesh"]) == (3, 24, 1)
+    transport = open_kafka(address, "grows")
+    while transport.partitions("grows.publish") < 24:  # a Kafka with much to do takes a moment
+        time.sleep(0.1)
+    transport.close()
     with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=2, before=2)
     with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka, library: str) -> None:
     vpn = f"find-{library}"
@@ -243,3 +251,63 @@ def test_what_is_told_to_a_broker_stands_in_its_partition(
     with caplog.at_level(logging.CRITICAL):
         engine._notes("c", "lost:default.publish:3")
     assert [(topic, at) for topic, at, _ in told] == [("default.commands", 2)]
+
+
+# ---------------------------------------------------------------- a broker more
+
+
+def test_a_wish_is_answered_under_its_key() -> None:
+    added: list[str] = []
+    answers: list[tuple[bytes, dict[str, Any]]] = []
+
+    def add(name: str) -> None:
+        if name == "b":
+            raise LakequeueError("broker 'b' is there already")
+        added.append(name)
+
+    wishes = Wishes(NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))))
+    wishes.read(b"wish/c", b'{"wish": "add", "id": "1"}')
+    wishes.read(b"wish/b", b'{"wish": "add", "id": "2"}')
+    wishes.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
+    assert answers == [
+        (b"wish/c", {"id": "1", "done": True}),
+        (b"wish/b", {"id": "2", "refused": "broker 'b' is there already"}),
+        (b"wish/c", {"id": "3", "refused": "wish: 'sing' – allowed is 'add'"}),
+    ]
+    for key, value in answers:  # it hears itself
+        wishes.read(key, json.dumps(value).encode())
+    for junk in (b"", b"[]", b"{", b'{"wish": "add"}', b"\xff"):
+        wishes.read(b"wish/d", junk)
+    wishes.read(b"broker/d", b'{"wish": "add", "id": "4"}')
+    wishes.read(b"wish/d", None)
+    assert len(answers) == 3
+    assert added == ["c"]
+
+
+def test_one_that_was_alone_stops_before_partitions_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read those of the new one too. Where Kafka is away it goes on, and alone."""
+    engine = Engine(NOBODY, tmp_path, Configuration())
+    engine._folder.open(engine.trigger)
+    engine._folder.remember_brokers({"broker-0": 0})
+    did: list[str] = []
+    application = engine.application
+    monkeypatch.setattr(application, "check_slots", lambda count: None)
+    monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
+    monkeypatch.setattr(
+        application, "start_query", lambda b: did.append(f"start {b.name} of {len(engine.brokers)}")
+    )
+    with pytest.raises(LakequeueError, match="no Kafka broker answers"):
+        engine.add_broker("west")
+    assert did == ["end 1", "start broker-0 of 1"]
+    assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0}
+    did.clear()
+    monkeypatch.setattr(engine.captured, "share_out", lambda: did.append("share out"))
+    monkeypatch.setattr(engine, "_begin_more", lambda new: did.append(f"tell of {new.number}"))
+    engine.add_broker("west")
+    assert did == ["end 1", "share out", "tell of 1", "start broker-0 of 2", "start west of 2"]
+    assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0, "west": 1}
+    did.clear()
+    engine.add_broker("east")
+    assert did == ["end 0", "share out", "tell of 2", "start east of 3"]
