@@ -146,7 +146,7 @@ class SparkApplication:
         if master is None:
             assert self.spark is not None
             master = self.spark.sparkContext.master
-        check_slots(str(master), brokers, self._tables_interval_s() > 0)
+        check_slots(str(master), brokers, self.tables_interval_s() > 0)
 
     def start_query(self, broker: BrokerQuery) -> None:
         """Start a broker's query, from its checkpoint on."""
@@ -171,7 +171,8 @@ class SparkApplication:
     def _alone(self) -> bool:
         return len(self.brokers) == 1
 
-    def _tables_interval_s(self) -> int:
+    def tables_interval_s(self) -> int:
+        """How often the tables are written; 0: never."""
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
     def _loop_options(self, spark: SparkSession, home: Home, run: str) -> Options:
@@ -201,7 +202,7 @@ class SparkApplication:
     def start_tables(self) -> None:
         """Start the query of the Delta tables, if there is to be one."""
         assert self.spark is not None
-        interval_s = self._tables_interval_s()
+        interval_s = self.tables_interval_s()
         if not interval_s:
             return
         self.tables_query = start_tables(

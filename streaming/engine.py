@@ -149,7 +149,8 @@ class Engine:
         self._folder.open(self.trigger)
         self._number_brokers()
         self.captured.open()
-        self._lock_of_tables.take()
+        if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
+            self._lock_of_tables.take()
         self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
