@@ -35,7 +35,7 @@ ELSEWHERE = {
     r"^kafka-console-producer": "Kafka's own tool",
     r"cat > engine.py": "the program for spark-submit",
 }
-ENDLESS = re.compile(r"--watch|--follow")
+ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
 ENDLESS_S, COMMAND_S, START_S, TABLES_S = 6, 90, 180, 60
 
 ALL = [printed for page in PAGES for printed in commands(page)]
