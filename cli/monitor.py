@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PORT = 9480
 CLIENT = "lakequeue-monitor"
-EXTRA = "the page needs Python packages that are not installed: pip install 'lakequeue[monitor]'"
+EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
 
 
 @click.command()
