@@ -60,7 +60,7 @@ def queues(
                 described = look(admin, queue)
                 say_json(described[0] if queue else described)
             else:
-                console().print(_look_and_show(admin, queue))
+                console().print(look_and_show(admin, queue))
             return
         with stop_on_signals() as stop:
             _watch(admin, queue, every, stop.wait, as_json)
@@ -77,7 +77,7 @@ def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            live.update(_look_and_show(admin, queue), refresh=True)
+            live.update(look_and_show(admin, queue), refresh=True)
             if wait(every):
                 return
 
@@ -87,7 +87,7 @@ def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
     return [described(admin, queue)[0]] if queue else admin.queues()
 
 
-def _look_and_show(admin: Any, queue: str | None) -> RenderableType:
+def look_and_show(admin: Any, queue: str | None) -> RenderableType:
     """What people see: the queues, and the alerts of VPN and broker that are set."""
     from rich.console import Group
 

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ..protocol import commands
 from .configuration import Configuration
-from .definition import to_wire
+from .definition import QueueDefinition, to_wire
 
 
-def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make an engine what a configuration says.
+def hosts_of(queue: QueueDefinition, brokers: tuple[str, ...]) -> tuple[str, ...]:
+    """The brokers that host a queue (Q5): a `LocalQueue` one of them, the others all."""
+    return brokers[:1] if queue.type == "LocalQueue" else brokers
 
-    epoch: the home's; 0 where there is no other (in memory).
+
+def configure_commands(
+    configuration: Configuration,
+    epoch: int = 0,
+    broker: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> list[tuple[str, bytes]]:
+    """The commands, each with its VPN, that make a broker what a configuration says.
+
+    epoch: the home's; 0 where there is no other (in memory); broker: one of the configuration's,
+    None for the first; numbers: of the brokers, by default their places.
     """
 
     def plain(value: Any) -> dict[str, Any]:
@@ -31,6 +43,12 @@ def configure_commands(configuration: Configuration, epoch: int = 0) -> list[tup
     if epoch:
         names = sorted({first, *configuration.vpns, *(q.vpn for q in configuration.queues)})
         out += [(vpn, commands.Begin(epoch=epoch)) for vpn in names]
+    brokers = configuration.brokers
+    if len(brokers) > 1:
+        given = numbers or {name: number for number, name in enumerate(brokers)}
+        out.append((first, commands.Peers(brokers=dict(given))))
     out.append((first, commands.Configure(system=system, vpns=vpns)))
-    out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
+    own = broker or brokers[0]
+    hosted = [q for q in configuration.queues if own in hosts_of(q, brokers)]
+    out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in hosted]
     return [(vpn, commands.encode_command(command)) for vpn, command in out]

@@ -26,7 +26,7 @@ from .definition import (
     try_definition,
 )
 
-BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of a message id
+BROKERS_MAX = 64
 DEFAULT_BROKER = "broker-0"
 DEFAULT_VPN = "default"
 
@@ -192,14 +192,12 @@ def _brokers(section: object, report: Report) -> tuple[str, ...]:
     names: list[str] = []
     for index, name in enumerate(section):
         try:
-            names.append(read.queue_name(name))
+            names.append(read.broker_name(name))
         except ValueError as error:
             report(f"brokers[{index}]", "name", name, str(error))
             continue
         if name in names[:-1]:
             report(f"brokers[{index}]", "name", name, "is given twice; each broker has one name")
-    if len(set(names)) > 1:
-        report("", "brokers", section, "more than one is not supported by this version; name one")
     return tuple(names)
 
 

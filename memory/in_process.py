@@ -2,6 +2,11 @@
 
 Records are encoded as for Kafka, so that codecs are used as they are in the job. Applications test
 against this; every rule is tested here first.
+
+An engine has one broker, or several under one clock (a mesh), each with its own state and its own
+share of commands and publishes, as on Kafka. What they say to each other is carried at once: steps
+go round the brokers, in the order of their numbers, until none has anything left to do at this
+time.
 """
 
 from __future__ import annotations
@@ -13,15 +18,18 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
+import msgspec
+
 from ..client.transport import Headers, Record
 from ..client.values import duration_ms
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands
-from ..protocol import commands, topics, wire
+from ..protocol import ConfigError, commands, topics, wire
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
-from ..protocol.outputs import Alert, Deadline
-from ..state import Batch, DictStore, Home, Limits, check, step
+from ..protocol.outputs import Alert, Output
+from ..state import Batch, DictStore, Home, Limits
+from .broker import MemoryBroker
 
 log = logging.getLogger("lakequeue.memory")
 
@@ -46,25 +54,26 @@ class AttendedClient(Protocol):
 
 
 class MemoryEngine:
-    """One engine; steps run in the caller's thread, one at a time."""
+    """One engine; steps run in the caller's thread, one at a time. BROKER: what a broker is made
+    of, for tests in which brokers die."""
+
+    BROKER = MemoryBroker
 
     def __init__(
         self, configuration: Configuration | None = None, limits: Limits | None = None
     ) -> None:
-        self.store = DictStore()
         self.limits = limits or Limits()
         self.now = round(time.time() * 1000)
         self.checking = False
+        self.brokers = [self._broker(DEFAULT_BROKER, 0)]  # by number
         self._lock = threading.RLock()
-        self._deadline = 0
-        self._offsets: dict[str, int] = {}
+        self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
         self._journal: list[dict[str, Any]] = []
         self._tags = 0
-        self._sessions: dict[tuple[str, str], None] = {}
+        self._sessions: dict[tuple[int, str, str], None] = {}
         self._clients: list[weakref.ref[AttendedClient]] = []
         self._beat_ms = 0
-        self._broker = DEFAULT_BROKER
         if configuration is not None:
             self.configure(configuration)
 
@@ -72,10 +81,39 @@ class MemoryEngine:
 
     def configure(self, configuration: Configuration) -> None:
         """Define what a configuration says."""
-        self._broker = configuration.brokers[0]
         self._beat_ms = configuration.system.heartbeat_timeout_ms
-        for command in configure_commands(configuration):
-            self.command(topics.topic(command[0], topics.COMMANDS), b"", command[1])
+        self._add_brokers(configuration.brokers)
+        names = tuple(broker.home.name for broker in self.brokers)
+        complete = msgspec.structs.replace(configuration, brokers=names)
+        for broker in self.brokers:
+            for vpn, command in configure_commands(complete, broker=broker.home.name):
+                self.command(topics.topic(vpn, topics.COMMANDS), b"", command, broker.home.name)
+
+    def _add_brokers(self, names: tuple[str, ...]) -> None:
+        """Brokers that a configuration names; those that have a state stay what they are."""
+        if not any(broker.store.pages for broker in self.brokers):
+            self.brokers = [self._broker(name, number) for number, name in enumerate(names)]
+        elif names != (DEFAULT_BROKER,):
+            known = {broker.home.name for broker in self.brokers}
+            for name in names:
+                if name not in known:
+                    self.brokers.append(self._broker(name, len(self.brokers)))
+
+    def _broker(self, name: str, number: int) -> MemoryBroker:
+        return self.BROKER(Home(name, number), self.limits)
+
+    def broker(self, name: str | None = None) -> MemoryBroker:
+        """A broker by its name; the first where none is named. Raises ConfigError."""
+        for broker in self.brokers:
+            if name in (None, broker.home.name):
+                return broker
+        known = ", ".join(broker.home.name for broker in self.brokers)
+        raise ConfigError(f"broker: {name!r} – allowed are the engine's: {known}")
+
+    @property
+    def store(self) -> DictStore:
+        """The state of the first broker."""
+        return self.brokers[0].store
 
     def new_tag(self) -> str:
         """A number for a new connection."""
@@ -86,54 +124,80 @@ class MemoryEngine:
 
     def publish(
         self, topic: str, value: bytes, key: bytes | None, headers: Headers,
-        timestamp: int | None = None,
+        timestamp: int | None = None, broker: str | None = None, partition: int = 0,
     ) -> None:  # fmt: skip
-        """One record on a topic, taken in by a step of its own."""
+        """One record on a topic, taken in by a step of its own: of the broker named, where it is a
+        VPN's publish topic; else of each, as any may capture it."""
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
-        self._run(publishes=self._records(topic, value, key, meta, own, timestamp))
+        found = topics.split(topic)
+        takers = self.brokers
+        if found is not None and found[1] == topics.PUBLISH:
+            takers = [self.broker(broker)]
+            partition = topics.publish_partitions(takers[0].home.number)[0]
+        with self._lock:
+            records = self._records(topic, value, key, meta, own, timestamp, partition)
+            for taker in takers:
+                self._step(taker, Batch(publishes=records))
+            self._settle()
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
-        """One command, carried out by a step of its own."""
-        self._run(commands_=self._records(topic, value, key, None, None, None))
+    def command(
+        self, topic: str, key: bytes, value: bytes, broker: str | None = None
+    ) -> None:
+        """One command, carried out by a step of its own, of the broker named."""
+        taker = self.broker(broker)
+        partition = topics.commands_partition(taker.home.number)
+        with self._lock:
+            records = self._records(topic, value, key, None, None, None, partition)
+            self._step(taker, Batch(commands=records))
+            self._settle()
 
     def _records(
         self, topic: str, value: bytes, key: bytes | None, meta: bytes | None,
-        headers: str | None, timestamp: int | None,
+        headers: str | None, timestamp: int | None, partition: int,
     ) -> Records:  # fmt: skip
-        offset = self._offsets.get(topic, 0)
-        self._offsets[topic] = offset + 1
+        offset = self._offsets.get((topic, partition), 0)
+        self._offsets[topic, partition] = offset + 1
         when = self.now if timestamp is None else timestamp
-        return Records([topic], [0], [offset], [when], [key], [value], [meta], [headers])
+        return Records([topic], [partition], [offset], [when], [key], [value], [meta], [headers])
 
     # ------------------------------------------------------------ steps
 
-    def _run(self, publishes: Records | None = None, commands_: Records | None = None) -> None:
-        with self._lock:
-            self._step(Batch(commands=commands_ or Records(), publishes=publishes or Records()))
-            ticks = 0
-            while 0 < self._deadline <= self.now and ticks < TICKS_MAX:
-                self._step(Batch())
-                ticks += 1
+    def _settle(self) -> None:
+        """Steps until no broker has anything left to do at this time."""
+        ticks = 0
+        while self._tick() and ticks < TICKS_MAX:
+            ticks += 1
 
-    def _step(self, batch: Batch, checked: bool = True) -> None:
-        outputs = step(self.store, batch, self.now, Home(self._broker), self.limits)
+    def _tick(self) -> bool:
+        """A step of each broker that has something to do; whether any had."""
+        busy = [broker for broker in self.brokers if broker.is_busy(self.now)]
+        for broker in busy:
+            self._step(broker, Batch())
+        return bool(busy)
+
+    def _step(self, broker: MemoryBroker, batch: Batch, checked: bool = True) -> None:
+        self._carry(broker.step(batch, self.now))
+        if self.checking and checked:
+            broker.check(self.now)
+
+    def _carry(self, outputs: list[Output]) -> None:
+        """Bring what a step says to who reads it."""
         for output in outputs:
-            if isinstance(output, Deadline):
-                self._deadline = output.at
-            elif isinstance(output, Journal):
+            if isinstance(output, Journal):
                 self._journal += output.rows()
             elif isinstance(output, Alert):
                 log.warning("%s", output.text())
+        speaking = {broker.mesh_topic: broker for broker in self.brokers}
         for i, record in enumerate(wire.encode(outputs)):
+            if record.topic in speaking:
+                speaking[record.topic].tell(record)
             for topic, inbox in self._inboxes:
                 if topic == record.topic:
                     headers = wire.headers_list(record.headers)
                     inbox.append(
                         Record(topic, 0, i, self.now, record.key, record.value, headers)
                     )
-        if self.checking and checked:
-            check(self.store, self.now, self.limits)
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
@@ -145,16 +209,19 @@ class MemoryEngine:
             for client in self._attending():
                 client.attend()  # without the lock: it takes the client's own
             with self._lock:
-                if 0 < self._deadline <= self.now:
-                    self._step(Batch())
+                self._tick()
         with self._lock:
             self.now = target
-            self._run()
+            for broker in self.brokers:
+                self._step(broker, Batch())
+            self._settle()
         for client in self._attending():
             client.attend()
 
     def _next_stop(self) -> int:
-        stops = [self._deadline] if self._deadline else []
+        stops = [broker.deadline for broker in self.brokers if broker.deadline]
+        if any(broker.is_busy(self.now) for broker in self.brokers):
+            stops.append(self.now)
         for client in self._attending():
             due = client.due()
             if due is not None and due > self.now:
@@ -172,38 +239,44 @@ class MemoryEngine:
 
     def _heartbeats(self) -> None:
         """Living sessions send theirs, just before they would be missed."""
-        records = Records()
-        for vpn, session in self._sessions:
-            value = commands.encode_command(commands.Heartbeat(session=session))
-            one = self._records(topics.topic(vpn, topics.COMMANDS), value, None, None, None, None)
-            for name in Records.__slots__:
-                getattr(records, name).extend(getattr(one, name))
-        if records:
-            # heartbeats of the living are not late: they come in before time is looked at
-            self._step(Batch(commands=records), checked=False)
+        for broker in self.brokers:
+            records, number = Records(), broker.home.number
+            for at, vpn, session in self._sessions:
+                if at != number:
+                    continue
+                value = commands.encode_command(commands.Heartbeat(session=session))
+                topic, partition = topics.topic(vpn, topics.COMMANDS), topics.commands_partition(at)
+                one = self._records(topic, value, None, None, None, None, partition)
+                for name in Records.__slots__:
+                    getattr(records, name).extend(getattr(one, name))
+            if records:
+                # heartbeats of the living are not late: they come in before time is looked at
+                self._step(broker, Batch(commands=records), checked=False)
 
-    def live(self, vpn: str, session: str) -> None:
-        """A session that sends heartbeats by itself."""
-        self._sessions[vpn, session] = None
+    def live(self, vpn: str, session: str, broker: str | None = None) -> None:
+        """A session, at a broker, that sends heartbeats by itself."""
+        self._sessions[self.broker(broker).home.number, vpn, session] = None
 
-    def silence(self, vpn: str, session: str) -> None:
+    def silence(self, vpn: str, session: str, broker: str | None = None) -> None:
         """The session sends no heartbeat any more."""
-        self._sessions.pop((vpn, session), None)
+        self._sessions.pop((self.broker(broker).home.number, vpn, session), None)
 
     # ------------------------------------------------------------ looking inside, for tests
 
     def restart(self) -> None:
         """Write the state to bytes and load it again: a restart of the process."""
         with self._lock:
-            self.store = DictStore.load(self.store.dump())
+            for broker in self.brokers:
+                broker.store = DictStore.load(broker.store.dump())
 
     def dump(self) -> bytes:
         """The state as bytes."""
-        return self.store.dump()
+        return b"".join(broker.store.dump() for broker in self.brokers)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        check(self.store, self.now, self.limits)
+        for broker in self.brokers:
+            broker.check(self.now)
 
     def journal(self) -> list[dict[str, Any]]:
         """Every event so far."""

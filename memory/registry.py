@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from ..client.connection import Connection
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
-from ..protocol import ConfigError
+from ..protocol import ConfigError, commands
 from .in_process import MemoryEngine
 from .inline import Inline
 from .loopback import MemoryTransport
@@ -39,11 +39,29 @@ _lock = threading.RLock()  # a forgotten connection is noticed at any moment, he
 
 
 class MemoryConnection(Connection):
-    """A connection to an engine in the process; ``engine`` is what tests look into."""
+    """A connection to an engine in the process, attached to one of its brokers; ``engine`` is what
+    tests look into."""
 
-    def __init__(self, engine: MemoryEngine, vpn: str, client_name: str) -> None:
+    def __init__(
+        self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None
+    ) -> None:
         self.engine = engine
-        super().__init__(MemoryTransport(engine), vpn, client_name, Inline(engine))
+        self._way = MemoryTransport(engine, broker)
+        super().__init__(self._way, vpn, client_name, Inline(engine, broker))
+
+    def request_each(self, command: commands.Command) -> dict[str, Any]:
+        """See `Session.request_each`. Raises what all of them answer, where none has an answer."""
+        answers: dict[str, Any] = {}
+        refusals: list[ConfigError] = []
+        for broker in self.engine.brokers:
+            with self._way.towards(broker.home.name):
+                try:
+                    answers[broker.home.name] = self.request(command)
+                except ConfigError as refusal:  # it hosts no such queue
+                    refusals.append(refusal)
+        if not answers:
+            raise refusals[0]
+        return answers
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way."""
@@ -52,9 +70,11 @@ class MemoryConnection(Connection):
     def publish_raw(
         self, topic: str, value: bytes, key: bytes | None = None,
         headers: dict[str, bytes] | None = None, timestamp: int | None = None,
+        partition: int = 0,
     ) -> None:  # fmt: skip
         """A plain record on a topic, as any Kafka producer would write it."""
-        self.engine.publish(topic, value, key, list((headers or {}).items()), timestamp)
+        given = list((headers or {}).items())
+        self.engine.publish(topic, value, key, given, timestamp, partition=partition)
         self.runner.sent()
 
     def attend(self) -> None:
@@ -65,10 +85,12 @@ class MemoryConnection(Connection):
 class _NamedConnection(MemoryConnection):
     """One that keeps a named engine alive until it is closed or forgotten."""
 
-    def __init__(self, name: str, engine: MemoryEngine, vpn: str, client_name: str) -> None:
+    def __init__(
+        self, name: str, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None
+    ) -> None:
         self._release = weakref.finalize(self, _leave, name)
         self._release.atexit = False
-        super().__init__(engine, vpn, client_name)
+        super().__init__(engine, vpn, client_name, broker)
 
     def close(self) -> None:
         """See `Connection.close`; the last one ends the engine."""
@@ -84,9 +106,10 @@ def open_memory(
     vpn: str,
     client_name: str | None,
     config: Mapping[str, Any] | str | None,
+    broker: str | None = None,
 ) -> MemoryConnection:
     """Connect to the engine of that name, or to a new one. query: of the URL, ``config=FILE`` and
-    ``keep=true``."""
+    ``keep=true``. broker: of the engine's; None for the first."""
     options = parse_qs(query, keep_blank_values=True)
     for key in options:
         if key not in ("config", "keep"):
@@ -98,7 +121,7 @@ def open_memory(
     configuration = _configuration(source)
     client_name = client_name or CLIENT_NAME
     if not name:
-        return MemoryConnection(_engine(configuration), vpn, client_name)
+        return MemoryConnection(_engine(configuration), vpn, client_name, broker)
     with _lock:
         named = _named.get(name)
         if named is None:
@@ -107,7 +130,7 @@ def open_memory(
             named.engine.configure(configuration)
         named.users += 1
         named.keep = named.keep or keep == "true"
-        return _NamedConnection(name, named.engine, vpn, client_name)
+        return _NamedConnection(name, named.engine, vpn, client_name, broker)
 
 
 def _leave(name: str) -> None:

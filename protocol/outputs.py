@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .journal import Journal
+from .mesh import Said
 
 
 @dataclass(slots=True)
@@ -130,4 +131,20 @@ class Alert:
         return f"{self.event}: {where} at {d['percent']} % of {d['limit']}{soon}"
 
 
-Output = Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
+@dataclass(slots=True)
+class MeshRecord:
+    """What a broker says to another (`mesh`): to ``<to>.mesh``. sender, name: the broker's own;
+    number: of this record between these two, from 1."""
+
+    to: str
+    sender: int
+    name: str
+    epoch: int
+    number: int
+    body: Said
+
+
+Output = (
+    Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
+    | MeshRecord
+)

@@ -1,6 +1,12 @@
 """The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
 
-A broker has two of its own: the log of its steps, and what the engine says to its loop.
+A broker has three of its own: the log of its steps, what the engine says to its loop, and what
+other brokers say to it.
+
+Of the topics that clients write to, partitions are shared out among the brokers of a home by their
+numbers: of a VPN's commands, partition *n* is broker *n*'s; of its publish topic, a block of
+`PUBLISH_PARTITIONS`. So a home with one broker has what it always had, a broker that is added adds
+partitions, and ACLs stay per topic. Nobody else computes this.
 """
 
 from __future__ import annotations
@@ -13,13 +19,28 @@ JOURNAL = "journal"
 REJECTED = "rejected"
 STEPS = "steps"
 CONTROL = "control"
+MESH = "mesh"  # what other brokers say to this one
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
-DIRECTORY = "directory"
+DIRECTORY = "directory"  # compacted: which brokers there are
 
 OWN = (
-    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, ENGINE, DIRECTORY,
+    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, ENGINE,
+    DIRECTORY,
 )  # fmt: skip
+
+
+PUBLISH_PARTITIONS = 8  # of one broker, in each VPN
+
+
+def commands_partition(broker: int) -> int:
+    """The partition of each VPN's commands topic that the broker with this number takes."""
+    return broker
+
+
+def publish_partitions(broker: int) -> range:
+    """The partitions of each VPN's publish topic that the broker with this number takes."""
+    return range(broker * PUBLISH_PARTITIONS, (broker + 1) * PUBLISH_PARTITIONS)
 
 
 def topic(vpn: str, kind: str) -> str:

@@ -10,20 +10,23 @@ subscription in both, so that several can share an inbox.
 from __future__ import annotations
 
 import base64
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, assert_never
 
 import msgspec
 
 from . import journal as journal_codec
-from . import topics
+from . import mesh, topics
 from .journal import Journal, Segment
 from .outputs import (
     Alert,
     Capture,
     Deadline,
     Deliveries,
+    MeshRecord,
     Output,
     Receipts,
     RejectedRecord,
@@ -107,6 +110,8 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
                 yield _rejected(output)
             case Journal():
                 yield from _journal(output)
+            case MeshRecord():
+                yield _mesh(output)
             case Deadline() | Capture() | Alert():
                 pass
             case _:
@@ -120,14 +125,14 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
     key = d.subscription.encode()
     headers = headers_json([(FRAMING, b"batch")])
     lengths = list(map(len, d.payloads))
-    columns = zip(lengths, d.keys, d.headers, strict=True)
-    sizes = [n + len(key or b"") + len(own or b"") for n, key, own in columns]
+    ends = list(accumulate(lengths))
+    if any(d.keys) or any(d.headers):
+        columns = zip(lengths, d.keys, d.headers, strict=True)
+        ends = list(accumulate(n + len(key or b"") + len(own or b"") for n, key, own in columns))
     start, total = 0, len(d.ids)
     while start < total:
-        stop, size = start, 0
-        while stop < total and (stop == start or size + sizes[stop] <= BATCH_BYTES):
-            size += sizes[stop]
-            stop += 1
+        begun = ends[start - 1] if start else 0
+        stop = max(bisect_right(ends, begun + BATCH_BYTES, start), start + 1)
         part = slice(start, stop)
         meta: dict[str, Any] = {
             "queue": d.queue,
@@ -306,6 +311,12 @@ def _rejected(r: RejectedRecord) -> WireRecord:
         value = value[:REJECTED_BYTES]
     key = r.key if r.key is None or len(r.key) <= REJECTED_KEY_BYTES else None
     return WireRecord(topics.topic(r.vpn, topics.REJECTED), None, key, value, headers_json(headers))
+
+
+def _mesh(m: MeshRecord) -> WireRecord:
+    """It is one record already: what is said is cut before it gets its number (`mesh.slices`)."""
+    value = mesh.encode(m.sender, m.name, m.epoch, m.number, m.body)
+    return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:

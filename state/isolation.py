@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.journal import Journal
 from ..protocol.messages import Records
 from ..protocol.outputs import Output
+from .commands.given_definitions import forget
 from .queue import Queue
 from .storage import Overlay, Store, StoreFailed
 
@@ -46,6 +47,7 @@ class Refusals:
             queue = broker.queue(number)
             if queue is not None:
                 queue.header.faulted = why
+                forget(broker, broker.vpn_of(queue), queue.definition.name)
                 broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)
         return broker
 
@@ -115,6 +117,8 @@ def _one_by_one(
 
 
 def _parts(batch: Batch) -> Iterator[Batch]:
+    for at in range(len(batch.mesh)):
+        yield type(batch)(mesh=_one(batch.mesh, at))
     for at in range(len(batch.commands)):
         yield type(batch)(commands=_one(batch.commands, at))
     for at in range(len(batch.publishes)):
@@ -128,7 +132,7 @@ def _one(records: Records, at: int) -> Records:
 
 def _blame_part(part: Batch, refused: Refusals, error: Exception) -> bool:
     """A part failed somewhere else than where it was looked at: it is still its doing."""
-    for records in (part.commands, part.publishes):
+    for records in (part.mesh, part.commands, part.publishes):
         for place in zip(records.topics, records.partitions, records.offsets, strict=True):
             if place not in refused.records:
                 refused.records[place] = f"{type(error).__name__}: {error}"[:500]

@@ -22,6 +22,7 @@ from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
 from .isolation import Refusals, isolated
 from .limits import Limits
+from .mesh.channel import hear
 from .phases.admission import admit
 from .phases.alerts import watch
 from .phases.deadlines import act_on_deadlines
@@ -31,13 +32,16 @@ from .storage import NEVER, Store
 
 @dataclass(slots=True)
 class Batch:
-    """What comes in at once: commands and publishes, each in their log's order.
+    """What comes in at once: commands, publishes, and what other brokers say, each in their log's
+    order.
 
-    commands: records of the commands topics, undecoded; publishes: all other records.
+    commands: records of the commands topics, undecoded; mesh: of this broker's own ``<name>.mesh``;
+    publishes: all other records.
     """
 
     commands: Records = field(default_factory=Records)
     publishes: Records = field(default_factory=Records)
+    mesh: Records = field(default_factory=Records)
 
 
 @dataclass(slots=True)
@@ -46,11 +50,13 @@ class Input:
 
     commands: DecodedCommands
     publishes: Records
+    mesh: Records
     refused: Refusals
 
 
 PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: go_on(broker),  # what earlier commands have left to do
+    lambda broker, given: hear(broker, given.mesh, given.refused),
     lambda broker, given: take_commands(broker, given.commands),
     lambda broker, given: admit(broker, given.publishes, given.refused),
     lambda broker, _: act_on_deadlines(broker),
@@ -78,7 +84,8 @@ def step(
 
     def run(pages: Store, part: Batch, refused: Refusals, first: bool) -> Broker:
         broker = refused.watch(Broker.load(pages, home, now, limits, first))
-        given = Input(DecodedCommands(broker, part.commands, refused), part.publishes, refused)
+        commands = DecodedCommands(broker, part.commands, refused)
+        given = Input(commands, part.publishes, part.mesh, refused)
         for phase in PHASES:
             phase(broker, given)
             broker.at = None

@@ -6,19 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from . import administration, inspection, leases, sessions, topic_subscriptions
+from ..mesh.peers import set_peers
+from . import administration, inspection, leases, moving, sessions, topic_subscriptions
+from .beginning_again import begin_again
 from .redriving import redrive
 from .turns import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
+    c.Peers: set_peers,
     c.Define: administration.define,
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
+    c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
 }
@@ -42,9 +46,12 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Returned: leases.hand_back,
         c.Unsubscribe: sessions.unsubscribe,
         c.Purge: administration.purge,
+        c.Move: moving.move,
+        c.Edit: moving.edit,
         c.Redrive: redrive,
+        c.BeginAgain: begin_again,
         c.Delete: administration.remove_messages,
     }
 )
-INSPECTIONS = frozenset({c.Queues, c.Usage, c.Events, c.Describe, c.Browse})
-TOLERANT = frozenset({c.Unsubscribe, c.TransportAck})  # no such queue: nothing to do
+INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do

@@ -18,7 +18,7 @@ from lakequeue.protocol import Reason, commands, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries
-from lakequeue.sinks import delta
+from lakequeue.sinks import delta_tables
 from lakequeue.sinks.metric_table import SAMPLES
 from lakequeue.state import Batch, Limits, step
 from lakequeue.streaming.topics_admin import PARTITIONS
@@ -107,11 +107,12 @@ def written(field: msgspec.structs.FieldInfo) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "schema"),
-    [("messages", delta._MESSAGES_SCHEMA), ("journal", delta._JOURNAL_SCHEMA)],
+    ("name", "schema"), delta_tables.COLUMNS.items(), ids=list(delta_tables.COLUMNS)
 )
 def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
-    columns = [column.replace("`", "").split() for column in schema.split(",")]
+    columns = [
+        column.replace("`", "").split(maxsplit=1) for column in re.split(r", (?![^<]*>)", schema)
+    ]
     shown = table("reference/delta-tables.md", name)
     assert [[key, row[0]] for key, row in shown.items()] == columns
 
@@ -119,7 +120,7 @@ def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
 def test_columns_of_the_views(table: Table) -> None:
     types = {"LONG": "BIGINT", "BINARY": "BLOB", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ"}
     with duckdb.connect() as empty:
-        schemas = {"messages": delta._MESSAGES_SCHEMA, "journal": delta._JOURNAL_SCHEMA}
+        schemas = {name: delta_tables.COLUMNS[name] for name in ("messages", "journal")}
         for name, schema in schemas.items():
             columns = [column.replace("`", "").split() for column in schema.split(",")]
             text = ", ".join(f'"{c}" {types.get(t, t)}' for c, t in columns)
@@ -193,13 +194,24 @@ def test_pages_of_the_state(table: Table) -> None:
     connection.consumer("urgent", filter="/n > 0")
     for n in (1, 2):  # the second comes before where the filter has looked to, and nobody has room
         connection.producer().send("urgent", b'{"n": %d}' % n)
+    admin.define({"name": "fenced", "message_type": "json", "barrier_expression": "/n = 1"})
+    connection.producer().send("fenced", b'{"n": 1}')
     engine = connection.engine
     engine.command("default.commands", b"", b"not a command")
     purge = commands.encode_command(commands.Purge(queue="orders"))
     topic = ["default.commands"]
     records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])
-    step(engine.store, Batch(commands=records), engine.now, limits=Limits(command_rows=1))
+    limits = Limits(command_rows=1, bulk_rows=1)
+    step(engine.store, Batch(commands=records), engine.now, limits=limits)
     found = {key.partition("/")[0] for key in engine.store.pages}
+    orders = {"name": "orders", "message_type": "json", "barrier_expression": "/b = 1"}
+    mesh = lakequeue.connect("memory://", config={"brokers": ["a", "b"], "queues": [orders]})
+    consumer = mesh.consumer("orders")  # of `a`; it gets what `b` took in, and the barrier waits
+    for payload in (b"{}", b'{"b": 1}'):
+        header = [("lq", b'{"to": "orders"}')]
+        mesh.engine.publish("default.publish", payload, None, header, broker="b")
+    assert consumer.receive() is not None
+    found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
 

@@ -30,8 +30,10 @@ class Recorded:
         self._messages: list[dict[str, Any]] = []
         take = engine._records
 
-        def records(topic: str, value: bytes, key: Any, meta: Any, own: Any, when: Any) -> Any:
-            found = take(topic, value, key, meta, own, when)
+        def records(
+            topic: str, value: bytes, key: Any, meta: Any, own: Any, when: Any, partition: int
+        ) -> Any:
+            found = take(topic, value, key, meta, own, when, partition)
             if not topic.endswith(".commands"):
                 self._note(topic, found.offsets[0], found.timestamps[0], value, key, meta, own)
             return found

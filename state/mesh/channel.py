@@ -1,0 +1,78 @@
+"""The channel between two brokers: numbers on one side, and on the other what was heard is dropped.
+
+What is said is an output of the step, and goes to a Kafka topic of the other broker's; so it comes
+at least once and in order, and what comes again has a number that was heard. Both numbers stand in
+the states of the two brokers, which are snapshots of their logs: so what one says is heard exactly
+once, whoever dies when (`tests/rules/test_mesh_channel.py`). Nothing is sent again, nothing waits
+for time.
+
+A missing number means that Kafka lost records. That is said (event ``mesh_gap``) and counted, and
+the channel goes on behind it. A record that cannot be understood, or whose handler fails, is
+refused as any other record is (`isolation`); it has been heard all the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...definitions import DEFAULT_VPN
+from ...protocol import mesh
+from ...protocol.errors import LakequeueError
+from ...protocol.messages import Records
+from ..rejection import count_of_vpn, reject_record
+from .dispatch import KINDS
+from .peer import Peer
+from .peers import check_name
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..isolation import Refusals
+
+
+def hear(broker: Broker, records: Records, refused: Refusals) -> None:
+    """Hear what other brokers have said since the last step, in the order of the topic."""
+    vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # where what is refused is told
+    for at in range(len(records)):
+        place = records.topics[at], records.partitions[at], records.offsets[at]
+        broker.at = place
+        try:
+            envelope = mesh.decode(records.values[at])
+            if envelope.epoch != broker.header.epoch:
+                count_of_vpn(broker, vpn, "other_home")
+                continue
+            if not _is_new(broker, vpn, envelope):
+                continue
+            if place in refused.records:
+                raise ValueError(f"it failed: {refused.records[place]}")
+            _handle(broker, envelope)
+        except (LakequeueError, ValueError) as error:
+            why = str(error)
+            broker.event("mesh_refused", vpn, why=why)
+            reject_record(broker, vpn, *place, records.keys[at], records.values[at], why)
+    broker.at = None
+
+
+def _is_new(broker: Broker, vpn: str, envelope: mesh.Envelope) -> bool:
+    """Count the record of its channel; whether it comes for the first time."""
+    peers, number = broker.header.peers, envelope.sender
+    check_name(broker, number, envelope.name)
+    peer = peers.get(number)
+    if peer is None:
+        peer = peers[number] = Peer(envelope.name)
+    if envelope.number <= peer.heard:
+        peer.repeated += 1
+        return False
+    missing = envelope.number - peer.heard - 1
+    if missing:
+        peer.lost += missing
+        broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
+    peer.heard = envelope.number
+    return True
+
+
+def _handle(broker: Broker, envelope: mesh.Envelope) -> None:
+    found = KINDS.get(envelope.kind)
+    if found is None:
+        raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(KINDS))}")
+    kind, handler = found
+    handler(broker, envelope.sender, mesh.decode_body(envelope, kind))

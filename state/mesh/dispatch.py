@@ -1,0 +1,27 @@
+"""Everything that brokers say to each other, and what is done when it is heard.
+
+A handler gets (broker, number of the peer that says it, what it says). It may take it as given that
+each thing said comes once, in the order in which that peer said it. What it raises as a sentence
+(`LakequeueError`, `ValueError`) is refused and must have changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.mesh import Said
+from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
+from . import barriers, ownership
+
+Handler = Callable[[Any, int, Any], None]
+
+KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "here": (Here, ownership.joined),
+    "want": (Want, ownership.wanted),
+    "grant": (Grant, ownership.granted),
+    "taken": (Taken, ownership.taken),
+    "hold": (Hold, barriers.hold),
+    "drained": (Drained, barriers.drained),
+    "release": (Release, barriers.release),
+}

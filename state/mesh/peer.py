@@ -1,0 +1,17 @@
+"""Another broker of the home, as one broker knows it. It stands in the broker's header: a step that
+says or hears something reads and writes no page besides."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Peer(msgspec.Struct, array_like=True):
+    """One end of the two channels between this broker and another. lost: records that were missing
+    between two that came; repeated: records that had been heard before."""
+
+    name: str
+    said: int = 0  # number of the last record to it
+    heard: int = 0  # number of the last record from it
+    lost: int = 0
+    repeated: int = 0

@@ -1,0 +1,88 @@
+"""Engines in memory whose brokers die, as the job's do.
+
+What a broker decides is its log of inputs; a snapshot of its state is older. After a death it is
+the snapshot again, the logged steps are taken once more with the same inputs and the same time, and
+the outputs of the last two are said again, the same bytes: nobody knows whether they had been said.
+A step that was not logged has not been: its inputs come again.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+from lakequeue.memory import MemoryConnection, MemoryEngine
+from lakequeue.memory.broker import MemoryBroker
+from lakequeue.protocol import wire
+from lakequeue.protocol.outputs import Alert, Deadline, Journal, Output
+from lakequeue.state import Batch, DictStore, step
+
+NOT_REPEATED = (Alert, Deadline, Journal)  # by who reads the journal, rows are known by their step
+
+
+class Fate:
+    """Who dies when: drawn from one seed. deaths: so far."""
+
+    def __init__(self, seed: int, death: float = 0.1, snapshot: float = 0.2) -> None:
+        self.random = random.Random(seed)
+        self.death, self.snapshot = death, snapshot
+        self.deaths = 0
+
+    def strikes(self) -> bool:
+        if self.random.random() >= self.death:
+            return False
+        self.deaths += 1
+        return True
+
+
+class MortalBroker(MemoryBroker):
+    """A broker with a snapshot and a log. fate: None: nobody dies."""
+
+    fate: Fate | None = None
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._snapshot = self.store.dump()
+        self._log: list[tuple[Batch, int, list[Output]]] = []
+        self._last: list[list[Output]] = []
+
+    def take(self, batch: Batch, now: int) -> list[Output]:
+        fate = self.fate
+        said: list[Output] = []
+        if fate is not None and fate.strikes():  # in the middle of the step
+            said += self.recover()
+        taken = copy.deepcopy(batch)
+        outputs = super().take(batch, now)
+        said += outputs
+        self._log.append((taken, now, outputs))
+        self._last = [*self._last, outputs][-2:]
+        if fate is not None and fate.strikes():  # when it was logged
+            said += self.recover()
+        if fate is not None and fate.random.random() < fate.snapshot:
+            self._snapshot, self._log = self.store.dump(), []
+        return said
+
+    def recover(self) -> list[Output]:
+        """Be what the log says; gives what is said again."""
+        before = self.store.dump()
+        self.store = DictStore.load(self._snapshot)
+        for batch, now, said in self._log:
+            again = step(self.store, copy.deepcopy(batch), now, self.home, self._limits)
+            assert list(wire.encode(again)) == list(wire.encode(said))
+        assert self.store.dump() == before
+        return [o for said in self._last for o in said if not isinstance(o, NOT_REPEATED)]
+
+
+class MortalEngine(MemoryEngine):
+    """An engine of such brokers."""
+
+    BROKER = MortalBroker
+
+    def fated(self, fate: Fate | None) -> None:
+        """From now on brokers die as fate wills."""
+        for broker in self.brokers:
+            broker.fate = fate  # type: ignore[attr-defined]
+
+    def connect(self, broker: str | None = None, name: str = "client") -> MemoryConnection:
+        return MemoryConnection(self, "default", name, broker)
