@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PORT = 9480
 CLIENT = "lakequeue-monitor"
-EXTRA = "the page needs Python packages that are not installed: pip install 'lakequeue[monitor]'"
+EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
 
 
 @click.command()
@@ -36,7 +36,7 @@ EXTRA = "the page needs Python packages that are not installed: pip install 'lak
 @option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True,
         help="0 takes a free one.")  # fmt: skip
 @option("--admin", is_flag=True, help="Dead messages can be redriven from the page. Needs a token.")
-@option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+@option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
         help="A file whose first line is the token that the page asks for.")  # fmt: skip
 @option("--metrics", metavar="ADDRESS", help="Where the engine serves its metrics.  "
         "[default: that of --home]")  # fmt: skip
@@ -66,9 +66,8 @@ def monitor(
       lakequeue monitor --url kafka.example.com:9092 --host 0.0.0.0 --token-file token
     """
     page_parts = _imported()
-    token = token_file.read_text().partition("\n")[0].strip() if token_file else None
     try:
-        doors = page_parts.Doors(token, admin, host)
+        doors = page_parts.Doors(_token(token_file), admin, host)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     address, place = find_url(url, home), None if url else nearest_home(home)
@@ -112,6 +111,16 @@ def page_of(engine: Engine, port: int) -> PageServer | None:
     figures = EngineFigures(lambda: generate_latest(engine.metrics.registry).decode())
     page = parts.Page(sights, parts.Doors(), _life(engine.home), figures)
     return parts.PageServer(parts.make_app(page), "127.0.0.1", port)
+
+
+def _token(file: Path | None) -> str | None:
+    """The first line of a file. Raises ValueError when it cannot be read."""
+    if file is None:
+        return None
+    try:
+        return file.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file {file}: {getattr(error, 'strerror', error)}") from error
 
 
 class _Parts:

@@ -23,10 +23,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
 from . import metric_table as table
+from .queue_figures import OTHER
 
-ROOM = 512  # messages of a queue that are followed at once
+ROOM = 256  # messages of a queue that are followed at once
 AT_ONCE = 64  # new ones of one record
-QUEUES_MAX = 2_000  # that are followed; the longest unheard of makes room
+QUEUES_MAX = 500  # that are followed; the longest unheard of makes room
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT, _LEVEL_MAX = np.uint64(40), 24  # the hash has 24 bits
 
@@ -145,6 +146,9 @@ class MessageTimes:
     def _observe(self, metric: table.Metric, place: Place, ms: int, weight: int) -> None:
         key = metric.name, place
         found = self._histograms.get(key)
+        if found is None and len(self._histograms) >= 2 * QUEUES_MAX:  # nobody has asked yet
+            key = metric.name, (*place[:2], OTHER)
+            found = self._histograms.get(key)
         if found is None:
             found = self._histograms[key] = _Histogram([0] * (len(metric.buckets) + 1))
         found.observe(max(0, ms) / 1000, weight, metric.buckets)

@@ -38,7 +38,7 @@ ELSEWHERE = {
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
     r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_rebuild.py",
 }
-ENDLESS = re.compile(r"--watch|--follow")
+ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
 ENDLESS_S, COMMAND_S, START_S, TABLES_S, STEPS_S = 6, 90, 180, 60, 120
 
 ALL = [printed for page in PAGES for printed in commands(page)]

@@ -47,6 +47,11 @@ def test_a_short_token_is_refused(tmp_path: Path) -> None:
     assert "the token has 5 characters: at least 16" in done.output
 
 
+def test_a_token_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    done = invoke("--url", "memory://", "--token-file", str(tmp_path / "gone"))
+    assert (done.exit_code, "No such file" in done.output) == (2, True)
+
+
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = invoke("--url", "memory://", "--port", str(taken.getsockname()[1]))

@@ -14,7 +14,7 @@ import lakequeue
 import pyarrow as pa
 import pytest
 from lakequeue.protocol import journal
-from lakequeue.sinks.message_times import ROOM
+from lakequeue.sinks.message_times import QUEUES_MAX, ROOM
 from lakequeue.sinks.metric_table import PHASES, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import OTHER, Look
@@ -132,8 +132,8 @@ def test_a_delayed_message_waits_from_when_it_is_due(engine: Engine) -> None:
     assert engine.value("queue_waiting_seconds_sum", "orders") == pytest.approx(1)
 
 
-def rows(event: str, ids: range, time_ms: int) -> pa.Table:
-    row = {"vpn": "default", "queue": "orders", "event": event, "subscription": "", "reason": "",
+def rows(event: str, ids: range, time_ms: int, queue: str = "orders") -> pa.Table:
+    row = {"vpn": "default", "queue": queue, "event": event, "subscription": "", "reason": "",
            "deliveries": 0, "topic": "", "step": 1, "time": time_ms}  # fmt: skip
     return pa.Table.from_pylist([row | {"message_id": i} for i in ids], schema=journal.SCHEMA)
 
@@ -151,6 +151,19 @@ def test_of_many_messages_a_sample_stands_for_all() -> None:
     seconds = metrics.registry.get_sample_value("lakequeue_queue_waiting_seconds_sum", labels)
     assert count == pytest.approx(total, rel=0.25)
     assert seconds == pytest.approx(2 * count)
+
+
+def test_however_many_queues_there_are_the_memory_is_bounded() -> None:
+    """Also while nobody has asked for the metrics."""
+    metrics = Metrics()
+    for n in range(QUEUES_MAX + 20):
+        for event, time_ms in (("spooled", 1_000), ("delivered", 2_000), ("acknowledged", 3_000)):
+            metrics.times.journal(BROKER, rows(event, range(n + 1, n + 2), time_ms, f"q{n}"))
+    assert len(metrics.times._followed) == QUEUES_MAX
+    assert len(metrics.times._histograms) == 2 * QUEUES_MAX + 2
+    labels = {"broker": BROKER, "vpn": "default", "queue": OTHER}
+    value = metrics.registry.get_sample_value
+    assert value("lakequeue_queue_waiting_seconds_count", labels) == 20
 
 
 def test_only_so_many_queues_have_series_of_their_own() -> None:
