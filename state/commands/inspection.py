@@ -111,13 +111,17 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "delivered_unacked": broker.unacked_total,
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
-            "peers": [
-                {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
-                 "repeated": p.repeated}
-                for n, p in sorted(header.peers.items())
-            ],
+            **({"peers": _peers(broker)} if header.peers else {}),
         },
     }
+
+
+def _peers(broker: Broker) -> list[dict[str, Any]]:
+    """What was said to and heard from the home's other brokers: numbers of records."""
+    return [
+        {"number": number, **msgspec.structs.asdict(peer)}
+        for number, peer in sorted(broker.header.peers.items())
+    ]
 
 
 def _blocked(broker: Broker, queue: Queue) -> str | None:
