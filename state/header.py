@@ -84,6 +84,7 @@ class Held(msgspec.Struct, array_like=True):
     time: int
     expires: int
     said: list[Any] | None = None  # what was said last of being drained
+    full: bool = False  # there is no room for what is left here
 
 
 class Holding(msgspec.Struct, array_like=True):

@@ -218,7 +218,7 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
 def _check_foreign(store: DictStore, broker: Broker) -> None:
     """Each message that another broker took in is found by its id."""
     rows = []
-    for key, data in store.pages.items():
+    for key, data in store.pages.items() if broker.spool.foreign.pages else ():
         if key.startswith("m/"):
             page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
             live = np.flatnonzero((page.queue[: page.used] > 0) & (page.origin[: page.used] > 0))

@@ -167,6 +167,18 @@ def joined(queue: Queue, host: int) -> None:
         queue.header.holding.drained.pop(host, None)
 
 
+def hold_again(queue: Queue) -> None:
+    """There was no room here for what is left at the others, and some has come free."""
+    if queue.header.holding is not None:
+        queue.header.holding.drained.clear()
+
+
+def is_full(queue: Queue, host: int) -> None:
+    """The broker that holds has no room for what is left here: it stays, until that holds again."""
+    if host in queue.header.held:
+        queue.header.held[host].full = True
+
+
 def let_go(broker: Broker, queue: Queue, goes: bool) -> None:
     """Release the other hosts, if they are held."""
     holding, d = queue.header.holding, queue.definition
@@ -197,10 +209,13 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
         say(broker, sender, Drained(said.vpn, said.queue, said.number, {}, {}, 0))
         return
     header = queue.header
-    header.generation += 1
-    header.held[sender] = Held(
-        said.number, header.generation, said.priority, said.time, said.expires
-    )
+    known = header.held.get(sender)
+    if known is None or known.number != said.number:
+        header.generation += 1
+        line = header.generation
+    else:
+        line = known.generation
+    header.held[sender] = Held(said.number, line, said.priority, said.time, said.expires)
     broker.values.write(_page(queue, sender), [said.payload, said.key, said.headers])
     if sender < broker.header.number:
         let_go(broker, queue, False)

@@ -86,7 +86,7 @@ def leave(broker: Broker, queue: Queue) -> None:
 def want(broker: Broker, queue: Queue) -> None:
     """Say to the other hosts what this one has room for, where that has changed enough."""
     hosts = other_hosts(broker, queue)
-    if not hosts:
+    if not hosts or queue.wanted:  # a budget ended delivery: what is here comes first
         return
     room, filters = _room(broker, queue)
     for host in hosts:
@@ -109,7 +109,7 @@ def want(broker: Broker, queue: Queue) -> None:
 def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
     """How many messages consumers here could take beside those that are here, and their filters."""
     header, definition = queue.header, queue.definition
-    if not header.egress or queue.barriers or queue.wanted or _is_short(broker, queue):
+    if not header.egress or queue.barriers or queue.number in broker.header.short:
         return 0, []
     room = CREDITS_MAX
     if definition.max_backlog is not None:
@@ -127,25 +127,20 @@ def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
     return room, filters
 
 
-def _is_short(broker: Broker, queue: Queue) -> bool:
-    """Whether it had no room for what it was granted, and none has come free since."""
-    level = broker.header.short.get(queue.number)
-    if level is None:
-        return False
-    if broker.spool.header.bytes < level:
-        del broker.header.short[queue.number]
-        return False
-    return True
-
-
 def look_for_room(broker: Broker) -> None:
-    """Queues that were short of room are looked at when some has come free."""
-    for number, level in list(broker.header.short.items()):
+    """Queues that had no room for what they were granted are served when some has come free."""
+    for number in short_no_more(broker):
+        del broker.header.short[number]
         queue = broker.queue(number)
-        if queue is None:
-            del broker.header.short[number]
-        elif broker.spool.header.bytes < level:
+        if queue is not None:
+            barriers.hold_again(queue)
             queue.wanted = True
+
+
+def short_no_more(broker: Broker) -> list[int]:
+    """Queues that were short of room, and some has come free since."""
+    size = broker.spool.header.bytes
+    return [number for number, level in broker.header.short.items() if size < level]
 
 
 def wanted(broker: Broker, sender: int, said: Want) -> None:
@@ -184,6 +179,8 @@ def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
         return False
     holder = barriers.holder(broker, queue)
     if holder is not None:  # until its barrier is through, all that is left goes there
+        if header.held[holder].full:
+            return False
         return _grant_to(broker, queue, holder, [None], NEVER, budget, looks)
     for host, one in list(header.wanted.items()):
         room = one.limit - one.given if host in broker.header.peers else 0
@@ -283,6 +280,8 @@ def taken(broker: Broker, sender: int, said: Taken) -> None:
     one.confirmed += len(said.refs) + len(said.refused)
     seqs = _moving(broker, queue, sender, said.refs)
     apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
+    if said.refused:
+        barriers.is_full(queue, sender)
     for ref, expires, until in said.refused:
         seqs = _moving(broker, queue, sender, [ref])
         if not len(seqs):

@@ -16,7 +16,7 @@ from ...protocol.outputs import Deliveries
 from ..header import Subscription
 from ..limits import Budget
 from ..mesh import barriers
-from ..mesh.ownership import grant, look_for_room, push, want
+from ..mesh.ownership import grant, look_for_room, push, short_no_more, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
 from ..rules.edits import as_edited, dead_part
@@ -58,6 +58,7 @@ def deliver(broker: Broker) -> None:
         for queue in broker.active():
             want(broker, queue)
             barriers.report(broker, queue)
+        broker.more_to_do |= bool(short_no_more(broker))
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:

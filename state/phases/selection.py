@@ -80,8 +80,6 @@ def choose_for(
         return np.zeros(0, np.int64), False
     search = _Search(broker, queue, looks)
     keys = sorted({key for text in filters for key in search.first_of(text, most)})
-    if keys and queue.header.keyed:  # with each that leaves, the next of its key takes its place
-        most = 1
     keys = _within(queue, keys[:most], budget)
     return np.array([seq_of(k) for k in keys], np.int64), search.unfinished
 

@@ -107,6 +107,22 @@ def test_O3_a_barrier_that_expires_lets_the_others_go() -> None:
     assert numbers(drain(held)) == [2]
 
 
+def test_O3_S3_where_the_holder_has_no_room_what_is_left_waits_until_it_has() -> None:
+    m = mesh(max_spool_usage=60)
+    at_a = m.consumer("a", 1)
+    m.send("a", {"n": 1, "b": 0, "x": "y" * 12})
+    (first,) = drain(at_a)
+    m.send("b", {"n": 2, "b": 0, "x": "y" * 12})
+    m.send("a", {"n": 3, "b": 1})
+    assert drain(at_a) == []
+    assert m.whole()["moving"] == 0
+    first.ack()
+    (second,) = drain(at_a)
+    assert numbers([second]) == [2]
+    second.ack()
+    assert numbers(drain(at_a)) == [3]
+
+
 GROUP = {"type": "GroupLocalQueue", "initial_owner": "b"}
 
 
