@@ -13,6 +13,8 @@ import numpy as np
 
 from ...expressions import compile_program
 from ...protocol.commands import Browse, Describe, Events, Queues, Usage
+from ..bridges.endpoint import is_endpoint
+from ..bridges.link import load
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
@@ -35,7 +37,7 @@ def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> d
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
-    names = [n for n in broker.queue_names(vpn) if n > command.after]
+    names = [n for n in broker.queue_names(vpn) if n > command.after and not is_endpoint(n)]
     part = names[: broker.limits.queues_listed]
     found = [broker.find(vpn, name) for name in part]
     more = part[-1] if len(part) < len(names) else None
@@ -128,6 +130,8 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return None
     if not header.egress:
         return "egress shut down"
+    if queue.number in broker.header.links:
+        return _blocked_link(broker, queue)
     if not header.subscriptions:
         return "no consumer"
     if limit is not None and header.leased >= limit:
@@ -147,6 +151,13 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
     if first_inactive(queue) is not None and not header.again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
     return None
+
+
+def _blocked_link(broker: Broker, queue: Queue) -> str | None:
+    """Why messages wait at the endpoint of a bridge."""
+    link = load(broker, queue.number)
+    held = sorted({h.endpoint or h.reason for h in link.held.values()}) if link else []
+    return f"held by {', '.join(held[:10])}" if held else None
 
 
 def _at_limit(broker: Broker) -> bool:
@@ -289,7 +300,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
                 "ready_at": until if state == DELAYED else None,
                 "holder": names.get(int(page.holder[row])),
                 "is_barrier": bool(page.barrier[row]),
-                "dead": page.extras.get(row),
+                "dead": None if is_endpoint(queue.definition.name) else page.extras.get(row),
             }
         )
     return out

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.mesh import Said
+from ..bridges.far import take_in
+from ..bridges.keeper import hear_command
+from ..bridges.link import receipt
 
 Handler = Callable[[Any, int, Any], None]
 
-KINDS: dict[str, tuple[type[Said], Handler]] = {}
+KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "bridge_send": (BridgeSend, take_in),
+    "bridge_receipt": (BridgeReceipt, receipt),
+    "bridge_command": (BridgeCommand, hear_command),
+}

@@ -127,7 +127,7 @@ def _move(
     header = queue.header
     states = page.state[rows]
     moved.ids[where] = page.id[rows]
-    if event is Event.HAND_BACK:  # L5: handed back untouched is no attempt
+    if event in (Event.HAND_BACK, Event.HOLD):  # L5: handed back untouched is no attempt
         page.deliveries[rows] -= 1
     elif event in (Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST):
         page.cancels[rows] += 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...protocol.outputs import Deliveries
+from ..bridges.link import forward
 from ..header import Subscription
 from ..limits import Budget
 from ..message import READY, Event, apply
@@ -79,7 +80,9 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     own_looks = Budget(max(looks.rows // sharers, 1), max(looks.bytes // sharers, 1))
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
-    if header.egress and any(not s.ending for s in header.subscriptions):
+    if queue.number in broker.header.links:
+        queue.wanted = forward(broker, queue, share)
+    elif header.egress and any(not s.ending for s in header.subscriptions):
         queue.wanted = _serve_within(broker, queue, share, own_looks)
     else:
         queue.wanted = False

@@ -1,0 +1,23 @@
+"""How a broker says something to another (`channel`): apart from who hears it, so that what is
+heard may be answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol.mesh import Said
+from ...protocol.outputs import MeshRecord
+from .peers import peer_of
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+
+def say(broker: Broker, to: int, what: Said) -> None:
+    """Say something to the peer with this number; raises ConfigError where there is none."""
+    peer, header = peer_of(broker, to), broker.header
+    for part in what.parts():
+        peer.said += 1
+        broker.emit(
+            MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, part)
+        )
