@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import commands
+from .bridge import bridge_to_wire
 from .configuration import Configuration
 from .definition import QueueDefinition, to_wire
 
@@ -47,4 +48,6 @@ def configure_commands(
     own = broker or brokers[0]
     hosted = [q for q in configuration.queues if own in hosts_of(q, brokers)]
     out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in hosted]
+    if own == brokers[0]:  # the keeper of all bridges
+        out += [(b.vpn, commands.Bridge(definition=bridge_to_wire(b))) for b in configuration.bridges]
     return [(vpn, commands.encode_command(command)) for vpn, command in out]

@@ -18,6 +18,7 @@ import msgspec
 
 from ...definitions import QueueDefinition, parse_definition
 from ...definitions.bridge import PER_DESTINATION, BridgeDefinition
+from ...definitions.definition_values import ENDPOINT_PREFIX
 from ..rules.entering import lane_of
 from ..storage import NEVER
 
@@ -25,18 +26,17 @@ if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
 
-PREFIX = "#bridge/"
 ONE_LANE = 1
 
 
 def endpoint_name(bridge: str) -> str:
     """The name of a bridge's endpoint."""
-    return PREFIX + bridge
+    return ENDPOINT_PREFIX + bridge
 
 
 def is_endpoint(name: str) -> bool:
     """Whether a queue of this name is a bridge's endpoint."""
-    return name.startswith(PREFIX)
+    return name.startswith(ENDPOINT_PREFIX)
 
 
 def definition_of(bridge: BridgeDefinition) -> QueueDefinition:

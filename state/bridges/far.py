@@ -66,6 +66,14 @@ def take_in(broker: Broker, sender: int, sent: BridgeSend) -> None:
     say(broker, sender, BridgeReceipt(sent.link, sent.number, refused))
 
 
+def refuse_all(broker: Broker, sender: int, sent: BridgeSend) -> None:
+    """Something failed in this record, and nothing of it was taken: each lane is held. As held lanes
+    are tried message by message, in the end it is the one that fails that is."""
+    why = Reason.MALFORMED.value
+    refused = [(lane, 0, why, "") for lane in range(len(sent.lanes))]
+    say(broker, sender, BridgeReceipt(sent.link, sent.number, refused))
+
+
 def _records(sent: BridgeSend) -> Records:
     """What counts against spool files."""
     n = len(sent.payloads)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.mesh import Said
-from ..bridges.far import take_in
+from ..bridges.far import refuse_all, take_in
 from ..bridges.keeper import hear_command
 from ..bridges.link import receipt
 
@@ -22,4 +22,9 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "bridge_send": (BridgeSend, take_in),
     "bridge_receipt": (BridgeReceipt, receipt),
     "bridge_command": (BridgeCommand, hear_command),
+}
+
+# What is answered where a record of this kind was refused: who said it would wait for ever.
+REFUSED: dict[str, tuple[type[Said], Handler]] = {
+    "bridge_send": (BridgeSend, refuse_all),
 }
