@@ -49,5 +49,6 @@ def configure_commands(
     hosted = [q for q in configuration.queues if own in hosts_of(q, brokers)]
     out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in hosted]
     if own == brokers[0]:  # the keeper of all bridges
-        out += [(b.vpn, commands.Bridge(definition=bridge_to_wire(b))) for b in configuration.bridges]
+        for one in configuration.bridges:
+            out.append((one.vpn, commands.Bridge(definition=bridge_to_wire(one))))
     return [(vpn, commands.encode_command(command)) for vpn, command in out]

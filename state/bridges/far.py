@@ -67,8 +67,8 @@ def take_in(broker: Broker, sender: int, sent: BridgeSend) -> None:
 
 
 def refuse_all(broker: Broker, sender: int, sent: BridgeSend) -> None:
-    """Something failed in this record, and nothing of it was taken: each lane is held. As held lanes
-    are tried message by message, in the end it is the one that fails that is."""
+    """Something failed in this record, and nothing of it was taken: each lane is held. Held lanes
+    are tried message by message, so in the end only the one that fails is."""
     why = Reason.MALFORMED.value
     refused = [(lane, 0, why, "") for lane in range(len(sent.lanes))]
     say(broker, sender, BridgeReceipt(sent.link, sent.number, refused))
