@@ -169,6 +169,19 @@ def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
 
 
 @_add(
+    "scale", "The same traffic through more brokers",
+    "The same traffic through 1, 2 and 4 brokers: messages a second, CPU of each, and how many "
+    "cores were used.",
+    _messages(200_000),
+    click.option("--counts", default="1,2,4", show_default=True, help="Numbers of brokers."),
+)  # fmt: skip
+def _scale(messages: int, counts: str) -> list[dict[str, Any]]:
+    from .scale import run
+
+    return run(messages, tuple(_numbers(counts)), _say)
+
+
+@_add(
     "burst", "Everything at once, beside steady traffic",
     "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
     "a step, the worker's memory, and another queue's messages.",
@@ -180,6 +193,20 @@ def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
     from .burst import run
 
     return run(messages, rate, trigger, _say)
+
+
+@_add(
+    "idle-queues", "Queues that nobody uses",
+    "Ten queues, then thousands of which ten are used: what a start and a step take.",
+    click.option("--counts", default="10,10000", show_default=True, help="Queues, in each run."),
+    click.option("--used", default=10, show_default=True, help="Of them with traffic."),
+    click.option("--rate", default=200, show_default=True, help="Messages a second, in all."),
+    click.option("--seconds", default=20, show_default=True),
+)  # fmt: skip
+def _idle_queues(counts: str, used: int, rate: int, seconds: int) -> list[dict[str, Any]]:
+    from .idle_queues import run
+
+    return run(_numbers(counts), used, rate, seconds, _say)
 
 
 @_add(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from ..protocol import ConfigError, LakequeueError, commands
+from ..protocol import ConfigError, commands
+from ..protocol.descriptions import add_up
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
@@ -25,6 +31,20 @@ class Redriven:
     moved: int
     stayed: int
     queues: dict[str, int]
+    why: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a move or an edit did, or would do.
+
+    count: messages that were changed; stayed: those that were meant and were not; why: how many for
+    each reason. Those are the reasons of a refused message, and `leased`, `filter`,
+    `already_there`, `keeps_last_message`, `edited_too_much`, `payload_missing`.
+    """
+
+    count: int
+    stayed: int
     why: dict[str, int]
 
 
@@ -48,13 +68,26 @@ class Admin:
         return self._seen(self._session.request_list(commands.Queues(), "after"))
 
     def describe(self, queue: str) -> dict[str, Any]:
-        """Depth, states, consumers, why delivery waits, counters, definition."""
-        return self._seen(self._session.request(commands.Describe(queue=queue)))
+        """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed
+        queue what its hosts say added up, and under `brokers` what each of them says."""
+        return self._seen(add_up(self._session.request_each(commands.Describe(queue=queue))))
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts
         are set, and under `refused` how many messages were refused without a queue, by reason."""
         return self._session.request(commands.Usage())
+
+    def brokers(self) -> list[dict[str, Any]]:
+        """Every broker, by number: `name`, `number`, `epoch` (of the home), `state` (`starting`,
+        `running`, `restarting`, `failed`), `why` it failed, and as of its last batch, None before:
+        `worker` (host and process), `steps` since the engine started, `load` (0 to 1: the share of
+        the time in which it did not wait for input)."""
+        return self._session.brokers()
+
+    def add_broker(self, name: str) -> None:
+        """Add a broker to a running engine; returns when it has begun to start. Raises
+        LakequeueError with the reason when the engine refuses, Timeout when it does not answer."""
+        self._session.wish("add", name)
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
@@ -78,13 +111,19 @@ class Admin:
         return [BrowsedMessage.of(queue, row) for row in self._seen(rows)]
 
     def purge(
-        self, queue: str, where: str | None = None, ids: list[str] | str | None = None
+        self,
+        queue: str,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
     ) -> int:
-        """Remove messages, all or by predicate or ids; returns how many. Raises LakequeueError if
-        what was last looked at is of another home than the engine's."""
-        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        """Remove messages, all or by predicate or ids; returns how many. dry_run: only says how
+        many; why: for the journal, beside this client's name. Raises LakequeueError if what was
+        last looked at is of another home than the engine's."""
         return self._session.request(
-            commands.Purge(queue=queue, epoch=self._epoch, where=where, ids=text)
+            commands.Purge(**self._change(queue, where, ids, dry_run, why))
         )
 
     def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
@@ -110,17 +149,90 @@ class Admin:
         delivered (S7). Raises ConfigError if the queue has none such."""
         self._session.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
 
-    def replay(self, queue: str, **_: Any) -> Any:
-        """Not in this version: raises LakequeueError."""
-        raise _later("replay", "read the Delta table 'messages' and publish again")
+    def replay(
+        self,
+        queue: str,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        rate: float | None = None,
+        home: Path | str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Publish messages of the past once more, to this queue alone (R4).
 
-    def move(self, queue: str, **_: Any) -> Any:
-        """Not in this version (R6): raises LakequeueError."""
-        raise _later("move", "consume the messages and publish them again")
+        Those that came for the queue and that it does not hold any more: acknowledged, expired,
+        discarded, purged, as far back as the Delta tables reach (`begins` of the answer). They get
+        new ids, and headers that say so: `lq-replay-of`, `lq-replay-time`, `lq-replay-by`.
 
-    def edit(self, queue: str, **_: Any) -> Any:
-        """Not in this version (R6): raises LakequeueError."""
-        raise _later("edit", "consume the messages and publish them with other headers")
+        since, until: when they were published, aware datetimes or ISO-8601 text; since may also be
+        a message id, a bookmark: that message and later ones, or `epoch`. where: an expression;
+        ids: as for `purge`; dry_run: only counts, with some `examples`; rate: messages a second;
+        home: the engine's, whose tables are read, by default `$LAKEQUEUE_HOME` or `.lakequeue`;
+        progress: told now and then how many were published. Answers with `count`, and `refused` by
+        reason. Raises ConfigError for what is not understood, LakequeueError without tables.
+        """
+        where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        # By name: who does not replay needs neither the tables nor what reads them.
+        work = importlib.import_module("lakequeue.lake.replaying")
+        return work.replay(
+            self._session, queue, home=where_it_is, since=since, until=until, where=where,
+            ids=text, dry_run=dry_run, rate=rate, progress=progress,
+        )  # fmt: skip
+
+    def move(
+        self,
+        queue: str,
+        to: str,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
+    ) -> Changed:
+        """Put messages into another queue of the VPN, all or by predicate or ids (R6).
+
+        They keep id, payload, key and headers, and enter it anew, behind what is there: its filter,
+        priority, quotas apply. Leased ones stay. dry_run, why: as for `purge`. Raises ConfigError
+        for a queue that is not there, LakequeueError as `purge`.
+        """
+        return Changed(**self._session.request(
+            commands.Move(to=to, **self._change(queue, where, ids, dry_run, why))
+        ))  # fmt: skip
+
+    def edit(
+        self,
+        queue: str,
+        headers: dict[str, str | None],
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
+    ) -> Changed:
+        """Change headers of messages in this queue, all or by predicate or ids (R6).
+
+        headers: the new text of each, at most 1,000 characters in all; None removes a header. The
+        same message in another queue stays as it is; who holds one sees it at the next delivery.
+        dry_run, why: as for `purge`. Raises as `move`.
+        """
+        return Changed(**self._session.request(
+            commands.Edit(headers=headers, **self._change(queue, where, ids, dry_run, why))
+        ))  # fmt: skip
+
+    def _change(
+        self, queue: str, where: str | None, ids: list[str] | str | None, dry_run: bool, why: str
+    ) -> dict[str, Any]:
+        """What commands that change messages have in common."""
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        return {
+            "queue": queue, "epoch": self._epoch, "where": where, "ids": text,
+            "dry_run": dry_run, "who": self._session.client_name, "why": why,
+        }  # fmt: skip
 
     def redrive(
         self, queue: str, where: str | None = None, ids: list[str] | str | None = None
@@ -176,7 +288,3 @@ def _check_topic(topic: str) -> None:
         kind_of(topic)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _later(what: str, instead: str) -> LakequeueError:
-    return LakequeueError(f"{what}: not supported by this version; {instead}")

@@ -11,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
+import numpy as np
 
 from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
@@ -21,7 +22,7 @@ from .mesh.peer import Peer
 from .queue import Queue
 from .storage import Calendar, Spool, SpoolHeader, Store, ValuePages
 
-FORMAT = 6
+FORMAT = 7
 EVENTS_PER_PAGE = 50
 BUCKETS = 64
 DETAIL_CHARACTERS_MAX = 1_000
@@ -59,13 +60,14 @@ class BrokerHeader(msgspec.Struct):
     unacked: int = 0  # leased over all queues (B4)
     waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
     unserved: bool = False  # a budget ended before all of these were served
-    pending: dict[int, bool] = {}  # queues with commands that go on, the next one first
+    pending: dict[int, bool] = {}  # queues with commands that go on, the next first: in bulk?
     turn: int = 0  # the queue that delivery served last
     alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
     marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
     events: int = 0  # notable events so far
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
+    short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
 
 
 _encode = msgspec.msgpack.encode
@@ -97,7 +99,8 @@ class Broker:
         self.more_to_do = False  # in the next step, at once
         self.early: list[tuple[Queue, int]] = []  # arrivals that were acknowledged before (L9)
         self.arrived_in: list[Queue] = []  # queues that got messages since the last look
-        self.command_budget = Budget(self.limits.command_rows, self.limits.command_bytes)
+        self.command_budget = Budget(self.limits.command_rows)
+        self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
         self.at: Any = None  # what is being done, should it fail: see `isolation`
         self._queues: dict[int, Queue | None] = {}
         self._vpn_names = {number: name for name, number in header.vpns.items()}
@@ -194,6 +197,8 @@ class Broker:
 
     def record(self, event: str, queue: Queue, ids: list[int], **more: Any) -> None:
         """Add to the journal what happened to messages of a queue."""
+        if ids and self.spool.foreign.pages:
+            ids = self.spool.origins(np.array(ids, np.uint64)).tolist()
         if ids:
             self.journal.segments.append(
                 Segment(event, self.vpn_of(queue), queue.definition.name, ids, **more)

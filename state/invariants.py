@@ -15,12 +15,12 @@ from .broker import Broker, _decoder
 from .commands.topic_subscriptions import topics_of
 from .limits import Limits
 from .message.pages import QueuePage
-from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
+from .message.table import DELAYED, ENDINGS, GONE, LEASED, MOVING, READY
 from .phases.alerts import is_over, level_of
 from .queue import Queue
 from .rules.active_set import active_rows, first_inactive
 from .rules.filters import matching
-from .rules.order import seq_of
+from .rules.order import barrier_key, generation_of, seq_of
 from .storage import PAST, DictStore, MessagePage
 
 
@@ -59,7 +59,9 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     states: dict[int, int] = {}
     size, held = 0, {s.number: 0 for s in header.subscriptions}
     ready_seqs: set[int] = set()
-    barriers: list[list[int]] = []
+    barriers: list[int] = []
+    first_barrier = queue.first_barrier()
+    fence = None if first_barrier is None else seq_of(first_barrier)
     lanes: dict[int, list[tuple[int, ...]]] = {}
     for number in list(queue.directory.live()):
         page = queue.page(number)
@@ -71,7 +73,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
             states[state] = states.get(state, 0) + 1
             seq = (number << queue.bits) + row
             if page.barrier[row]:
-                barriers.append([seq, int(page.generation[row])])
+                barriers.append(barrier_key(seq, int(page.generation[row])))
             elif page.lane[row]:
                 lanes.setdefault(int(page.lane[row]), []).append(
                     (state == READY and not page.deliveries[row], *_order(page, row, seq), state)
@@ -83,8 +85,11 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
                 if not is_endpoint(name):  # what is on its way over a bridge has no subscription
                     assert holder in held, f"{name}: place {seq} is leased to nobody known"
                     held[holder] += 1
-                fence = header.barriers[0][0] if header.barriers else None
-                assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
+                if first_barrier is not None:
+                    passed = int(page.generation[row]) > generation_of(first_barrier)
+                    assert not passed, f"{name}: {seq} went out past barrier {fence}"
+            elif state == MOVING:
+                assert page.holder[row] > 0, f"{name}: place {seq} is on its way to nobody"
             else:
                 assert page.holder[row] == 0, f"{name}: place {seq} has a holder, but no lease"
     for lane, members in lanes.items():  # O4
@@ -99,8 +104,9 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     assert header.depth == sum(states.values()), f"{name}: depth"
     assert header.leased == states.get(LEASED, 0), f"{name}: leased"
     assert header.delayed == states.get(DELAYED, 0), f"{name}: delayed"
+    assert header.moving == states.get(MOVING, 0), f"{name}: moving"
     assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
-    assert header.barriers == barriers, f"{name}: barriers {header.barriers} != {barriers}"
+    assert list(queue.barriers.scan()) == barriers, f"{name}: barriers that wait"
     keys = list(queue.ready.scan())
     assert keys == sorted(keys), f"{name}: the ready index is out of order"
     index = [seq_of(k) for k in keys]
@@ -131,6 +137,7 @@ def _order(page: QueuePage, row: int, seq: int) -> tuple[int, int, int]:
 def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:
     """The index of a filter holds what it lets through of all it has looked at (F5)."""
     texts = {s.filter for s in queue.header.subscriptions if s.filter}
+    texts |= {text for one in queue.header.wanted.values() for text in one.filters if text}
     assert set(queue.header.filters) <= texts, f"{queue.definition.name}: filters of nobody"
     for one in queue.filters.all():
         passed = [k for k in keys if k < one.cursor]
@@ -207,7 +214,20 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
     for number, queue in queues.items():
         found = matches.get(number, 0)
         assert queue.header.depth == found, f"{queue.definition.name}: {found} matches"
+    _check_foreign(store, broker)
     _check_files(store, broker)
+
+
+def _check_foreign(store: DictStore, broker: Broker) -> None:
+    """Each message that another broker took in is found by its id."""
+    rows = []
+    for key, data in store.pages.items():
+        if key.startswith("m/"):
+            page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
+            live = np.flatnonzero((page.queue[: page.used] > 0) & (page.origin[: page.used] > 0))
+            rows += [(int(page.origin[row]), page.base + row) for row in live.tolist()]
+    found = broker.spool.foreign.within(0, (1 << 64) - 1, len(rows) + 1)
+    assert found == sorted(rows), f"ids of others: {found} are known, {sorted(rows)} are there"
 
 
 def _check_files(store: DictStore, broker: Broker) -> None:

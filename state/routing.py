@@ -9,6 +9,7 @@ where a queue of the VPN captures their topic, so that a wildcard takes nothing 
 from __future__ import annotations
 
 from ..definitions import QueueDefinition, is_regex
+from ..protocol.messages import QUEUE_ALONE
 from ..protocol.outputs import Capture
 from ..protocol.patterns import compiled
 from .bridges.endpoint import is_endpoint
@@ -62,11 +63,15 @@ class Routes:
         self._of_record: dict[str, list[tuple[str, list[Queue]]]] = {}
 
     def of_destination(self, vpn: str, to: str) -> list[Queue]:
-        """The queues for a message addressed to a queue (Q3) or a topic."""
+        """The queues for a message addressed to a queue (Q3), to one alone (R4), or to a topic."""
         found = self._of_destination.get((vpn, to))
-        if is_endpoint(to):
+        if is_endpoint(to.removeprefix(QUEUE_ALONE)):
             return []  # nobody but its bridge puts anything there
         if found is None:
+            if to.startswith(QUEUE_ALONE):
+                alone = self._broker.find(vpn, to.removeprefix(QUEUE_ALONE))
+                found = self._of_destination[vpn, to] = [] if alone is None else [alone]
+                return found
             topic = self.target_of(vpn, to)
             numbers = {*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)}
             found = self._of_destination[vpn, to] = self._queues(numbers)

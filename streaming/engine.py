@@ -2,7 +2,7 @@
 
     home (`home`)         what must outlive the process: checkpoints, tables, who they are
     captured (`captured`) which topics are read
-    application           Spark: a query for the broker, one for the tables
+    application           Spark: a query for each broker, one for the tables
     watch (`engine_watch`)  starts again what failed
     heartbeat, ticker, alerts, metrics  what others need to hear of it
 
@@ -15,18 +15,22 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
-from ..protocol import LakequeueError, commands, topics
+from ..protocol import ConfigError, LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
-from .application import QUERY, SparkApplication
+from .application import SparkApplication
 from .batch_notes import BatchNotes
+from .broker_query import STARTING, BrokerQuery, broker_of
+from .broker_records import BrokerRecords
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .engine_watch import EngineWatch
@@ -34,8 +38,11 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
-from .queries import MICRO_BATCH, TABLES_QUERY
+from .more_brokers import Wishes, add_broker
+from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
+from .queue_watch import QueueWatch
 from .supervision import within
+from .tables_lock import TablesLock
 from .ticker import Ticker
 
 if TYPE_CHECKING:
@@ -52,7 +59,8 @@ STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
-    ``lakequeue.tables_interval_s`` (0: no tables query), ``lakequeue.ui_port``,
+    ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
+    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``lakequeue.ui_port``,
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
@@ -80,32 +88,41 @@ class Engine:
         self._progress = progress or (lambda text: None)
         self._folder = HomeFolder(self.home)
         self.tables = self._folder.tables
+        self._lock_of_tables = TablesLock(self.tables)
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
+        # Numbered as they are named, until the home is asked.
+        self.brokers = {b: BrokerQuery(b, i) for i, b in enumerate(configuration.brokers)}
+        self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
-        self._alerts = AlertWatch(bootstrap_servers, self._vpns)
+        self._alerts = AlertWatch(bootstrap_servers, self._vpns, self.metrics.times.journal)
+        self._queue_watch = QueueWatch(bootstrap_servers, self._vpns, self.metrics.queues)
+        self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
-            bootstrap_servers, lambda loss: self._on_loss(loss.topic, loss.count, loss.query)
+            bootstrap_servers, lambda loss: self._on_loss("", loss.topic, loss.count, loss.query)
         )
-        self.captured = CapturedTopics(bootstrap_servers, self._folder, configuration, self._vpns)
+        self.captured = CapturedTopics(
+            bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
+        )
         self._notes = BatchNotes(
-            self.captured, self.metrics, self._ticker,
-            lambda topic, records: self._on_loss(topic, records, QUERY),
-        )  # fmt: skip
+            self.captured, self.metrics, self._ticker, self._on_loss, self._on_word
+        )
         self.application = SparkApplication(
-            bootstrap_servers, self._folder, configuration.brokers[0], self._vpns, self.captured,
-            self._settings, master, self._notes.stopped, self._progress,
+            bootstrap_servers, self._folder, self.brokers, self._vpns, self.captured,
+            self._settings, master, self._progress,
         )  # fmt: skip
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
-            self._stopping,
+            self._stopping, self._records.state,
         )  # fmt: skip
+        self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
+        self._refuse_several_in_batches()
 
     @property
     def trigger(self) -> str:
@@ -117,16 +134,29 @@ class Engine:
         """The home's epoch; 0 until it is started."""
         return self._folder.epoch
 
+    def _refuse_several_in_batches(self) -> None:
+        if self.trigger == MICRO_BATCH and len(self.brokers) > 1:
+            names = ", ".join(map(repr, self.brokers))
+            raise ConfigError(
+                f"the trigger {MICRO_BATCH!r} runs one broker, and these are {len(self.brokers)}: "
+                f"{names}; name one, or use the trigger {REAL_TIME!r}"
+            )
+
     # ------------------------------------------------------------ start
 
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
+        self._number_brokers()
         self.captured.open()
+        self._lock_of_tables.take()
+        self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
-        for vpn, command in configure_commands(self.configuration, self.epoch):
-            transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
+        for broker in self.brokers.values():
+            self._begin(broker)
+            for vpn, queue in self._folder.rebuilt_queues():
+                self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -140,12 +170,53 @@ class Engine:
         self._folder.remember_checkpoints()
         with self.watch.java_lives():
             self.application.start_tables()
+            self.application.start_history()
+        self._wishes.start()
         self._serve()
+
+    def _number_brokers(self) -> None:
+        """The brokers that this home has, and those that the configuration names."""
+        numbers = self._folder.brokers(self.brokers)
+        self.brokers.clear()  # the same mapping: others have it
+        self.brokers.update({n: BrokerQuery(n, i) for n, i in numbers.items()})
+        self._refuse_several_in_batches()
+
+    def _begin(self, broker: BrokerQuery) -> None:
+        """Tell a broker, before its query starts, what it is to be."""
+        assert self._transport is not None
+        numbers = {b.name: b.number for b in self.brokers.values()}
+        told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
+        for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
+            self._tell(vpn, broker, command)
+        self._records.epoch = self.epoch
+        self._records.state(broker, STARTING)
+
+    def add_broker(self, name: str) -> None:
+        """Add a broker to the engine while it runs. Raises LakequeueError."""
+        if self.trigger == MICRO_BATCH:
+            raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
+        with self._lock:
+            add_broker(name, self.application, self.captured, self._folder, self._begin_more)
+
+    def _begin_more(self, new: BrokerQuery) -> None:
+        numbers = {b.name: b.number for b in self.brokers.values()}
+        peers = commands.encode_command(commands.Peers(brokers=numbers))
+        for broker in self.brokers.values():
+            if broker is not new:
+                self._tell(self._vpns[0], broker, peers)
+        self._begin(new)
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
 
-        return ProgressListener(QUERY, self._notes, self.metrics.batch, self._losses.batch)
+        return ProgressListener(
+            lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,
+            self._any_batch,
+        )  # fmt: skip
+
+    def _any_batch(self, progress: dict[str, Any]) -> None:
+        self._losses.batch(progress)
+        self.metrics.query(progress)
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -176,26 +247,51 @@ class Engine:
     def _tick(self) -> None:
         value = commands.encode_command(commands.Tick())
         try:
-            self._say(self._vpns[0], topics.COMMANDS, value)
+            for broker in list(self.brokers.values()):
+                self._tell(self._vpns[0], broker, value)
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
 
     def _beat(self, value: bytes) -> None:
+        assert self._transport is not None
         for vpn in self._vpns:
-            self._say(vpn, topics.ENGINE, value)
+            self._transport.command(topics.topic(vpn, topics.ENGINE), b"engine", value)
 
-    def _on_loss(self, topic: str, records: int, query: str) -> None:
+    def _put_record(self, key: bytes, value: bytes | None) -> None:
+        if self._transport is None:  # it was not started yet
+            return
+        for vpn in self._vpns:
+            self._transport.publish(topics.topic(vpn, topics.DIRECTORY), value, key, [], 0)
+
+    def _on_batch(self, broker: str, progress: dict[str, Any]) -> None:
+        self.metrics.batch(progress)
+        if broker in self.brokers:
+            self._records.batch(self.brokers[broker], progress)
+
+    def _on_word(self, broker: str, word: str, rest: str) -> None:
+        if broker in self.brokers:
+            if word == "stopped":
+                self.brokers[broker].ended.set()
+            else:
+                self._records.worker(self.brokers[broker], rest)
+
+    def _on_loss(self, broker: str, topic: str, records: int, query: str = "") -> None:
+        """broker: whose loop lost them; empty: the first is told, it was another reader."""
         self.metrics.lost(topic, records)
-        reader = "tables" if query == TABLES_QUERY else "engine"
+        reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
+        told = self.brokers.get(broker) or next(iter(self.brokers.values()))
         for vpn, command in notices(topic, records, reader, self._vpns):
             try:
-                self._say(vpn, topics.COMMANDS, command)
+                self._tell(vpn, told, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
                 log.warning("a loss is not told in the events: %s", error)
 
-    def _say(self, vpn: str, kind: str, value: bytes) -> None:
+    def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         assert self._transport is not None
-        self._transport.command(topics.topic(vpn, kind), b"engine", value)
+        self._transport.command(
+            topics.topic(vpn, topics.COMMANDS), b"engine", value,
+            topics.commands_partition(broker.number),
+        )  # fmt: skip
 
     def wait(self) -> None:
         """Until stopped; starts again what failed, raises when that does not help."""
@@ -220,11 +316,15 @@ class Engine:
             self._heartbeat.stop()
             self._answers.stop()
             self._alerts.stop()
+            self._wishes.stop()
+            self.captured.close()
+            self._queue_watch.stop()
             self._stop_spark()
             if self._transport is not None:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")
             self.metrics.stop()
         finally:
+            self._lock_of_tables.release()
             self._stopped.set()
             if held:
                 self._lock.release()

@@ -17,11 +17,14 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
 from ..state import FORMAT
+from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -30,6 +33,7 @@ CHECKPOINT, TABLES = "checkpoint", "tables"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
+NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
 # stands in the tables says where they go on.
 _METADATA = (f"{CHECKPOINT}/metadata", f"{CHECKPOINT}/*/metadata")
@@ -54,6 +58,7 @@ class HomeFolder:
             problem = self.problem(trigger)
             if problem:
                 raise LakequeueError(problem)
+            self._drop_rebuilt()
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
             whole = {"format": FORMAT, **about, "epoch": self.epoch}
@@ -103,7 +108,8 @@ class HomeFolder:
                     f"{self.path / place} belongs to another home (it has the number "
                     f"{found[place]}, not {number})"
                 )
-        if not found and any(self.tables.glob("*/_delta_log")):
+        rebuilt = any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
+        if not found and not rebuilt and any(self.tables.glob("*/_delta_log")):
             return self._missing(f"{self.path / CHECKPOINT} is gone")
         return ""
 
@@ -139,6 +145,28 @@ class HomeFolder:
         if about and found != about.get("checkpoints"):
             _write(self.path / ABOUT, {**about, "checkpoints": found})
 
+    # ------------------------------------------------------------ what was rebuilt (R3)
+
+    def rebuilt(self, broker: str) -> str:
+        """The file of a broker's rebuilt state, which no checkpoint has taken the place of; empty:
+        there is none."""
+        file = state_file(self.path, broker)
+        return str(file) if file.is_file() else ""
+
+    def rebuilt_queues(self) -> list[tuple[str, str]]:
+        """VPN and name of every queue in a rebuilt state."""
+        if not any(self.path.glob(f"{FOLDER}/*{SUFFIX}")):
+            return []
+        found = json.loads((self.path / FOLDER / QUEUES).read_text())
+        return [(vpn, queue) for vpn, queue in found]
+
+    def _drop_rebuilt(self) -> None:
+        """A rebuilt state is of no use once Spark has committed a state after it."""
+        for file in self.path.glob(f"{FOLDER}/*{SUFFIX}"):
+            broker = file.name.removesuffix(SUFFIX)
+            if any(self.path.glob(f"{CHECKPOINT}/{broker}/commits/[0-9]*")):
+                file.unlink()
+
     def _about(self) -> dict[str, Any]:
         file = self.path / ABOUT
         return dict(json.loads(file.read_text())) if file.exists() else {}
@@ -151,14 +179,53 @@ class HomeFolder:
             for file in self.path.glob(pattern)
         }
 
+    # ------------------------------------------------------------ brokers
+
+    def brokers(self, names: Iterable[str]) -> dict[str, int]:
+        """The home's brokers with their numbers, and those of these names that are new, each with
+        the next number. A number is given once: ids that begin with it are for ever its broker's.
+
+        Raises LakequeueError when there are no numbers left. Writes nothing.
+        """
+        about = self._about()
+        known: dict[str, int] = about.get("brokers", {})
+        if not known:  # a home of one broker, which did not say its name
+            places = about.get("checkpoints", {})
+            known = {p.partition("/")[2]: 0 for p in places if p.startswith(f"{CHECKPOINT}/")}
+        asked = list(names)
+        if known and asked == [DEFAULT_BROKER]:  # the configuration names none
+            asked = []
+        found, following = dict(known), max(self.numbers, len(known))
+        for name in asked:
+            if name not in found:
+                found[name] = following
+                following += 1
+        if following > NUMBERS_MAX:
+            raise LakequeueError(f"home {self.path}: all {NUMBERS_MAX} numbers of brokers are used")
+        return found
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers were given to brokers so far; 0: none, or one to a broker that did not
+        say its name."""
+        return int(self._about().get("numbers", 0))
+
+    def remember_brokers(self, brokers: dict[str, int]) -> None:
+        """Keep the brokers with their numbers."""
+        about = self._about()
+        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
+        whole = {**about, "brokers": brokers, "numbers": numbers}
+        if whole != about:
+            _write(self.path / ABOUT, whole)
+
     # ------------------------------------------------------------ what is kept beside it
 
     def captured(self) -> set[str]:
-        """The topics that queues captured when the engine last ran. What counts is the engine's
+        """The captured topics that the engine read when it last ran. What counts is the engine's
         state, which is asked at each start; this list saves a restart of the queries then."""
         return set(self._kept(CAPTURED, []))
 
-    def remember_captured(self, captured: set[str]) -> None:
+    def remember_captured(self, captured: Iterable[str]) -> None:
         """Keep the list for the next start."""
         _write(self.path / CAPTURED, sorted(captured))
 

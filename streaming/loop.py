@@ -13,8 +13,11 @@ the log.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +33,7 @@ from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
+from .rebuilt import restore
 from .state_store import StatePages
 from .stepper import Mark, Stepper
 
@@ -43,21 +47,24 @@ STOPPED_S = 0.3
 @dataclass(frozen=True)
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
-    name on the control topic; alone_s: how long steps go on when no batch follows."""
+    name on the control topic; alone: there is no other broker; alone_s: how long steps go on when
+    no batch follows; rebuilt: a file with the state to begin with where there is none, see
+    `rebuilt`."""
 
     kafka: dict[str, Any]
     broker: str
     number: int
     epoch: int
     vpns: list[str]
-    captured: list[str]
     code: str
     run: str
+    alone: bool = True
     keep: int = 8
     batch_s: float = 30.0
     batch_bytes: int = 128_000_000
     replay_s: float = 2.0
     alone_s: float = 10.0
+    rebuilt: str = ""
     cache_bytes: int = 160_000_000
     limits: InputLimits = field(default_factory=InputLimits)
 
@@ -113,8 +120,10 @@ class Loop:
         self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
         self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
         self._outbox = Outbox(o.kafka, self._stopped)
-        self._cache = PageCache(state, o.cache_bytes)
         saved = state.load()
+        if saved is None and o.rebuilt:
+            saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
+        self._cache = PageCache(state, o.cache_bytes)
         snapshot = Snapshot() if saved is None else _decode(saved)
         home = Home(o.broker, o.number, o.epoch)
         self.driver = Driver(
@@ -125,15 +134,14 @@ class Loop:
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
         )
         self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
-        self.driver.captured.update(dict.fromkeys(o.captured))
         figures = Figures()
         self._replay(figures)  # what stands there, while others are fenced
         self._log.fenced()
         self._replay(figures)  # what they still wrote until then
         self._stepper.found(self._discovery.sizes())
         self._discovery.start()
-        self._discovery.want(self.driver.captured)
-        self._stepper.begin(figures, self._discovery.want)
+        self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
+        self._stepper.begin(figures, self._discovery.look)
         self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
 
     def _replay(self, figures: Figures) -> None:

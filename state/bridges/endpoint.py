@@ -19,6 +19,7 @@ import msgspec
 from ...definitions import QueueDefinition, parse_definition
 from ...definitions.bridge import PER_DESTINATION, BridgeDefinition
 from ...definitions.definition_values import ENDPOINT_PREFIX
+from ..rules.edits import BRIDGED
 from ..rules.entering import lane_of
 from ..storage import NEVER
 
@@ -55,7 +56,7 @@ def definition_of(bridge: BridgeDefinition) -> QueueDefinition:
 
 def wait_for_link(broker: Broker, queue: Queue, to: str, due: int, n: int) -> int:
     """The next ``n`` arrivals of an endpoint go to this destination; gives their lane."""
-    beside = {"to": to} if due == NEVER else {"to": to, "due": due}
+    beside = {BRIDGED: [to, 0 if due == NEVER else due]}
     arrivals = queue.arrivals
     first = len(arrivals.ids)
     arrivals.dead.update(dict.fromkeys(range(first, first + n), beside))

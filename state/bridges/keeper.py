@@ -25,6 +25,7 @@ from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse
 from ..commands.topic_subscriptions import follow_definition
+from ..commands.turns import resume
 from ..mesh.peer import Peer
 from ..mesh.peers import check_name
 from ..mesh.saying import say
@@ -202,6 +203,9 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
         return
     link = links.load(broker, queue.number)
     assert link is not None
+    if queue.header.faulted:
+        queue.header.faulted, queue.wanted = "", True
+        resume(broker, queue)
     if queue.definition == definition and link.lanes == bridge.lanes:
         return
     follow_definition(broker, vpn, queue, queue.definition, definition)

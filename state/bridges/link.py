@@ -16,7 +16,7 @@ What is on its way is bounded by a window in rows and bytes (`Limits.bridge_rows
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from ...protocol.mesh import PART_BYTES, PART_ROWS
 from ..limits import Budget
 from ..mesh.saying import say
 from ..message import LEASED, Event, apply
+from ..rules.edits import BRIDGED
 from ..rules.order import seq_of
 from ..storage import NEVER, Array
 from . import holds
@@ -162,27 +163,28 @@ def _send(
     ttl_ends = spool.gather(ids, "ttl_ends")
     ttl_ends[ttl_ends == NEVER] = 0
     beside = [_beside(queue, seq) for seq in seqs.tolist()]
-    places = {name: at for at, name in enumerate(dict.fromkeys(b["to"] for b in beside))}
+    places = {name: at for at, name in enumerate(dict.fromkeys(to for to, _ in beside))}
     say(
         broker, link.to,
         BridgeSend(
             link=queue.number, bridge=link.bridge, vpn=link.vpn, number=number,
             destinations=list(places), lanes=[len(one) for _, one in lanes],
-            to=[places[b["to"]] for b in beside],
+            to=[places[to] for to, _ in beside],
             payloads=[c[0] for c in contents if c], keys=[c[1] for c in contents if c],
             headers=[c[2] for c in contents if c], times=spool.gather(ids, "time").tolist(),
             ttl_ends=ttl_ends.tolist(), priorities=spool.gather(ids, "priority").tolist(),
             dmq=spool.gather(ids, "dmq").astype(bool).tolist(),
-            due=[b.get("due", 0) for b in beside],
+            due=[due for _, due in beside],
         ),
     )  # fmt: skip
     return len(seqs), size
 
 
-def _beside(queue: Queue, seq: int) -> dict[str, Any]:
+def _beside(queue: Queue, seq: int) -> tuple[str, int]:
+    """Where a message goes, and when it is to be delivered there."""
     page, row = queue.row(seq)
-    beside: dict[str, Any] = page.extras[row]
-    return beside
+    to, due = page.extras[row][BRIDGED]
+    return to, due
 
 
 def _set_expiry(queue: Queue, seqs: Array, expires: Array) -> None:
@@ -240,7 +242,7 @@ def _return(
     back = _still_leased(queue, places)
     if not len(back):
         return
-    destination = _beside(queue, int(back[0]))["to"]
+    destination, _ = _beside(queue, int(back[0]))
     held = holds.hold(broker, queue, link, lane, destination, reason, endpoint, progress)
     ttl_ends = broker.spool.gather(queue.gather(back, "id"), "ttl_ends")
     _set_expiry(queue, back, ttl_ends.astype(np.int64))

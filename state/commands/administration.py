@@ -22,10 +22,13 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
+from ..mesh.ownership import join, leave
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
+from . import given_definitions
+from .moving import because
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import Task, begin, cancel_all, resume
@@ -43,6 +46,12 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
 
 def define(broker: Broker, vpn: str, command: Define) -> None:
     """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    if not given_definitions.is_as_given(broker, vpn, command.definition):
+        definition = _define(broker, vpn, command)
+        given_definitions.remember(broker, vpn, definition.name, command.definition)
+
+
+def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
@@ -52,10 +61,10 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     check_definition(broker, existing, definition)
     if existing is None:
         create(broker, vpn, definition)
-        return
+        return definition
     old = existing.definition
     if old == definition and not existing.header.faulted:
-        return
+        return definition
     problems = redefine(old, definition) + _check_last_value(existing, definition)
     if problems:
         raise ConfigError(problems)
@@ -69,14 +78,17 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing.wanted = True
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
+    return definition
 
 
 def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
-    """Q5: the owner is a broker that runs; in this version there is one."""
-    owner, name = definition.initial_owner, broker.header.name
-    if owner is not None and owner != name:
-        where = f"queue {definition.name!r}"
-        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
+    """Q5: the owner is a broker of the home."""
+    owner, names = definition.initial_owner, [broker.header.name]
+    names += [peer.name for peer in broker.header.peers.values()]
+    if owner is not None and owner not in names:
+        where, known = f"queue {definition.name!r}", ", ".join(map(repr, names))
+        allowed = f"must be the broker, {known}" if len(names) == 1 else f"must be one of {known}"
+        raise ConfigError([Problem(where, "initial_owner", owner, allowed)])
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
@@ -116,6 +128,7 @@ def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = ""
     else:
         add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
+    join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
     return queue
@@ -131,12 +144,14 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
     name = queue.definition.name
+    leave(broker, queue)
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
     names = dict(broker.values.read(key) or {})
     names.pop(name, None)
     broker.values.write(key, names)
+    given_definitions.forget(broker, vpn, name)
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)
@@ -177,7 +192,9 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     while not done and not budget.spent:
         part = wanted_rows(broker, queue, task, command.where, ranges, budget)
         done, task.cursor = part.last, part.next
-        apply(broker, queue, part.seqs, Event.PURGE, reason=command.where or "")
+        if not command.dry_run:
+            reason = because(command, command.where or "")
+            apply(broker, queue, part.seqs, Event.PURGE, reason=reason)
         task.done["n"] = task.done.get("n", 0) + len(part.seqs)
     task.result = task.done.get("n", 0)
     return done

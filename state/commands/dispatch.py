@@ -8,7 +8,8 @@ from typing import Any
 from ...protocol import commands as c
 from ..bridges import keeper
 from ..mesh.peers import set_peers
-from . import administration, inspection, leases, sessions, topic_subscriptions
+from . import administration, inspection, leases, moving, sessions, topic_subscriptions
+from .beginning_again import begin_again
 from .redriving import redrive
 from .turns import IN_TURN
 
@@ -22,6 +23,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.RecordsLost: administration.records_lost,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
+    c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
     c.Bridge: keeper.bridge,
@@ -49,10 +51,13 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Returned: leases.hand_back,
         c.Unsubscribe: sessions.unsubscribe,
         c.Purge: administration.purge,
+        c.Move: moving.move,
+        c.Edit: moving.edit,
         c.Redrive: redrive,
+        c.BeginAgain: begin_again,
         c.Delete: administration.remove_messages,
     }
 )
-INSPECTIONS = frozenset({c.Queues, c.Usage, c.Events, c.Describe, c.Browse})
-OF_ENDPOINT = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown})  # of a bridge
-TOLERANT = frozenset({c.Unsubscribe, c.TransportAck})  # no such queue: nothing to do
+INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
+OF_ENDPOINT = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})  # of a bridge
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do

@@ -12,19 +12,20 @@ import msgspec
 import numpy as np
 
 from ...expressions import compile_program
-from ...protocol.commands import Browse, Describe, Events, Queues, Usage
+from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
 from ..bridges.endpoint import is_endpoint
 from ..bridges.link import load
-from ..broker import Broker
+from ..broker import BUCKETS, Broker
 from ..header import Subscription
 from ..limits import Budget
-from ..message import DELAYED, GONE, LEASED, NAMES
+from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
 from ..rules.active_set import first_inactive
+from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
-from ..rules.order import first_key_of, seq_of
+from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import Array, Overlay
 from .answers import PartialAnswer
 from .topic_subscriptions import topics_of
@@ -42,6 +43,19 @@ def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     found = [broker.find(vpn, name) for name in part]
     more = part[-1] if len(part) < len(names) else None
     return PartialAnswer([describe(broker, q) for q in found if q is not None], more)
+
+
+def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
+    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics. No queue
+    is loaded for it."""
+    texts = []
+    if command.start == 0:
+        texts = sorted({*(broker.values.read(f"R/{vpn}") or {}).values()})
+    for number in range(command.start, BUCKETS):
+        texts += sorted(broker.values.read(f"r/{vpn}/{number}") or ())
+        if len(texts) >= broker.limits.captures_listed and number + 1 < BUCKETS:
+            return PartialAnswer(texts, number + 1)
+    return PartialAnswer(texts, None)
 
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
@@ -71,9 +85,10 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "name": definition.name,
         "vpn": definition.vpn,
         "depth": header.depth,
-        "ready": header.depth - header.leased - header.delayed,
+        "ready": header.depth - header.leased - header.delayed - header.moving,
         "leased": header.leased,
         "delayed": header.delayed,
+        "moving": header.moving,
         "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
         "oldest_age_s": oldest,
@@ -124,7 +139,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
 def _blocked(broker: Broker, queue: Queue) -> str | None:
     """Why ready messages wait, or None."""
     header = queue.header
-    waiting = header.depth - header.leased - header.delayed
+    waiting = header.depth - header.leased - header.delayed - header.moving
     limit = queue.definition.max_backlog
     if not waiting:
         return None
@@ -142,9 +157,10 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return f"faulted: {header.faulted}"
     if header.keyed and not queue.ready:
         return "partition_key"  # the key of each ready message has one under way (O4)
-    if header.barriers:
+    barrier = queue.first_barrier()
+    if barrier is not None:
         first = queue.ready.first()
-        if first is None or first >= first_key_of(header.barriers[0][1] + 1):
+        if first is None or first >= first_key_of(generation_of(barrier) + 1):
             return "barrier"
     if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"
@@ -276,9 +292,11 @@ def _indexed(queue: Queue, begin: int, end: int | None) -> Iterator[int]:
 def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
     ids = queue.gather(seqs, "id")
     names = {s.number: s.name for s in queue.header.subscriptions}
+    peers = {n + 1: f"broker:{peer.name}" for n, peer in broker.header.peers.items()}
+    known = dict(zip(seqs.tolist(), broker.spool.origins(ids).tolist(), strict=True))
     out = []
     for seq, content, priority in zip(
-        seqs.tolist(), broker.spool.contents(ids),
+        seqs.tolist(), as_edited(queue, seqs, broker.spool.contents(ids)),
         broker.spool.gather(ids, "priority").tolist(), strict=True,
     ):  # fmt: skip
         page, row = queue.row(seq)
@@ -287,7 +305,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
         payload, key, headers = content or (b"", None, None)
         out.append(
             {
-                "id": str(page.id[row]),
+                "id": str(known[seq]),
                 "state": NAMES[state],
                 "payload": payload,
                 "key": key,
@@ -298,9 +316,9 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
                 "expires": expires if expires < 1 << 62 else None,
                 "lease_until": until if state == LEASED and until < 1 << 62 else None,
                 "ready_at": until if state == DELAYED else None,
-                "holder": names.get(int(page.holder[row])),
+                "holder": (peers if state == MOVING else names).get(int(page.holder[row])),
                 "is_barrier": bool(page.barrier[row]),
-                "dead": None if is_endpoint(queue.definition.name) else page.extras.get(row),
+                "dead": dead_part(page.extras.get(row)),
             }
         )
     return out

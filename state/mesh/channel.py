@@ -23,14 +23,10 @@ from ..rejection import count_of_vpn, reject_record
 from .dispatch import KINDS, REFUSED
 from .peer import Peer
 from .peers import check_name
-from .saying import say
 
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..isolation import Refusals
-
-
-__all__ = ["hear", "say"]
 
 
 def hear(broker: Broker, records: Records, refused: Refusals) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.mesh import Said
+from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
 from ..bridges.far import refuse_all, take_in
 from ..bridges.keeper import hear_command
 from ..bridges.link import receipt
+from . import barriers, ownership
 
 Handler = Callable[[Any, int, Any], None]
 
@@ -22,6 +24,13 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "bridge_send": (BridgeSend, take_in),
     "bridge_receipt": (BridgeReceipt, receipt),
     "bridge_command": (BridgeCommand, hear_command),
+    "here": (Here, ownership.joined),
+    "want": (Want, ownership.wanted),
+    "grant": (Grant, ownership.granted),
+    "taken": (Taken, ownership.taken),
+    "hold": (Hold, barriers.hold),
+    "drained": (Drained, barriers.drained),
+    "release": (Release, barriers.release),
 }
 
 # What is answered where a record of this kind was refused: who said it would wait for ever.

@@ -1,11 +1,10 @@
-"""How a broker says something to another (`channel`): apart from who hears it, so that what is
-heard may be answered."""
+"""The channel's one way out: what a broker says to another gets its number here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol.mesh import Said
+from ...protocol import mesh
 from ...protocol.outputs import MeshRecord
 from .peers import peer_of
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from ..broker import Broker
 
 
-def say(broker: Broker, to: int, what: Said) -> None:
+def say(broker: Broker, to: int, what: mesh.Said) -> None:
     """Say something to the peer with this number; raises ConfigError where there is none."""
     peer, header = peer_of(broker, to), broker.header
     for part in what.parts():

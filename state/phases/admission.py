@@ -24,6 +24,7 @@ from ...protocol.messages import (
 from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
 from ..isolation import Refusals
+from ..mesh.hosting import takes
 from ..message import enter
 from ..producers import ProducerHistory
 from ..queue import Queue
@@ -90,16 +91,12 @@ class Admission:
     def take(self, records: Records) -> None:
         """Take in records, in their order."""
         self.look_at_files(records)
-        columns = zip(
-            records.topics, records.partitions, records.offsets, records.timestamps,
-            records.keys, (v or b"" for v in records.values), records.metas, records.headers,
-            [0] * len(records), strict=True,
-        )  # fmt: skip
         sources: dict[str, str | None] = {}
         behind = 0  # records before this one are taken in
-        for at, record in enumerate(map(Incoming._make, columns)):
+        for at in range(len(records)):
             if at < behind:
                 continue
+            record = Incoming.of(records, at)
             topic = record.topic
             if topic not in sources:
                 own = topics.split(topic)
@@ -120,7 +117,7 @@ class Admission:
             if vpn is not None:
                 matched = [(vpn, self._routes.of_destination(vpn, header.to))]
             else:
-                matched = self._routes.of_record(topic)
+                matched = self._captured(topic, record.partition)
             for name, queues in matched:
                 if vpn is not None and self._may_be_joined(header, record):
                     span = span_from(records, at, header, payloads, self._broker.now)
@@ -140,6 +137,18 @@ class Admission:
                     self._publish(name, header, header.seq + item, queues, one)
         self._broker.at = None
 
+    def _captured(self, topic: str, partition: int) -> list[tuple[str, list[Queue]]]:
+        """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
+        another one may take it."""
+        found = self._routes.of_record(topic)
+        if not self._broker.header.peers:
+            return found
+        mine = (
+            (vpn, [q for q in queues if takes(self._broker, q, partition)])
+            for vpn, queues in found
+        )
+        return [(vpn, queues) for vpn, queues in mine if queues]
+
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
         plain = record.key is None and record.headers is None and header.ttl_ms is None
@@ -156,7 +165,7 @@ class Admission:
 
     def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
         topic, partition, offset, _, key, value, *_ = record
-        names = [vpn] if vpn else [name for name, _ in self._routes.of_record(topic)]
+        names = [vpn] if vpn else [name for name, _ in self._captured(topic, partition)]
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
 
@@ -378,9 +387,10 @@ class Admission:
     def _store(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
     ) -> int:
+        number = self._broker.spool.next_id()
         for one in matches:
             queue = one.queue
-            if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
+            if queue.header.deferred and came_early(self._broker, queue, number):
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size

@@ -16,16 +16,19 @@ from ...protocol.outputs import Deliveries
 from ..bridges.link import forward
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh import barriers
+from ..mesh.ownership import grant, look_for_room, push, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
+from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
-from ..rules.filters import matching
+from ..rules.order import seq_of
 from ..storage import NEVER, Array, Content
 from .selection import Chosen, choose_messages
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..queue import Queue
+    from ..queue import PageRows, Queue
 
 ROUNDS = 64
 
@@ -37,6 +40,7 @@ def deliver(broker: Broker) -> None:
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks, broker.limits.look_bytes)
     broker.header.unserved = False
+    look_for_room(broker)
     _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
         wanting = [q for q in broker.active() if q.wanted]
@@ -51,6 +55,10 @@ def deliver(broker: Broker) -> None:
     for queue in broker.active():
         queue.header.again = queue.wanted
     _serve_waiting(broker, budget, looks)
+    if broker.header.peers:
+        for queue in broker.active():
+            want(broker, queue)
+            barriers.report(broker, queue)
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
@@ -76,16 +84,18 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     """
     broker.at = queue
     header = queue.header
-    share = Budget(max(budget.rows // sharers, 1), max(budget.bytes // sharers, 1))
-    own_looks = Budget(max(looks.rows // sharers, 1), max(looks.bytes // sharers, 1))
+    share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
+    served = queue.barriers or any(not s.ending for s in header.subscriptions)
     if queue.number in broker.header.links:
         queue.wanted = forward(broker, queue, share)
-    elif header.egress and any(not s.ending for s in header.subscriptions):
-        queue.wanted = _serve_within(broker, queue, share, own_looks)
     else:
-        queue.wanted = False
+        queue.wanted = broker.header.peers != {} and push(broker, queue, share)
+    if header.egress and served and not queue.wanted:
+        queue.wanted = _serve_within(broker, queue, share, own_looks)
+    if (header.wanted or header.held) and not queue.wanted:
+        queue.wanted = grant(broker, queue, share, own_looks)
     if free_unacked(broker, queue) <= 0 and queue.ready and header.subscriptions:
         broker.header.waiting[queue.number] = True
     broker.unacked_total += header.leased
@@ -103,18 +113,19 @@ def free_unacked(broker: Broker, queue: Queue) -> int:
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; whether a budget ended it."""
     while not share.spent:
-        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
+        while queue.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
         chosen = choose_messages(
             broker, queue, free_unacked(broker, queue), share, looks
         )
         if not len(chosen.seqs):
-            return chosen.unfinished
-        contents = broker.spool.contents(queue.gather(chosen.seqs, "id"))
+            return chosen.unfinished or share.spent  # by barriers
+        ids, deliveries = queue.columns(chosen.seqs, "id", "deliveries")
+        contents = broker.spool.contents(ids)
         if None in contents:
             _lose(broker, queue, chosen.seqs, contents)
             continue
-        _send(broker, queue, chosen, contents)
+        _send(broker, queue, chosen, contents, deliveries > 0)
         if chosen.unfinished:
             return True
     return True
@@ -136,9 +147,10 @@ def _lose(
 
 
 def _send(
-    broker: Broker, queue: Queue, chosen: Chosen, contents: list[Content | None]
+    broker: Broker, queue: Queue, chosen: Chosen, contents: list[Content | None], before: Array
 ) -> None:
-    """Lease the messages to who gets them and say so; remove those that leave on send."""
+    """Lease the messages to who gets them and say so; remove those that leave on send. before:
+    which of them were delivered before."""
     definition = queue.definition
     period = definition.lease_period_ms
     until = NEVER if period is None else broker.now + period
@@ -149,7 +161,7 @@ def _send(
     for number, subscription in sorted(by_number.items()):
         mine = np.flatnonzero(numbers == number)
         seqs = chosen.seqs[mine]
-        again = queue.gather(seqs, "deliveries") > 0
+        again = before[mine]
         for event, part in ((Event.DELIVER, seqs[~again]), (Event.REDELIVER, seqs[again])):
             apply(
                 broker, queue, part, event, holder=number, until=until,
@@ -172,17 +184,18 @@ def _say(
     contents: list[Content | None], until: int, again: bool = False,
 ) -> None:  # fmt: skip
     """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
-    ids = queue.gather(seqs, "id")
+    rows = queue.rows(seqs)
+    names = ("id", "deliveries", "delivery", "expires")
+    ids, deliveries, numbers, expires = queue.columns_of(rows, len(seqs), names)
+    contents = as_edited(queue, seqs, contents)
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, seqs, broker.now)
     _emit(
         broker, queue, subscription, ids, contents,
-        counts=queue.gather(seqs, "deliveries").tolist(),
-        numbers=queue.gather(seqs, "delivery").tolist(),
-        expires=queue.gather(seqs, "expires"),
+        counts=deliveries.tolist(), numbers=numbers.tolist(), expires=expires,
         lease_ms=0 if until == NEVER else max(until - broker.now, 1),
-        dead=_dead_of(queue, seqs), flow=flow, again=again,
+        dead=_dead_of(rows), flow=flow, again=again,
     )  # fmt: skip
     if again:
         queue.count("retransmitted", len(seqs))
@@ -192,7 +205,7 @@ def _emit(
     broker: Broker, queue: Queue, subscription: Subscription, ids: Array,
     contents: list[Content | None], expires: Array, **more: object,
 ) -> None:  # fmt: skip
-    spool = broker.spool
+    priorities, times = broker.spool.columns(ids, "priority", "time")
     expires[expires == NEVER] = 0
     broker.emit(
         Deliveries(
@@ -202,10 +215,10 @@ def _emit(
             partition=subscription.partition,
             framing=subscription.framing,
             epoch=broker.header.epoch,
-            ids=ids.tolist(),
-            priorities=spool.gather(ids, "priority").tolist(),
+            ids=broker.spool.origins(ids).tolist(),
+            priorities=priorities.tolist(),
             expires=expires.tolist(),
-            times=spool.gather(ids, "time").tolist(),
+            times=times.tolist(),
             payloads=[c[0] for c in contents if c is not None],
             keys=[c[1] for c in contents if c is not None],
             headers=[c[2] for c in contents if c is not None],
@@ -243,45 +256,45 @@ def _send_as_it_was(
             _say(broker, queue, subscription, these, contents, end, again=True)
 
 
-def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
+def _dead_of(found: PageRows) -> dict[int, dict[str, Any]]:
     """What dead messages among these carry, by position."""
     dead: dict[int, dict[str, Any]] = {}
-    for page, rows, where in queue.rows(seqs):
+    for page, rows, where in found:
         if page.extras:
-            positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
+            positions = range(len(rows)) if isinstance(where, slice) else where.tolist()
             for position, row in zip(positions, rows.tolist(), strict=True):
-                if row in page.extras:
-                    dead[position] = page.extras[row]
+                if (part := dead_part(page.extras.get(row))) is not None:
+                    dead[position] = part
     return dead
 
 
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
-    header = queue.header
-    seq = header.barriers[0][0]
+    header, barrier = queue.header, queue.first_barrier()
+    assert barrier is not None
+    seq = seq_of(barrier)
     if queue.first_live() != seq:
         return False
     place = np.array([seq], np.int64)
     if queue.gather(place, "state")[0] != READY:
         return False
-    going = [s for s in header.subscriptions if not s.ending]
-    texts = {s.filter for s in going if s.filter is not None}
-    looks.take(len(texts))
-    passed = {None, *(text for text in texts if matching(broker, queue, place, text)[0])}
-    receivers = [s for s in going if s.filter in passed]
     ids = queue.gather(place, "id")
     contents = broker.spool.contents(ids)
-    if not receivers:
-        return False
-    if contents[0] is None:
+    content = contents[0]
+    if content is None:
         _lose(broker, queue, place, contents)
         return True
+    priority = int(broker.spool.gather(ids, "priority")[0])
+    receivers = barriers.receivers(queue, content, priority)
+    looks.take(len({s.filter for s in header.subscriptions}))
+    if not barriers.may_pass(broker, queue, seq, len(receivers)):
+        return False
     for subscription in receivers:
         _emit(
-            broker, queue, subscription, ids, contents,
+            broker, queue, subscription, ids, as_edited(queue, place, contents),
             counts=[int(queue.gather(place, "deliveries")[0]) + 1],
             numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
-            barrier=True, dead=_dead_of(queue, place),
+            barrier=True, dead=_dead_of(queue.rows(place)),
         )  # fmt: skip
         header.next_delivery += 1
         queue.count("delivered")
@@ -289,4 +302,5 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
             "barrier_delivered", queue, ids.tolist(), subscription=subscription.id
         )
     apply(broker, queue, place, Event.BARRIER, reason="barrier")
+    barriers.has_passed(broker, queue)
     return True

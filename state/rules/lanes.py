@@ -13,7 +13,6 @@ change in a step lie anywhere in it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -51,8 +50,8 @@ class Lanes(ReadyIndex):
     """The index of lanes of a queue."""
 
     def __init__(self, store: Store, prefix: str, header: QueueHeader, limits: Limits) -> None:
-        small = replace(limits, leaf_keys=min(limits.leaf_keys, LEAF_KEYS))
-        super().__init__(store, prefix, header.lanes, header.next_lane_page, small)
+        small = min(limits.leaf_keys, LEAF_KEYS)
+        super().__init__(store, prefix, header.lanes, header.next_lane_page, limits, small)
         self._header = header
 
     def next_of(self, lane: int) -> int | None:

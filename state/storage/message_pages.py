@@ -8,16 +8,20 @@ the message goes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from ...protocol.ids import COUNTER_MASK, make_id
+from ...protocol.ids import COUNTER_MASK, Ranges, join_ranges, make_id, without
 from ..limits import Limits
 from .columns import NEVER, Array, ColumnPage, by_page
 from .files import Files, SpoolHeader
+from .foreign import Foreign
 from .store import Store
 
 NO_KEY = 0xFFFFFFFF
 PAST = -1
+_COUNTER_MASK = np.uint64(COUNTER_MASK)
 
 
 class MessagePage(ColumnPage):
@@ -42,6 +46,7 @@ class MessagePage(ColumnPage):
         ("dmq", "|u1", 1),  # may go to a dead message queue
         ("vpn", "<u2", 0),
         ("past", "<u4", 0),  # a queue that held it before the first match does, 0: none
+        ("origin", "<u8", 0),  # the id that another broker gave it; 0: its id is of this row
     )
     __slots__ = tuple(name for name, _, _ in FIELDS)
     queue: Array
@@ -59,6 +64,7 @@ class MessagePage(ColumnPage):
     dmq: Array
     vpn: Array
     past: Array
+    origin: Array
 
     def spans(self, rows: Array) -> Array:
         """Bytes that payload, key and headers of rows take in a block."""
@@ -66,6 +72,9 @@ class MessagePage(ColumnPage):
         keys[keys == NO_KEY] = 0
         spans: Array = self.length[rows].astype(np.int64) + keys + self.header_length[rows]
         return spans
+
+
+_DTYPES = {name: dtype for name, dtype, _ in MessagePage.FIELDS}
 
 
 class Messages:
@@ -79,6 +88,7 @@ class Messages:
         self._broker = broker
         self._bits = limits.page_bits
         self._files = files
+        self.foreign = Foreign(store, header, limits)
         self._pages: dict[int, MessagePage | None] = {}
 
     def page(self, number: int, create: bool = False) -> MessagePage | None:
@@ -86,7 +96,7 @@ class Messages:
         page = self._pages.get(number)
         if page is None and number not in self._pages:
             data = self._store.get(f"m/{number}")
-            page = MessagePage.unpack(number, data, self._bits) if data else None
+            page = MessagePage.read(number, data, self._bits) if data else None
             self._pages[number] = page
         if page is None and create:
             page = self._pages[number] = MessagePage(number, self._bits)
@@ -94,19 +104,43 @@ class Messages:
 
     def rows(self, ids: Array) -> list[tuple[MessagePage | None, Array, Array | slice]]:
         """The page rows of messages, grouped by page; None for a page that is gone."""
-        counters = np.asarray(ids, np.uint64) & np.uint64(COUNTER_MASK)
+        counters = np.asarray(ids, np.uint64) & _COUNTER_MASK
         return [
             (self.page(number), rows, where)
             for number, rows, where in by_page(counters.astype(np.int64), self._bits)
         ]
 
     def gather(self, ids: Array, name: str) -> Array:
-        """One column of the message pages for many messages."""
-        out = np.zeros(len(ids), dtype=next(d for n, d, _ in MessagePage.FIELDS if n == name))
+        """One column of the message pages for many messages; 0 where a page is gone."""
+        return self.columns(ids, name)[0]
+
+    def columns(self, ids: Array, *names: str) -> list[Array]:
+        """Columns of the message pages for many messages."""
+        out = [np.zeros(len(ids), dtype=_DTYPES[name]) for name in names]
         for page, rows, where in self.rows(ids):
             if page is not None:
-                out[where] = getattr(page, name)[rows]
+                for column, name in zip(out, names, strict=True):
+                    column[where] = getattr(page, name)[rows]
         return out
+
+    def origins(self, ids: Array) -> Array:
+        """By which ids these messages are known outside: those of the broker that took them in."""
+        if not self.foreign.pages:  # nothing ever came from another broker
+            return ids
+        origins = self.gather(ids, "origin")
+        given: Array = np.where(origins == 0, ids, origins)
+        return given
+
+    def rows_of(self, ranges: Ranges, most: int) -> Ranges:
+        """Ids as they are known outside, as ids of this broker's rows; of those that stand in rows
+        of other numbers up to ``most``."""
+        if not self.foreign:
+            return ranges
+        moved: list[tuple[int, int]] = []
+        for low, high in ranges:
+            moved += self.foreign.within(low, high, most - len(moved))
+        rows = [(make_id(self._broker, counter),) * 2 for _, counter in moved]
+        return join_ranges([*without(ranges, (number for number, _ in moved)), *rows])
 
     def held_by(self, ranges: list[tuple[int, int]], queue: int) -> tuple[Array, Array]:
         """Ids within ranges that a queue holds, and their places in it: (ids, seqs)."""
@@ -178,19 +212,24 @@ class Messages:
     def _count_gone(self, page: MessagePage, rows: Array) -> None:
         sizes = page.size[rows].astype(np.int64)
         header = self.header
-        header.bytes -= int(sizes.sum())
+        header.bytes -= int(np.add.reduce(sizes))
         header.messages -= len(rows)
-        vpns = page.vpn[rows]
-        for vpn in np.unique(vpns).tolist():
-            header.vpn_bytes[vpn] -= int(sizes[vpns == vpn].sum())
+        for vpn, mine in _groups(page.vpn[rows]):
+            header.vpn_bytes[vpn] -= int(np.add.reduce(sizes[mine]))
         self.leave_files(page, rows)
+        foreign = rows[page.origin[rows] != 0]
+        if len(foreign):
+            counters = foreign.astype(np.int64) + page.base
+            self.foreign.drop_rows(
+                list(zip(page.origin[foreign].tolist(), counters.tolist(), strict=True))
+            )
 
     def leave_files(self, page: MessagePage, rows: Array) -> None:
         """Count the payloads of rows out of the files in which they lie."""
         spans = page.spans(rows)
-        for file in np.unique(page.file[rows]).tolist():
-            mine = page.file[rows] == file
-            self._files.remove(file, int(mine.sum()), int(spans[mine].sum()))
+        for file, mine in _groups(page.file[rows]):
+            gone = spans[mine]
+            self._files.remove(file, len(gone), int(np.add.reduce(gone)))
 
     def move(self, number: int, queue: int, to: tuple[int, int]) -> None:
         """Replace a message's match with a queue by another match."""
@@ -266,13 +305,23 @@ class Messages:
 
     def flush_pages(self) -> None:
         """Write pages that changed; one without a message is deleted."""
+        self.foreign.flush()
         last_page = self.header.next_counter >> self._bits
         for number, page in sorted(self._pages.items()):
-            if page is None or not page.dirty:
+            if page is None:
                 continue
-            page.dirty = False
-            if number < last_page and not page.queue[: page.used].any():
+            if page.dirty and number < last_page and not page.queue[: page.used].any():
                 self._store.delete(f"m/{number}")
-                self._pages[number] = None
             else:
-                self._store.put(f"m/{number}", page.pack())
+                page.settle(self._store, f"m/{number}")
+        self._pages.clear()
+
+
+def _groups(values: Array) -> Iterator[tuple[int, Array | slice]]:
+    """Each distinct value, ascending, and where it stands; mostly there is one."""
+    known = values.tolist()
+    if known.count(known[0]) == len(known):
+        yield known[0], slice(None)
+        return
+    for value in np.unique(values).tolist():
+        yield value, values == value

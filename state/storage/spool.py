@@ -15,7 +15,7 @@ import numpy as np
 from ...protocol.ids import COUNTER_MASK, make_id
 from ..limits import Limits
 from .blocks import Blocks, Content, cut_into_blocks
-from .columns import Array
+from .columns import Array, uniform, write_rows
 from .compaction import Compaction
 from .files import Files, SpoolHeader
 from .message_pages import NO_KEY, Messages
@@ -38,6 +38,7 @@ class Staged:
     vpns: list[int] = field(default_factory=list)
     queues: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
     more: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -66,9 +67,11 @@ class Spool(Messages):
         dmq: bool,
         vpn: int,
         matches: list[tuple[int, int]],
+        origin: int = 0,
     ) -> int:
         """Store messages that differ only in payload and size, with their matches ``(queue, first
-        seq)``; returns the id of the first, the others' follow."""
+        seq)``; returns the id of the first, the others' follow. origin: the id of the one message,
+        where another broker gave it."""
         s = self._staged
         row, n = len(s.payloads), len(payloads)
         s.payloads += payloads
@@ -83,6 +86,7 @@ class Spool(Messages):
         queue, seq = matches[0]
         s.queues += [queue] * n
         s.seqs += range(seq, seq + n)
+        s.origins += [origin] * n
         if len(matches) > 1:
             for i in range(n):
                 s.more[row + i] = [(queue, seq + i) for queue, seq in matches[1:]]
@@ -104,7 +108,18 @@ class Spool(Messages):
         total = len(s.payloads)
         if not total:
             return
-        place = self._write_blocks(s)
+        columns = {
+            **self._write_blocks(s),
+            "queue": uniform(s.queues, np.uint32),
+            "seq": np.fromiter(s.seqs, np.uint64, total),
+            "size": uniform(s.sizes, np.uint32),
+            "time": uniform(s.times, np.int64),
+            "ttl_ends": uniform(s.ttl_ends, np.int64),
+            "priority": uniform(s.priorities, np.uint8),
+            "dmq": uniform(s.dmq, np.uint8),
+            "vpn": uniform(s.vpns, np.uint16),
+            "origin": uniform(s.origins, np.uint64),
+        }
         mask = (1 << self._bits) - 1
         done = 0
         while done < total:
@@ -113,18 +128,7 @@ class Spool(Messages):
             n = min(mask + 1 - row, total - done)
             page = self.page(counter >> self._bits, create=True)
             assert page is not None
-            rows, part = slice(row, row + n), slice(done, done + n)
-            for name, column in place.items():
-                getattr(page, name)[rows] = column[part]
-            page.queue[rows] = s.queues[part]
-            page.seq[rows] = s.seqs[part]
-            page.size[rows] = s.sizes[part]
-            page.time[rows] = s.times[part]
-            page.ttl_ends[rows] = s.ttl_ends[part]
-            page.priority[rows] = s.priorities[part]
-            page.dmq[rows] = s.dmq[part]
-            page.vpn[rows] = s.vpns[part]
-            page.used = row + n
+            write_rows(page, row, columns, slice(done, done + n))
             page.dirty = True
             done += n
         for at, matches in s.more.items():
@@ -132,6 +136,8 @@ class Spool(Messages):
             page = self.page(counter >> self._bits)
             assert page is not None
             page.extras[counter & mask] = [list(m) for m in matches]
+        if any(s.origins):
+            self.foreign.put([(one, s.first + at) for at, one in enumerate(s.origins) if one])
         self._arrived.update(
             zip(
                 range(s.first, s.first + total),
@@ -141,19 +147,16 @@ class Spool(Messages):
         )
         self._staged = Staged(first=self.header.next_counter)
 
-    def _write_blocks(self, s: Staged) -> dict[str, Array]:
+    def _write_blocks(self, s: Staged) -> dict[str, int | Array]:
         """Write the payloads; returns the columns that say where each lies."""
         total = len(s.payloads)
         lengths = np.fromiter(map(len, s.payloads), np.int64, total)
-        if any(s.keys):
-            key_lengths = np.array([NO_KEY if k is None else len(k) for k in s.keys], np.int64)
-        else:
-            key_lengths = np.array([NO_KEY if k is None else 0 for k in s.keys], np.int64)
-        stored_keys = np.where(key_lengths == NO_KEY, 0, key_lengths)
-        header_lengths = np.array([len(h) if h else 0 for h in s.headers], np.int64)
+        key_lengths = uniform([NO_KEY if k is None else len(k) for k in s.keys], np.int64)
+        header_lengths = uniform([len(h) if h else 0 for h in s.headers], np.int64)
+        stored_keys = uniform([len(k or b"") for k in s.keys], np.int64)
         spans = lengths + stored_keys + header_lengths
+        plain = not np.any(stored_keys) and not np.any(header_lengths)
         place = {name: np.zeros(total, np.int64) for name in ("block", "offset", "file")}
-        plain = not stored_keys.any() and not header_lengths.any()
         for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
             if plain:
                 data = b"".join(s.payloads[start:stop])
@@ -165,7 +168,7 @@ class Spool(Messages):
             ids = (s.first + start, s.first + stop - 1)
             block, file = self.files.put(data, stop - start, len(data), ids)
             place["block"][start:stop] = block
-            place["offset"][start:stop] = np.cumsum(spans[start:stop]) - spans[start:stop]
+            place["offset"][start:stop] = spans[start:stop].cumsum() - spans[start:stop]
             place["file"][start:stop] = file
         return {
             **place,

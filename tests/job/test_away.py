@@ -4,7 +4,7 @@ A sentence each, no end of the engine, nothing lost, and it goes on by itself. K
 that connections stay open and nothing answers. The disk is full for those who write the state:
 driver and Java may not let any file grow, as the kernel sees it.
 
-LAKEQUEUE_AWAY_S: how long each is away (20); more than 100 also outlives the loop's transaction.
+LAKEQUEUE_AWAY_S: how long each is away (20); more than 40 also outlives the loop's transaction.
 """
 
 from __future__ import annotations

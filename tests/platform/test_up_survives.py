@@ -18,6 +18,7 @@ import lakequeue
 import psutil
 import pytest
 from kafka import KafkaProducer
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -68,6 +69,10 @@ class Up:
         assert self._is_ready.wait(START_S_MAX)
         assert self.ready, self.said[-5:]
         return self
+
+    @property
+    def bootstrap(self) -> str:
+        return self.ready["addresses"]["Kafka"].removeprefix("kafka://")
 
     def child(self, word: str) -> psutil.Process:
         """Its child whose command line has this word."""
@@ -181,10 +186,12 @@ def test_kafka_dies_and_is_started_again(up: Up) -> None:
 
 
 def test_a_queue_captures_a_topic(up: Up) -> None:
+    """It is made after the queue was defined."""
     with lakequeue.connect(up.ready["addresses"]["Kafka"]) as connection:
         connection.admin().define(
             {"name": "plain", "message_type": "text", "underlying_topic": "extra"}
         )
+    ensure_topics(up.bootstrap, [], ["extra"])
     until(lambda: "extra" in (up.home / "captured.json").read_text(), 60)
 
 
@@ -205,7 +212,7 @@ def test_it_goes_on_where_it_stopped(up: Up, tmp_path_factory: pytest.TempPathFa
     try:
         again.wait_ready()
         assert again.ready["addresses"] == addresses  # Kafka's port, and the metrics'
-        send_plainly(addresses["Kafka"].removeprefix("kafka://"), "extra", b"seen")
+        send_plainly(again.bootstrap, "extra", b"seen")
         with lakequeue.connect(addresses["Kafka"]) as connection:
             message = connection.consumer("plain").receive(60)
             assert message is not None

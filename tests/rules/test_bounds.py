@@ -73,7 +73,7 @@ def test_F5_filters_read_no_more_than_their_bytes() -> None:
 
 @pytest.mark.parametrize("command", ["purge", "redrive", "ack"])
 def test_R6_X6_L13_what_reads_payloads_reads_no_more_than_its_bytes(command: str) -> None:
-    steps = Steps(limits=Limits(command_bytes=10_000), checked=False)
+    steps = Steps(limits=Limits(bulk_bytes=10_000), checked=False)
     dead = define("dead", **WIDE)
     steps.run([dead, define(dead_message_queue="dead", expiration="1s", **WIDE)])
     steps.run(publishes=[("orders", body(n=n, x="x" * 1_000)) for n in range(100)])
@@ -199,3 +199,19 @@ def test_P1_a_producer_with_very_many_gaps_holds_up_nobody() -> None:
     again = [("orders", b"{}", {"producer": "p", "seq": n}) for n in sequences[::7]]
     steps.run(publishes=again)
     assert described(steps)["depth"] == 20_000
+
+
+def test_O3_the_header_does_not_grow_with_the_barriers_that_wait() -> None:
+    steps = Steps(limits=Limits(delivery_rows=1_500), checked=False)
+    steps.run([define(barrier_expression="/b = 1", **WIDE)])
+    sizes = []
+    for amount in (200, 4_000):
+        for _ in range(amount // 2_000 or 1):
+            steps.run(publishes=[("orders", body(b=1))] * min(amount, 2_000))
+        sizes.append(len(steps.store.pages["q/1"]))
+    assert sizes[1] < sizes[0] + 1_000, sizes
+    assert described(steps)["blocked"] == "no consumer"
+    steps.restart()
+    got = delivered(steps.run([subscribe("s", 10)]))
+    assert got == sorted(got)
+    assert (len(got), described(steps)["depth"]) == (4_200, 0)

@@ -458,8 +458,15 @@ def test_h1_endpoints_of_bridges_are_the_engines_own(two: Two) -> None:
             call()
     with pytest.raises(ConfigError, match="must not begin with '#bridge/'"):
         admin.define({"name": "#bridge/x", "message_type": "json"})
-    with pytest.raises(Rejected, match="no_matching_destination"):
-        two.send("#bridge/west-east", "x")
+    for to in ("#bridge/west-east", "#queue/#bridge/west-east"):
+        with pytest.raises(Rejected, match="no_matching_destination"):
+            two.send(to, "x")
+    admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
+    with pytest.raises(ConfigError, match="is the endpoint of a bridge, which fills it alone"):
+        admin.move("near", to="#bridge/west-east")
+    with pytest.raises(ConfigError, match="dead_message_queue: '#bridge/west-east' – must not"):
+        admin.define({"name": "n", "message_type": "json",
+                      "dead_message_queue": "#bridge/west-east"})  # fmt: skip
     with pytest.raises(ConfigError, match="there is no such bridge in VPN 'default', which has"):
         admin.delete_bridge("east-west")
 

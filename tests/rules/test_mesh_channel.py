@@ -19,7 +19,7 @@ from lakequeue.protocol.outputs import Deadline, MeshRecord, RejectedRecord
 from lakequeue.state import Batch, DictStore, Home, Limits, step
 from lakequeue.state.commands import dispatch as commands
 from lakequeue.state.mesh import dispatch
-from lakequeue.state.mesh.channel import say
+from lakequeue.state.mesh.saying import say
 from lakequeue.state.storage import CountingStore
 
 from .mortal import Fate, MortalEngine

@@ -1,0 +1,90 @@
+"""Several brokers in one job: each has a query, a worker and a log of its own, and dies alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import lakequeue
+import pytest
+from job.brokers import BROKERS, define_queues, traffics, workers
+from job.processes import EngineProcess
+from job.traffic import drain
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.streaming import EmbeddedKafka
+
+pytestmark = pytest.mark.job
+
+BACK_S_MAX = 30.0
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineProcess, str]]:
+    """Four brokers, one of them from the start on; on each a queue `orders-<name>`."""
+    folder = tmp_path_factory.mktemp("brokers")
+    (folder / "queues.yaml").write_text("brokers: [a]\n")
+    with EmbeddedKafka(folder / "kafka") as kafka:
+        url = f"kafka://{kafka.bootstrap_servers}"
+        given = ("--set", "lakequeue.batch_s=5", "--master", "local[5,4]")
+        engine = EngineProcess(
+            kafka.bootstrap_servers, folder / "home", folder / "queues.yaml", *given
+        )
+        try:
+            engine.wait_ready()
+            with lakequeue.connect(url) as connection:
+                for name in BROKERS[1:]:
+                    connection.admin().add_broker(name)
+            define_queues(url)
+            yield engine, url
+            assert engine.terminate() == 0
+            assert "Traceback" not in engine.errors()
+        finally:
+            engine.kill()
+
+
+def test_each_broker_steps_by_itself(engine: tuple[EngineProcess, str]) -> None:
+    process, url = engine
+    running = traffics(url)
+    for traffic in running.values():
+        traffic.goes_on(30, 60)
+    assert sorted(workers(process.family())) == list(BROKERS)
+    for traffic in running.values():
+        drain(traffic)
+    for broker in BROKERS:
+        with lakequeue.connect(url, broker=broker) as connection:
+            assert [q["name"] for q in connection.admin().queues()] == [f"orders-{broker}"]
+            known = connection.admin().brokers()
+    assert [(b["name"], b["number"], b["state"]) for b in known] == [
+        (name, i, "running") for i, name in enumerate(BROKERS)
+    ]
+
+
+def test_a_broker_more_than_there_are_slots_is_refused(engine: tuple[EngineProcess, str]) -> None:
+    with lakequeue.connect(engine[1]) as connection:
+        admin = connection.admin()
+        with pytest.raises(LakequeueError, match=r"runs 5 tasks at once, and 5 brokers and the ta"):
+            admin.add_broker("e")
+        with pytest.raises(LakequeueError, match=r"'b' is there already"):
+            admin.add_broker("b")
+        with pytest.raises(LakequeueError, match=r"'a/b': a name must be"):
+            admin.add_broker("a/b")
+        assert [b["name"] for b in admin.brokers()] == list(BROKERS)
+
+
+def test_a_brokers_worker_dies_and_the_others_go_on(engine: tuple[EngineProcess, str]) -> None:
+    process, url = engine
+    running = traffics(url)
+    for traffic in running.values():
+        traffic.goes_on(30, 60)
+    before = workers(process.family())
+    victim = BROKERS[1]
+    before[victim].kill()
+    begun = time.monotonic()
+    for broker in BROKERS:
+        if broker != victim:  # they do not even stop
+            running[broker].goes_on(60, 10)
+    running[victim].goes_on(60, BACK_S_MAX - (time.monotonic() - begun))
+    after = workers(process.family())
+    assert {b for b in BROKERS if before[b] != after[b]} == {victim}
+    for traffic in running.values():
+        drain(traffic)
