@@ -9,8 +9,6 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ...expressions import Program
 from ...protocol import topics
 from ...protocol.errors import Reason
@@ -26,7 +24,7 @@ from ..broker import Broker
 from ..isolation import Refusals
 from ..mesh.hosting import takes
 from ..message import enter
-from ..producers import ProducerHistory
+from ..producers import Answered, ProducerHistory
 from ..queue import Queue
 from ..rejection import count_of_vpn, reject_record
 from ..routing import Routes
@@ -56,22 +54,6 @@ def admit(broker: Broker, records: Records, refused: Refusals) -> None:
         admission = Admission(broker, refused)
         admission.take(records)
         admission.close()
-
-
-class Answered(Protocol):
-    """Who hears what becomes of a message: a producer's history, or a bridge's."""
-
-    def stored(self, seq: int, number: int, count: int = 1) -> None:
-        """It was stored, or acknowledged without being stored (0)."""
-        ...
-
-    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
-        """It was refused."""
-        ...
-
-    def discarded(self, seq: int, reason: str, queue: str) -> None:
-        """A queue threw it away."""
-        ...
 
 
 class Admission:
