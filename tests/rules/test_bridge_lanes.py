@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from lakequeue.state.phases.admission import Admission
+from lakequeue.state.storage import CountingStore
 
 from .bridged import BRIDGE, TINY, Two
 
@@ -158,3 +159,24 @@ def test_h1_what_fails_at_the_far_end_holds_its_own_lane(monkeypatch: pytest.Mon
     )  # fmt: skip
     two.west.admin().purge("#bridge/west-east", where=None, ids=None)
     assert two.seen()["blocked"] == []
+
+
+def test_h3_what_waits_in_a_held_lane_costs_nothing_however_much_it_is() -> None:
+    """Pages that the near broker reads as it sends another lane's message over."""
+    reads = []
+    for waiting in (20, 400):
+        two = Two()
+        two.engine.checking = False
+        two.define("full", "a/0", max_spool_messages=1)
+        two.define("q", "a/1")
+        for n in range(waiting):
+            two.producer.send_async("a/0", b"%d" % n)
+        two.producer.flush()
+        assert two.seen()["blocked"][0]["waiting"] == waiting - 1
+        west = two.engine.broker("west")
+        west.store = counting = CountingStore(west.store)
+        two.engine.publish("default.publish", b"x", None, [("lq", b'{"to": "a/1"}')], None, "west")
+        reads.append(len(counting.reads))
+        west.store = counting._store
+        assert two.depth("q") == 1
+    assert reads[1] <= reads[0] + 4
