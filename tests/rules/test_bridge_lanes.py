@@ -180,3 +180,21 @@ def test_h3_what_waits_in_a_held_lane_costs_nothing_however_much_it_is() -> None
         west.store = counting._store
         assert two.depth("q") == 1
     assert reads[1] <= reads[0] + 4
+
+
+@pytest.mark.parametrize("room", [1, 10])
+def test_r6_what_is_purged_on_its_way_is_answered_all_the_same(room: int) -> None:
+    two = Two()
+    two.define("q", "a/>", max_spool_messages=room)
+    two.engine.cut("east")
+    two.send("a/1", "first")
+    two.send("a/2", *range(3))
+    assert two.west.admin().purge("#bridge/west-east") == 4
+    two.engine.mend("east")
+    two.engine.restart()
+    two.send("a/2", "after")
+    two.engine.advance("10s")
+    seen = two.seen()
+    assert (seen["on_its_way"], seen["waiting"]) == (0, int(room == 1))
+    expected = ["first", "0", "after"] if room > 1 else ["first"]
+    assert two.bodies("q") == expected
