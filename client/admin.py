@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..protocol import ConfigError, LakequeueError, commands
+from ..protocol import ConfigError, commands
 from ..protocol.descriptions import add_up
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
@@ -250,8 +250,26 @@ class Admin:
         return Redriven(**answer)
 
     def bridge(self, definition: dict[str, Any]) -> None:
-        """Not in this version: raises LakequeueError."""
-        raise _later("bridge", "there is one broker")
+        """Make a bridge to another broker, or define it again (H1–H3). Raises ConfigError.
+
+        Keys: `name`, `to`, `subscriptions`; `from` (default: the broker that is asked), `lanes`
+        (`per-destination` or `none`), `max_spool_usage`. Lanes apply to what comes from then on.
+        """
+        self._session.request(commands.Bridge(definition=definition))
+
+    def delete_bridge(self, name: str) -> int:
+        """Delete a bridge; what waits at its near end is gone, not sent. Returns how many messages
+        that were. Raises ConfigError if there is none of that name."""
+        return int(self._session.request(commands.DeleteBridge(name=name)))
+
+    def bridges(self) -> list[dict[str, Any]]:
+        """All bridges of the VPN, as `describe_bridge` gives them, by name."""
+        return [self.describe_bridge(name) for name in self._session.request(commands.Bridges())]
+
+    def describe_bridge(self, name: str) -> dict[str, Any]:
+        """One bridge: what waits, what is on its way, and under `blocked` which endpoints at its
+        far end hold it, for how long, and how many messages wait for each (H2)."""
+        return self._session.request(commands.DescribeBridge(name=name))
 
     def _seen(self, result: Any) -> Any:
         """What was looked at is of the home that answered."""
@@ -270,7 +288,3 @@ def _check_topic(topic: str) -> None:
         kind_of(topic)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _later(what: str, instead: str) -> LakequeueError:
-    return LakequeueError(f"{what}: not supported by this version; {instead}")

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import commands
+from .bridge import bridge_to_wire
 from .configuration import Configuration
 from .definition import QueueDefinition, to_wire
 
@@ -51,4 +52,7 @@ def configure_commands(
     own = broker or brokers[0]
     hosted = [q for q in configuration.queues if own in hosts_of(q, brokers)]
     out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in hosted]
+    if own == brokers[0]:  # the keeper of all bridges
+        for one in configuration.bridges:
+            out.append((one.vpn, commands.Bridge(definition=bridge_to_wire(one))))
     return [(vpn, commands.encode_command(command)) for vpn, command in out]

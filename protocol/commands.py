@@ -305,6 +305,29 @@ class Events(Command, frozen=True, tag="events"):
     limit: Count = 1000
 
 
+class Bridge(Command, frozen=True, tag="bridge"):
+    """Make a bridge, or define it again (H1–H3). Without ``from`` it begins at the broker that is
+    told."""
+
+    definition: dict[str, Any]
+
+
+class DeleteBridge(Command, frozen=True, tag="delete_bridge"):
+    """Delete a bridge; what waits at its near end is gone, not sent. Answers how many that were."""
+
+    name: Name
+
+
+class Bridges(Command, frozen=True, tag="bridges"):
+    """The names of the VPN's bridges, sorted."""
+
+
+class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
+    """Everything about one bridge: what waits, what is on its way, which endpoints hold it."""
+
+    name: Name
+
+
 class RecordsLost(Command, frozen=True, tag="records_lost"):
     """Kafka deleted records of a topic before they were read. The engine says so, for the events.
 
@@ -331,7 +354,7 @@ AnyCommand = (
     Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
     | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
     | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
-    | RecordsLost | BeginAgain | Tick | Captures
+    | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge | Bridges | DescribeBridge
 )
 
 _decoder = msgspec.json.Decoder(AnyCommand)

@@ -32,6 +32,10 @@ class Limits:
     compact_bytes_per_step: int = 1_000_000
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
+    # Of each bridge (H1–H3).
+    bridge_rows: int = 10_000  # messages on their way, unanswered
+    bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
+    bridge_holds: int = 1_000  # lanes that are known by name while they are held
     # What waits for its turn, or for its message.
     pending_commands: int = 10_000  # of one queue
     subscriptions: int = 10_000  # of one queue, and of one session

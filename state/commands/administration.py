@@ -60,7 +60,7 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     existing = broker.find(vpn, definition.name)
     check_definition(broker, existing, definition)
     if existing is None:
-        _create(broker, vpn, definition)
+        create(broker, vpn, definition)
         return definition
     old = existing.definition
     if old == definition and not existing.header.faulted:
@@ -113,7 +113,9 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = "") -> Queue:
+    """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
+    captures no topic."""
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
@@ -121,11 +123,15 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     )
     key = f"n/{vpn}/{bucket(definition.name)}"
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
-    add_route(broker, definition, queue.number)
+    if link:
+        broker.header.links[number] = link
+    else:
+        add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
     join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
+    return queue
 
 
 def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:

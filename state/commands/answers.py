@@ -19,12 +19,19 @@ class PartialAnswer:
     more: int | str | None
 
 
+class _Elsewhere:
+    """What another broker answers."""
+
+
+ELSEWHERE = _Elsewhere()
+
+
 def answer(broker: Broker, command: Command, result: Any) -> None:
     """Answer, if an answer is wanted."""
     to, more = command.reply, None
     if isinstance(result, PartialAnswer):
         result, more = result.result, result.more
-    if to is not None:
+    if to is not None and result is not ELSEWHERE:
         epoch = broker.header.epoch
         broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
 

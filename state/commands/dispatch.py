@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
+from ..bridges import keeper
 from ..mesh.peers import set_peers
 from . import administration, inspection, leases, moving, sessions, topic_subscriptions
 from .beginning_again import begin_again
@@ -25,6 +26,10 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
+    c.Bridge: keeper.bridge,
+    c.DeleteBridge: keeper.concerning,
+    c.DescribeBridge: keeper.concerning,
+    c.Bridges: keeper.names,
 }
 OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
     c.Subscribe: sessions.subscribe,
@@ -54,4 +59,5 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
+OF_ENDPOINT = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})  # of a bridge
 TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do

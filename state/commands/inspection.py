@@ -13,6 +13,8 @@ import numpy as np
 
 from ...expressions import compile_program
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
+from ..bridges.endpoint import is_endpoint
+from ..bridges.link import load
 from ..broker import BUCKETS, Broker, BrokerHeader
 from ..header import Subscription
 from ..limits import Budget
@@ -36,7 +38,7 @@ def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> d
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
-    names = [n for n in broker.queue_names(vpn) if n > command.after]
+    names = [n for n in broker.queue_names(vpn) if n > command.after and not is_endpoint(n)]
     part = names[: broker.limits.queues_listed]
     found = [broker.find(vpn, name) for name in part]
     more = part[-1] if len(part) < len(names) else None
@@ -151,6 +153,8 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return None
     if not header.egress:
         return "egress shut down"
+    if queue.number in broker.header.links:
+        return _blocked_link(broker, queue)
     if not header.subscriptions:
         return "no consumer"
     if limit is not None and header.leased >= limit:
@@ -171,6 +175,13 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
     if first_inactive(queue) is not None and not header.again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
     return None
+
+
+def _blocked_link(broker: Broker, queue: Queue) -> str | None:
+    """Why messages wait at the endpoint of a bridge."""
+    link = load(broker, queue.number)
+    held = sorted({h.endpoint or h.reason for h in link.held.values()}) if link else []
+    return f"held by {', '.join(held[:10])}" if held else None
 
 
 def _at_limit(broker: Broker) -> bool:

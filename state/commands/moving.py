@@ -138,6 +138,8 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     if target is None or target is queue:
         wrong = "it is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
+    if target.number in broker.header.links:
+        raise ConfigError(f"to: {command.to!r} – is the endpoint of a bridge, which fills it alone")
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     why = because(command, f"to {command.to}")
     done = False

@@ -148,7 +148,7 @@ def _move(
     before = states.tobytes()
     leased = before.count(LEASED)
     moved.ids[where] = page.id[rows]
-    if event is Event.HAND_BACK:  # L5: handed back untouched is no attempt
+    if event in (Event.HAND_BACK, Event.HOLD):  # L5: handed back untouched is no attempt
         page.deliveries[rows] -= 1
     elif event in _CANCELED:
         page.cancels[rows] += 1

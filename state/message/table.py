@@ -37,6 +37,7 @@ class Event(enum.Enum):
     RETURN = "consumer gone"
     RETURN_LAST = "consumer gone, delivered too often"
     HAND_BACK = "handed back untouched"
+    HOLD = "held back by a bridge's far end"
     CANCEL = "canceled"
     CANCEL_LATER = "canceled with a delay"
     CANCEL_LAST = "canceled or delivered too often"
@@ -95,6 +96,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
         GONE, ("returned", "expired"), ("returned", "expired"), DEAD, "L5"
     ),
     (LEASED, _E.HAND_BACK): Transition(READY, ("returned",), ("returned",), KEPT, "L5"),
+    (LEASED, _E.HOLD): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H2"),
     (LEASED, _E.CANCEL): Transition(READY, ("canceled",), ("canceled",), KEPT, "L6"),
     (LEASED, _E.CANCEL_LATER): Transition(DELAYED, ("canceled",), ("canceled",), KEPT, "L11"),
     (LEASED, _E.CANCEL_LAST): Transition(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...protocol.outputs import Deliveries
+from ..bridges.link import forward
 from ..header import Subscription
 from ..limits import Budget
 from ..mesh import barriers
@@ -87,8 +88,11 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
-    queue.wanted = broker.header.peers != {} and push(broker, queue, share)
     served = queue.barriers or any(not s.ending for s in header.subscriptions)
+    if queue.number in broker.header.links:
+        queue.wanted = forward(broker, queue, share)
+    else:
+        queue.wanted = broker.header.peers != {} and push(broker, queue, share)
     if header.egress and served and not queue.wanted:
         queue.wanted = _serve_within(broker, queue, share, own_looks)
     if (header.wanted or header.held) and not queue.wanted:

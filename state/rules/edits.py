@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ..queue import Queue
     from ..storage.blocks import Content
 
-EDITED = "edited"  # in a row's extras; all else there is what a dead message carries
+EDITED = "edited"  # in a row's extras, as the next; all else there is what a dead message carries
+BRIDGED = "bridge"  # where a message at a bridge's endpoint goes (`bridges.endpoint`)
 CHARACTERS_MAX = 1_000  # of one message: names and values
 
 Edits = dict[str, str | None]  # header → text; None: it is gone
@@ -24,9 +25,9 @@ Edits = dict[str, str | None]  # header → text; None: it is gone
 
 def dead_part(extra: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a row's extras say of a dead message; None for one that is not dead."""
-    if extra is None or EDITED not in extra:
+    if extra is None or not (EDITED in extra or BRIDGED in extra):
         return extra
-    return {k: v for k, v in extra.items() if k != EDITED} or None
+    return {k: v for k, v in extra.items() if k not in (EDITED, BRIDGED)} or None
 
 
 def edits_part(extra: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import duckdb
 import lakequeue
 import msgspec
 import pytest
-from lakequeue.definitions import configuration, definition, units
+from lakequeue.definitions import bridge, configuration, definition, units
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.lake import create_views
 from lakequeue.lake.views import VIEWS
@@ -88,6 +88,12 @@ def test_keys_of_limits(name: str, keys: dict[str, Any], kind: Any, table: Table
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for key, (attribute, _) in keys.items():
         assert shown[key][0].strip("`") == written(fields[attribute]), key
+
+
+def test_keys_of_a_bridge(table: Table) -> None:
+    shown = table("reference/configuration.md", "bridges")
+    assert set(shown) == set(bridge._KEYS)
+    assert shown["lanes"][0].strip("`") == bridge.PER_DESTINATION
 
 
 def written(field: msgspec.structs.FieldInfo) -> str:
@@ -171,8 +177,10 @@ def test_the_example_of_the_batch_framing(root: Path) -> None:
 
 def test_pages_of_the_state(table: Table) -> None:
     """An engine in which everything happens has pages of exactly these kinds."""
-    connection = lakequeue.connect("memory://")
+    brokers = ["broker-0", "broker-1"]
+    connection = lakequeue.connect("memory://", config={"brokers": brokers})
     admin = connection.admin()
+    admin.bridge({"name": "b", "to": "broker-1", "subscriptions": ["b/>"]})
     admin.define({"name": "orders", "message_type": "json"})
     admin.define(
         {

@@ -88,3 +88,37 @@ def test_a_brokers_worker_dies_and_the_others_go_on(engine: tuple[EngineProcess,
     assert {b for b in BROKERS if before[b] != after[b]} == {victim}
     for traffic in running.values():
         drain(traffic)
+
+
+def test_h1_a_bridge_loses_and_doubles_nothing_while_both_ends_die(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    process, url = engine
+    near, far = BROKERS[0], BROKERS[2]
+    sent = {f"over/{n}": [f"over/{n}:{at}" for at in range(60)] for n in range(3)}
+    with lakequeue.connect(url, broker=near) as one, lakequeue.connect(url, broker=far) as other:
+        other.admin().define(
+            {"name": "over", "message_type": "text", "type": "LocalQueue",
+             "subscriptions": ["over/>"]}
+        )  # fmt: skip
+        one.admin().bridge({"name": "over", "to": far, "subscriptions": ["over/>"]})
+        producer = one.producer()
+        for at in range(60):
+            for topic, bodies in sent.items():
+                producer.send_async(topic, bodies[at].encode())
+            if at == 30:
+                running = workers(process.family())
+                running[near].kill()
+                running[far].kill()
+        producer.flush(timeout=4 * BACK_S_MAX)
+        got = []
+        with other.consumer("over", max_backlog=100, ack_mode="individual") as consumer:
+            while len(got) < 180 and (message := consumer.receive(timeout=2 * BACK_S_MAX)):
+                message.ack()
+                got.append(message.payload.decode())
+            assert consumer.receive(timeout=2) is None
+        assert {t: [b for b in got if b.startswith(f"{t}:")] for t in sent} == sent
+        seen = other.admin().describe_bridge("over")  # asked of another broker than the near one
+        assert (seen["from"], seen["taken"], seen["waiting"]) == (near, 180, 0)
+        assert one.admin().delete_bridge("over") == 0
+        other.admin().delete("over")
