@@ -38,7 +38,7 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
-from .more_brokers import Wishes, add_broker
+from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
@@ -199,6 +199,12 @@ class Engine:
             add_broker(name, self.application, self.captured, self._folder, self._begin_more)
 
     def _begin_more(self, new: BrokerQuery) -> None:
+        assert self._transport is not None
+        for vpn in self._vpns:  # it knew the topic with fewer
+            commands_topic = topics.topic(vpn, topics.COMMANDS)
+            await_partition(
+                self._transport, commands_topic, topics.commands_partition(new.number)
+            )
         numbers = {b.name: b.number for b in self.brokers.values()}
         peers = commands.encode_command(commands.Peers(brokers=numbers))
         for broker in self.brokers.values():
