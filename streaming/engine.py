@@ -184,6 +184,9 @@ class Engine:
     def _begin(self, broker: BrokerQuery) -> None:
         """Tell a broker, before its query starts, what it is to be."""
         assert self._transport is not None
+        if own := topics.commands_partition(broker.number):  # it may just have been made
+            for vpn in self._vpns:
+                await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers = {b.name: b.number for b in self.brokers.values()}
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
         for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
@@ -199,12 +202,6 @@ class Engine:
             add_broker(name, self.application, self.captured, self._folder, self._begin_more)
 
     def _begin_more(self, new: BrokerQuery) -> None:
-        assert self._transport is not None
-        for vpn in self._vpns:  # it knew the topic with fewer
-            commands_topic = topics.topic(vpn, topics.COMMANDS)
-            await_partition(
-                self._transport, commands_topic, topics.commands_partition(new.number)
-            )
         numbers = {b.name: b.number for b in self.brokers.values()}
         peers = commands.encode_command(commands.Peers(brokers=numbers))
         for broker in self.brokers.values():

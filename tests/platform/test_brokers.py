@@ -260,6 +260,9 @@ def test_what_is_told_to_a_broker_stands_in_its_partition(
         def publish(self, *record: Any) -> None:
             pass
 
+        def partitions(self, topic: str) -> int:
+            return 3
+
     engine._transport = Transport()  # type: ignore[assignment]
     for broker in engine.brokers.values():
         engine._begin(broker)
