@@ -202,12 +202,12 @@ class Engine:
             add_broker(name, self.application, self.captured, self._folder, self._begin_more)
 
     def _begin_more(self, new: BrokerQuery) -> None:
+        self._begin(new)
         numbers = {b.name: b.number for b in self.brokers.values()}
         peers = commands.encode_command(commands.Peers(brokers=numbers))
         for broker in self.brokers.values():
             if broker is not new:
                 self._tell(self._vpns[0], broker, peers)
-        self._begin(new)
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
