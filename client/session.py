@@ -134,6 +134,10 @@ class Session:
         if transport.partitions(self._commands) == 1:
             return range(size)
         block = topics.publish_partitions(self.number)
+        if size <= block.start:
+            raise NotConnected(
+                f"topic {self.publish_topic!r} has no partitions yet for broker {self.number}"
+            )
         return range(block.start, min(block.stop, size))
 
     @property

@@ -38,7 +38,7 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
-from .more_brokers import Wishes, add_broker
+from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
@@ -185,6 +185,9 @@ class Engine:
     def _begin(self, broker: BrokerQuery) -> None:
         """Tell a broker, before its query starts, what it is to be."""
         assert self._transport is not None
+        if own := topics.commands_partition(broker.number):  # it may just have been made
+            for vpn in self._vpns:
+                await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers = {b.name: b.number for b in self.brokers.values()}
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
         for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
@@ -200,12 +203,12 @@ class Engine:
             add_broker(name, self.application, self.captured, self._folder, self._begin_more)
 
     def _begin_more(self, new: BrokerQuery) -> None:
+        self._begin(new)
         numbers = {b.name: b.number for b in self.brokers.values()}
         peers = commands.encode_command(commands.Peers(brokers=numbers))
         for broker in self.brokers.values():
             if broker is not new:
                 self._tell(self._vpns[0], broker, peers)
-        self._begin(new)
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener

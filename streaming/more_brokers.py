@@ -12,13 +12,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from ..client.transport import Transport
 from ..definitions.configuration import BROKERS_MAX
 from ..definitions.definition_values import broker_name
-from ..protocol import LakequeueError, topics
+from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import kafka_client
 from .application import END_S_MAX, SparkApplication
 from .broker_query import BrokerQuery
@@ -70,6 +72,16 @@ def add_broker(
     folder.remember_checkpoints()
     application.restart_history()
     log.warning("broker %r is number %d of this home", name, new.number)
+
+
+def await_partition(transport: Transport, topic: str, partition: int) -> None:
+    """Until this client of Kafka knows a partition that was just made; without that it refuses to
+    write there. Raises NotConnected."""
+    deadline = time.monotonic() + ASK_S_MAX
+    while transport.partitions(topic) <= partition:
+        if time.monotonic() > deadline:
+            raise NotConnected(f"partition {partition} of topic {topic!r} is not there yet")
+        time.sleep(0.1)
 
 
 class Wishes(threading.Thread):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
-from lakequeue.streaming.more_brokers import Wishes
+from lakequeue.streaming.more_brokers import Wishes, await_partition
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
 
@@ -110,13 +109,34 @@ def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
         sizes = ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=before)
         assert (sizes["grows.commands"], sizes["grows.publish"], sizes["g-b.mesh"]) == (3, 24, 1)
     transport = open_kafka(address, "grows")
-    while transport.partitions("grows.publish") < 24:  # a Kafka with much to do takes a moment
-        time.sleep(0.1)
+    await_partition(transport, "grows.publish", 23)  # a Kafka with much to do takes a moment
     transport.close()
     with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=2, before=2)
     with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_client_of_kafka_learns_of_new_partitions(kafka: EmbeddedKafka, library: str) -> None:
+    """The engine's own: it wrote to the topic when that had fewer."""
+    vpn = f"learns-{library}"
+    topic = topics.topic(vpn, topics.COMMANDS)
+    ensure_topics(kafka.bootstrap_servers, [vpn], [])
+    transport = open_kafka(kafka.bootstrap_servers, "learns", library)
+    try:
+        transport.command(topic, b"engine", b"1")
+        assert transport.flush(10)
+        ensure_topics(kafka.bootstrap_servers, [vpn], [], count=2, before=1)
+        await_partition(transport, topic, 1)
+        transport.listen(topic, 1)
+        transport.command(topic, b"engine", b"2", 1)
+        assert transport.flush(10)
+        (record,) = transport.poll(10)
+        assert (record.partition, record.value) == (1, b"2")
+    finally:
+        transport.close()
 
 
 @pytest.mark.job
@@ -239,6 +259,9 @@ def test_what_is_told_to_a_broker_stands_in_its_partition(
 
         def publish(self, *record: Any) -> None:
             pass
+
+        def partitions(self, topic: str) -> int:
+            return 3
 
     engine._transport = Transport()  # type: ignore[assignment]
     for broker in engine.brokers.values():
