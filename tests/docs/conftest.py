@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +9,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(Path(__file__).parents[1]))  # what is shared with other rooms
 
 
 @pytest.fixture(scope="session")
