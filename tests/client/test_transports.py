@@ -302,7 +302,10 @@ def test_a_broker_that_stops_and_starts_again_loses_nothing(
     assert [int(record.value or b"") for record in found] == list(range(sent))
 
 
-def test_a_consumer_that_stands_still_is_replaced(kafka: Any, topic: str) -> None:
+def test_a_consumer_that_stands_still_is_replaced(
+    kafka: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confluent, "_WATCH_SECONDS", 1.0)
     with confluent.ConfluentTransport(kafka.bootstrap_servers, "test") as transport:
         transport.listen(topic, 0)
         transport.listen(topic, 1)
@@ -318,7 +321,7 @@ def test_a_consumer_that_stands_still_is_replaced(kafka: Any, topic: str) -> Non
             assert consumer is not None
             # What librdkafka did by itself after a restart of the broker, and once is enough.
             consumer.pause(consumer.assignment())
-        assert transport.poll(7) == []
+        assert transport.poll(2.5) == []
         assert transport._consumer is consumer  # nothing to read: no reason to replace it
 
 

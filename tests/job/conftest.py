@@ -55,6 +55,12 @@ class Job:
     def url(self) -> str:
         return f"kafka://{self.kafka.bootstrap_servers}"
 
+    @property
+    def query(self) -> Any:
+        """The one broker's."""
+        (broker,) = self.engine.brokers.values()
+        return broker.query
+
     def connect(self, name: str = "test") -> lakequeue.Connection:
         return lakequeue.connect(self.url, client_name=name)
 

@@ -15,7 +15,7 @@ def test_of_the_engines_query_alone(job: Job, key: str) -> None:
         java = query._jsq.streamingQuery()  # type: ignore[attr-defined]
         return str(java.sparkSessionForStream().conf().get(key, None))
 
-    assert of(job.engine.application.query) == QUERY_SETTINGS[key]
+    assert of(job.query) == QUERY_SETTINGS[key]
     assert of(job.engine.application.tables_query) != QUERY_SETTINGS[key]
     assert job.engine.application.spark is not None
     assert job.engine.application.spark.conf.get(key, None) != QUERY_SETTINGS[key]

@@ -332,18 +332,18 @@ def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path)
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
     """A queue that captures a new topic makes the engine stop its queries and start them again; a
     loop finds the topic itself."""
-    before = (job.engine.application.query, job.engine.application.tables_query)
+    before = (job.query, job.engine.application.tables_query)
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
     ensure_topics(job.kafka.bootstrap_servers, [], [topic])
     connection.admin().define({"name": topic, "message_type": "text"})
     until(
-        lambda: (goes_on or job.engine.application.query is not before[0])
+        lambda: (goes_on or job.query is not before[0])
         and job.engine.application.tables_query is not before[1],
         60, "the queries are started again",
     )  # fmt: skip
-    assert not goes_on or job.engine.application.query is before[0]
+    assert not goes_on or job.query is before[0]
     connection.producer().send(QUEUE, "after the restart")
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     place = plain.send(topic, b"into the new queue").get(30)

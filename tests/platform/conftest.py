@@ -1,6 +1,0 @@
-"""What is shared with other rooms is imported by its name."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
