@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 STEPS_AHEAD = 1_000_000  # more than were lost between two writings of the tables, by far
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000
+# Where a home is made again in its place: they say how far a log was read that may be another now.
+OUTDATED = ("checkpoint", "tables-checkpoint", "history-checkpoint")
 _JOURNALED = "SELECT coalesce(max(step), 0) FROM journal WHERE broker = $broker"
 _GIVEN = """
 SELECT coalesce(max(CAST(message_id AS UBIGINT)), 0) FROM journal
@@ -85,6 +87,8 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
             moment = as_of(lake, tables_home, broker)
             epoch = moment.home.epoch
             done.append(_one(lake, home, moment, queues))
+    for name in OUTDATED:
+        shutil.rmtree(home / name, ignore_errors=True)
     (home / FOLDER).mkdir(exist_ok=True)
     (home / FOLDER / QUEUES).write_text(json.dumps(queues))
     (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))

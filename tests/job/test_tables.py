@@ -297,9 +297,9 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         assert newest.notes == []
         from_nothing = newest.step, Counter(newest.store.pages)
         steps = "SELECT count(*), count(DISTINCT step), max(step) - min(step) + 1 FROM steps"
-        assert len(set(lake.execute(steps).fetchone())) == 1
+        assert len(set(lake.execute(steps).fetchall()[0])) == 1
         places = 'SELECT count(*), count(DISTINCT (topic, "partition", "offset")) FROM commands'
-        assert len(set(lake.execute(places).fetchone())) == 1
+        assert len(set(lake.execute(places).fetchall()[0])) == 1
         there = deltalake.DeltaTable(job.engine.tables / "snapshots").to_pyarrow_table()
         lake.register("snapshots", there.slice(0, 0))
         again = as_of(lake, home, "broker-0", step=from_nothing[0])

@@ -206,6 +206,21 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
         rebuild(tmp_path / "old", home)
 
 
+def test_R3_in_its_place(tmp_path: Path) -> None:
+    """As for `lakequeue up`, whose Kafka is in the home."""
+    walk = lived(5, 80)
+    home = write_history(walk.world, make(tmp_path / "home"), walk.saved)
+    (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+    for name in ("checkpoint", "history-checkpoint", "tables-checkpoint", "kafka"):
+        (home / name).mkdir()
+    rebuild(home, home)
+    assert sorted(p.name for p in home.iterdir()) == [
+        "kafka", "lakequeue.json", "rebuilt", "tables"
+    ]  # fmt: skip
+    assert HomeFolder(home).problem("real-time") == ""
+    assert New(home, walk.world).seen() == looked_at(walk.store, walk.driver)
+
+
 def test_a_home_whose_tables_are_anothers(tmp_path: Path) -> None:
     home = rebuilt(lived(0, 60), tmp_path)
     with pytest.raises(LakequeueError, match=r"tables is not empty: choose another --home"):
