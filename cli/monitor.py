@@ -65,31 +65,30 @@ def monitor(
       lakequeue monitor --admin --token-file token
       lakequeue monitor --url kafka.example.com:9092 --host 0.0.0.0 --token-file token
     """
-    page_parts = _imported()
-    try:
-        doors = page_parts.Doors(_token(token_file), admin, host)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    address, place = find_url(url, home), None if url else nearest_home(home)
-    sight = page_parts.Sight(opener(address, vpn))
-    if problem := sight.look().problem:  # it may come later: the page says so too
-        note(problem)
-    page = page_parts.Page({vpn: sight}, doors, _life(place), _figures(metrics, place))
-    try:
-        server = page_parts.PageServer(page_parts.make_app(page), host, port)
-    except OSError as error:
-        problem = error.strerror or error
-        raise EnvironmentFault(f"{host}:{port}: {problem}: choose --port") from error
-    with stop_on_signals() as stop:
+    with stop_on_signals() as stop:  # also while it starts
+        parts = _imported()
+        try:
+            doors = parts.Doors(_token(token_file), admin, host)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from error
+        sight = parts.Sight(opener(find_url(url, home), vpn))
+        place = None if url else nearest_home(home)
+        page = parts.Page({vpn: sight}, doors, _life(place), _figures(metrics, place))
+        try:
+            server = parts.PageServer(parts.make_app(page), host, port)
+        except OSError as error:
+            problem = error.strerror or error
+            raise EnvironmentFault(f"{host}:{port}: {problem}: choose --port") from error
         server.start()
         if as_json:
             say_json({"event": "ready", "address": server.address})
         else:
             click.echo(f"{server.address}  (Ctrl-C ends it)")
-        while not stop.wait(1.0):
-            pass
-    server.stop()
-    sight.close()
+        if problem := sight.look().problem:  # it may come later: the page says so too
+            note(problem)
+        stop.wait()
+        server.stop()
+        sight.close()
 
 
 def page_of(engine: Engine, port: int) -> PageServer | None:

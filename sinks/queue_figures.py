@@ -31,8 +31,8 @@ _BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refuse
 
 @dataclass(slots=True)
 class Look:
-    """What one look at the engine saw. queues: as `describe` gives them; usage: of each VPN;
-    seconds: what it took; time: when, epoch s."""
+    """What one look at the engine saw. queues: as `describe` gives them, with `broker` where it is
+    not the first one; usage: of each VPN of each broker; seconds: what it took; time: epoch s."""
 
     queues: list[Mapping[str, Any]] = field(default_factory=list)
     usage: list[Mapping[str, Any]] = field(default_factory=list)
@@ -114,8 +114,8 @@ class QueueFigures:
         yield _blocked(shown)
         own = {place: counts for place, counts in self._counts.items() if place in named}
         yield from _totals(own | self._other)
-        yield from _limits(look, broker)
-        yield _alerts(look, shown, broker)
+        yield from _limits(look)
+        yield _alerts(look, shown)
         yield GaugeMetricFamily(*_named("queue_series"), value=len(named))
         yield GaugeMetricFamily(*_named("look_seconds"), value=look.seconds)
         yield GaugeMetricFamily(*_named("look_time_seconds"), value=look.time)
@@ -195,34 +195,36 @@ def _totals(counts: Mapping[Place, _Counts]) -> Iterator[Family]:
         yield family
 
 
-def _limits(look: Look, broker: str) -> Iterator[Family]:
+def _limits(look: Look) -> Iterator[Family]:
+    brokers = {usage["broker"]["name"]: usage["broker"] for usage in look.usage}
     for metric in table.of(table.USAGE_BROKER):
         family = _gauge(metric)
-        family.add_metric((broker,), look.usage[0]["broker"][metric.figure])
+        for name, broker in brokers.items():
+            family.add_metric((name,), broker[metric.figure])
         yield family
     for metric in table.of(table.USAGE_VPN):
         if metric.figure == "refused":
             continue
         family = _gauge(metric)
-        for vpn in (usage["vpn"] for usage in look.usage):
+        for usage in look.usage:
+            name, vpn = usage["broker"]["name"], usage["vpn"]
             if vpn[metric.figure] is not None:
-                family.add_metric((broker, vpn["name"]), vpn[metric.figure])
+                family.add_metric((name, vpn["name"]), vpn[metric.figure])
         yield family
     refused = table.BY_NAME["vpn_refused_messages"]
     counter = CounterMetricFamily(refused.family, refused.text, labels=refused.labels)
-    for vpn in (usage["vpn"] for usage in look.usage):
-        for reason, n in vpn["refused"].items():
-            counter.add_metric((broker, vpn["name"], reason), n)
+    for usage in look.usage:
+        for reason, n in usage["vpn"]["refused"].items():
+            counter.add_metric((usage["broker"]["name"], usage["vpn"]["name"], reason), n)
     yield counter
 
 
-def _alerts(look: Look, shown: Mapping[Place, list[Mapping[str, Any]]], broker: str) -> Family:
+def _alerts(look: Look, shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
     family, numbers = _gauge(table.BY_NAME["alert"]), dict[tuple[str, ...], int]()
-    for name in look.usage[0]["broker"]["alerts"]:
-        numbers[broker, "", "", name] = 1
-    for vpn in (usage["vpn"] for usage in look.usage):
-        for name in vpn["alerts"]:
-            numbers[broker, vpn["name"], "", name] = 1
+    for usage in look.usage:
+        broker, vpn = usage["broker"], usage["vpn"]
+        numbers |= {(broker["name"], "", "", name): 1 for name in broker["alerts"]}
+        numbers |= {(broker["name"], vpn["name"], "", name): 1 for name in vpn["alerts"]}
     for place, queues in shown.items():
         for name in (name for queue in queues for name in queue["alerts"]):
             numbers[(*place, name)] = numbers.get((*place, name), 0) + 1

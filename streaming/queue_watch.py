@@ -26,11 +26,14 @@ UNWANTED_S = 90.0  # after the last scrape, until it ends; Prometheus asks every
 FIRST_S = 2.0  # the first scrape waits for the first look
 CLIENT = "lakequeue-metrics"
 
-Connect = Callable[[str], Any]
+BROKERS_S = 60.0  # how often it asks which brokers there are
+
+Connect = Callable[[str, str | None], Any]
+Open = dict[tuple[str, str | None], Any]
 
 
 class QueueWatch:
-    """Of one engine. connect: gives a connection to a VPN."""
+    """Of one engine. connect: gives a connection to a VPN of a broker; None: the first one."""
 
     def __init__(
         self,
@@ -41,7 +44,10 @@ class QueueWatch:
         every_s: float = EVERY_S,
     ) -> None:
         self._vpns, self._figures, self._every_s = vpns, figures, every_s
-        self._connect = connect or (lambda vpn: connect_kafka(bootstrap, vpn, CLIENT))
+        self._connect = connect or (
+            lambda vpn, broker: connect_kafka(bootstrap, vpn, CLIENT, broker)
+        )
+        self._others: tuple[float, list[str]] = (0.0, [])  # until when, brokers beside the first
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._seen = threading.Event()
@@ -66,7 +72,7 @@ class QueueWatch:
         self._stopping.set()
 
     def _run(self) -> None:
-        open_ones: dict[str, Any] = {}
+        open_ones: Open = {}
         while True:
             rest_s = self._every_s
             try:
@@ -89,19 +95,34 @@ class QueueWatch:
                 self._seen.clear()  # what is known then is old
             return wanted
 
-    def _look(self, open_ones: dict[str, Any]) -> Look:
+    def _look(self, open_ones: Open) -> Look:
         look, begun = Look(), time.monotonic()
         for vpn in self._vpns:
-            if vpn not in open_ones:
-                open_ones[vpn] = self._connect(vpn)
-            admin = open_ones[vpn].admin()
-            look.usage.append(admin.usage())
-            look.queues += admin.queues()
+            first = self._opened(open_ones, vpn, None)
+            for broker in (None, *self._brokers(first, begun)):
+                admin = self._opened(open_ones, vpn, broker).admin()
+                usage = admin.usage()
+                name = usage["broker"]["name"]
+                look.usage.append(usage)
+                look.queues += [{**queue, "broker": name} for queue in admin.queues()]
         look.seconds, look.time = time.monotonic() - begun, time.time()
         return look
 
+    def _opened(self, open_ones: Open, vpn: str, broker: str | None) -> Any:
+        if (vpn, broker) not in open_ones:
+            open_ones[vpn, broker] = self._connect(vpn, broker)
+        return open_ones[vpn, broker]
 
-def _close(open_ones: dict[str, Any]) -> None:
+    def _brokers(self, first: Any, now: float) -> list[str]:
+        """The brokers that run, beside the first."""
+        if now >= self._others[0]:
+            known = first.admin().brokers()[1:]
+            running = [broker["name"] for broker in known if broker["state"] == "running"]
+            self._others = (now + BROKERS_S, running)
+        return self._others[1]
+
+
+def _close(open_ones: Open) -> None:
     for connection in open_ones.values():
         try:
             connection.close()

@@ -137,7 +137,11 @@ class Prometheus:
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """With it the engine of the prepared cases."""
     engine, metrics = prepared(URL), Metrics()
-    watch = QueueWatch("", ["default"], metrics.queues, lambda vpn: lakequeue.connect(URL), 0.2)
+
+    def connect(vpn: str, broker: str | None) -> Any:
+        return lakequeue.connect(URL)
+
+    watch = QueueWatch("", ["default"], metrics.queues, connect, 0.2)
     metrics.wanted = watch.wanted
     target = metrics.serve(0).removeprefix("http://").removesuffix("/metrics")
     one = Prometheus(tmp_path_factory.mktemp("prometheus"), target)

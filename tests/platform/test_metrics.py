@@ -272,7 +272,7 @@ def test_labels_are_those_of_the_table(engine: Engine) -> None:
 def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
     asked: list[str] = []
 
-    def connect(vpn: str) -> Any:
+    def connect(vpn: str, broker: str | None) -> Any:
         asked.append(vpn)
         return lakequeue.connect(engine.url, vpn=vpn)
 
@@ -292,10 +292,42 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
     _ended("lakequeue-queue-watch")
 
 
+def test_every_broker_is_looked_at() -> None:
+    """With series of its own, also where a queue has the same name."""
+    url = f"memory://metrics-{next(_names)}"
+    queue = QUEUE | {"name": "orders", "type": "LocalQueue", "max_spool_usage": 10}
+    config = {"brokers": ["b-0", "b-1"], "queues": [queue]}
+    first = lakequeue.connect(url, config=config)
+    second = lakequeue.connect(url, broker="b-1")
+    second.admin().define(queue)
+    first.producer().send("orders", b"{}")
+    for _ in range(2):
+        second.producer().send("orders", b"{}")
+    metrics = Metrics()
+    watch = QueueWatch(
+        "", ["default"], metrics.queues,
+        lambda vpn, broker: lakequeue.connect(url, vpn=vpn, broker=broker), every_s=0.01,
+    )  # fmt: skip
+    metrics.wanted = watch.wanted
+
+    def value(name: str, broker: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"lakequeue_{name}", {"broker": broker} | labels)
+
+    places = {"vpn": "default", "queue": "orders"}
+    assert [value("queue_depth", b, **places) for b in ("b-0", "b-1")] == [1, 2]
+    assert [value("spool_bytes", b) for b in ("b-0", "b-1")] == [2, 4]
+    alert = places | {"alert": "spool_usage"}
+    assert [value("alert", b, **alert) for b in ("b-0", "b-1")] == [None, 1]
+    watch.stop()
+    _ended("lakequeue-queue-watch")
+    second.close()
+    first.close()
+
+
 def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine) -> None:
     failures = [lakequeue.NotConnected("away"), lakequeue.Timeout("busy")]
 
-    def connect(vpn: str) -> Any:
+    def connect(vpn: str, broker: str | None) -> Any:
         if failures:
             raise failures.pop()
         return lakequeue.connect(engine.url, vpn=vpn)
