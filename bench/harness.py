@@ -48,18 +48,19 @@ def running(
     trigger: str | None = None,
     queues: list[dict[str, Any]] | None = None,
     on_batch: Callable[[dict[str, Any]], None] | None = None,
+    brokers: list[str] | None = None,
 ) -> Iterator[Engine]:
     """A Kafka broker and an engine with one queue, gone afterwards.
 
-    queues: other queues than the one; on_batch gets Spark's progress of each batch.
+    queues: other queues than the one; on_batch gets Spark's progress of each batch; brokers: names.
     """
-    definitions = queues or [
+    definitions = queues if queues is not None else [
         {
             "name": QUEUE, "message_type": "binary", "max_per_subscription_backlog": BACKLOG,
             "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
         }
     ]  # fmt: skip
-    configuration = parse_configuration({"queues": definitions})
+    configuration = parse_configuration({"queues": definitions, "brokers": brokers})
     quiet = {"lakequeue.ui_port": "0", **(settings or {})}
     if trigger is not None:
         quiet["lakequeue.trigger"] = trigger

@@ -169,6 +169,19 @@ def _recovery(rate: int, seconds: int, trigger: str) -> list[dict[str, Any]]:
 
 
 @_add(
+    "scale", "The same traffic through more brokers",
+    "The same traffic through 1, 2 and 4 brokers: messages a second, CPU of each, and how many "
+    "cores were used.",
+    _messages(200_000),
+    click.option("--counts", default="1,2,4", show_default=True, help="Numbers of brokers."),
+)  # fmt: skip
+def _scale(messages: int, counts: str) -> list[dict[str, Any]]:
+    from .scale import run
+
+    return run(messages, tuple(_numbers(counts)), _say)
+
+
+@_add(
     "burst", "Everything at once, beside steady traffic",
     "All messages of a queue expire at once, are redriven, purged; large ones wait: what it costs "
     "a step, the worker's memory, and another queue's messages.",

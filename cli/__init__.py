@@ -21,6 +21,7 @@ COMMANDS = {
     "shutdown": ("lakequeue.cli.shutdown:shutdown", "Close a queue's ingress or egress, or open."),
     "events": ("lakequeue.cli.events:events", "Alerts and what else happened to queues."),
     "usage": ("lakequeue.cli.usage:usage", "What is used of the limits of VPN and broker."),
+    "brokers": ("lakequeue.cli.brokers:brokers", "Which brokers there are, and their load."),
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
     "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back where they came from."),

@@ -16,7 +16,7 @@ from .common import (
     option,
     say_json,
 )
-from .engine_options import MASTER, PACKAGE_CONFIGURATION
+from .engine_options import PACKAGE_CONFIGURATION
 from .group import EXIT_FAILED, EnvironmentFault
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ KAFKA = "kafka://"
     help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
 )  # fmt: skip
 @option(
-    "--master", default=MASTER, show_default=True, envvar="LAKEQUEUE_MASTER",
-    help="The Spark that the engine is to run on.",
+    "--master", envvar="LAKEQUEUE_MASTER",
+    help="The Spark that the engine is to run on.  [default: local, with slots for all]",
 )  # fmt: skip
 @connection_options
 @json_option
@@ -43,7 +43,7 @@ def doctor(
     ctx: click.Context,
     queue: str | None,
     config: Path,
-    master: str,
+    master: str | None,
     url: str | None,
     home: Path | None,
     vpn: str,

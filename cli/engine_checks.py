@@ -23,14 +23,20 @@ _HOUR_MS = 3_600_000
 
 
 def look(
-    home: Path | None, configuration: Configuration | None, master: str, bootstrap: str | None
+    home: Path | None,
+    configuration: Configuration | None,
+    master: str | None,
+    bootstrap: str | None,
 ) -> list[Check]:
     """Every check that can be made with what is known."""
+    from ..streaming.slots import default_master
+
     checks = []
     if home is not None:
         checks.append(whole_home_check(home))
     if configuration is not None:
-        checks.append(slots_check(master, len(configuration.brokers)))
+        brokers = len(brokers_of(configuration, home))
+        checks.append(slots_check(master or default_master(brokers), brokers))
     if bootstrap is not None:
         checks.append(retention_check(bootstrap, configuration, home))
     return checks
@@ -51,6 +57,18 @@ def whole_home_check(home: Path) -> Check:
         return Check(name, True, f"that of {home}", wanted)
     what, _, advice = problem.partition(": ")
     return Check(name, False, what, wanted, advice)
+
+
+def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
+    """The brokers that an engine would run: those of its home, and those that are named."""
+    from ..streaming.home import HomeFolder
+
+    try:
+        return set(HomeFolder(home).brokers(configuration.brokers)) if home else set(
+            configuration.brokers
+        )
+    except (OSError, ValueError, AttributeError, LakequeueError):  # another check says so
+        return set(configuration.brokers)
 
 
 def slots_check(master: str, brokers: int) -> Check:
@@ -100,7 +118,7 @@ def input_topics(
     vpns, brokers, captured = {"default"}, {DEFAULT_BROKER}, set[str]()
     if configuration is not None:
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
-        brokers = set(configuration.brokers)
+        brokers = brokers_of(configuration, home)
         captured = {q.underlying_topic for q in configuration.queues}
     if home is not None:
         captured |= HomeFolder(home).captured()

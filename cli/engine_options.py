@@ -11,7 +11,6 @@ import click
 from .common import DEFAULT_HOME, json_option, option, pairs
 
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
-MASTER = "local[4]"  # of an engine that is told nothing else
 TRIGGERS = ("real-time", "micro-batch")
 
 

@@ -43,21 +43,20 @@ def connect(
 
     url: ``kafka://host:port[,host:port]``, or ``memory://[name][?config=FILE][&keep=true]`` for an
     engine in this process: connections to one name share it, and the last close ends it unless it
-    is kept; without a name it is a new one. broker: the broker to talk to; None for the first.
-    config (memory only): a configuration as a mapping or a file's path. Raises ConfigError for an
-    address that is not understood, NotConnected when Kafka does not answer.
+    is kept; without a name it is a new one. broker: the name of the broker to talk to; None for the
+    first. config (memory only): a configuration as a mapping or a file's path. Raises ConfigError
+    for an address that is not understood and a broker that is not there, NotConnected when Kafka
+    does not answer.
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
         # By name: the engine in the process stands above the client, and imports it.
         memory = importlib.import_module("..memory", __package__)
         return memory.open_memory(parts.netloc, parts.query, vpn, client_name, config, broker)
-    if broker not in (None, "broker-0"):
-        raise ConfigError(f"broker: {broker!r} – this version has one broker, 'broker-0'")
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
             raise ConfigError("config: only for memory://; over Kafka the engine has its own")
         from .kafka_library import connect_kafka
 
-        return connect_kafka(parts.netloc, vpn, client_name)
+        return connect_kafka(parts.netloc, vpn, client_name, broker)
     raise ConfigError(f"url: {url!r} – allowed are 'kafka://HOST:PORT' and 'memory://NAME'")

@@ -56,6 +56,13 @@ class Admin:
         are set, and under `refused` how many messages were refused without a queue, by reason."""
         return self._session.request(commands.Usage())
 
+    def brokers(self) -> list[dict[str, Any]]:
+        """Every broker, by number: `name`, `number`, `epoch` (of the home), `state` (`starting`,
+        `running`, `restarting`, `failed`), `why` it failed, and as of its last batch, None before:
+        `worker` (host and process), `steps` since the engine started, `load` (0 to 1: the share of
+        the time in which it did not wait for input)."""
+        return self._session.brokers()
+
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
         events = self._session.request(commands.Events(limit=limit))

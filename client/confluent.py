@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -136,7 +137,7 @@ class ConfluentTransport(KafkaTransport):
             self._unknown = said.partition(" (after")[0]
 
     def publish(
-        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`."""
@@ -158,7 +159,7 @@ class ConfluentTransport(KafkaTransport):
                 self._check()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    raise too_large(len(value)) from error
+                    raise too_large(len(value or b"")) from error
                 raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
 
     def partitions(self, topic: str) -> int:
@@ -219,7 +220,7 @@ class ConfluentTransport(KafkaTransport):
                 self._admin = AdminClient(self._shared, logger=_log)
             return self._admin
 
-    def _open_consumer(self) -> Consumer:
+    def _open_consumer(self, also: Mapping[str, Any] = MappingProxyType({})) -> Consumer:
         return Consumer(
             {
                 **self._shared,
@@ -237,9 +238,31 @@ class ConfluentTransport(KafkaTransport):
                 "queued.max.messages.kbytes": 2 * bounds.FETCH_PARTITION_BYTES_MAX // 1024,
                 # With a full queue it would look again after 1 s: a pause in the stream.
                 "fetch.queue.backoff.ms": 2,
+                **also,
             },
             logger=_log,
         )
+
+    def _all(self, topic: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
+        found: list[tuple[bytes | None, bytes | None]] = []
+        until = time.monotonic() + bounds.ASK_SECONDS_MAX
+        consumer = self._open_consumer({"enable.partition.eof": True})
+        try:
+            consumer.assign([TopicPartition(topic, 0, 0)])
+            at = 0
+            while at < end:
+                message = consumer.poll(max(0.0, until - time.monotonic()))
+                if message is None:
+                    raise no_answer(self.bootstrap, f"topic {topic!r} cannot be read")
+                error = message.error()
+                if error is None:
+                    found.append((message.key(), message.value()))
+                    at = (message.offset() or 0) + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    break  # what stood last was taken away
+        finally:
+            consumer.close()
+        return found
 
     def _take(self, timeout: float) -> list[Record]:
         if self._consumer is None:

@@ -21,9 +21,14 @@ class Connection(Session):
     """Made by `lakequeue.connect`. Gives producers, consumers and the administrator's face."""
 
     def __init__(
-        self, transport: Transport, vpn: str, client_name: str, runner: Runner | None = None
+        self,
+        transport: Transport,
+        vpn: str,
+        client_name: str,
+        runner: Runner | None = None,
+        number: int = 0,
     ) -> None:
-        super().__init__(transport, runner or Threads(), vpn, client_name)
+        super().__init__(transport, runner or Threads(), vpn, client_name, number)
 
     def producer(self, **options: Any) -> Producer:
         """A producer; see `Producer` for the options."""

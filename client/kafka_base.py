@@ -48,9 +48,24 @@ class KafkaTransport(Transport):
         self._wanted: list[tuple[str, int, int]] = []  # listened to, not yet read: from where
         _open.add(self)
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         """See `Transport.command`."""
-        self.publish(topic, value, key, [])
+        self.publish(topic, value, key, [], partition)
+
+    def newest(self, topic: str) -> dict[bytes, bytes]:
+        """See `Transport.newest`. A reader of its own: what `listen` asked for goes on."""
+        self._check()
+        found: dict[bytes, bytes] = {}
+        for key, value in self._all(topic, self._end(topic, 0)):
+            if key is not None and value is not None:
+                found[key] = value
+            elif key is not None:
+                found.pop(key, None)
+        return found
+
+    @abstractmethod
+    def _all(self, topic: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
+        """Keys and values of partition 0 of a topic, up to an offset. Raises NotConnected."""
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

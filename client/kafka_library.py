@@ -6,6 +6,7 @@ import importlib.util
 import os
 
 from ..protocol.errors import ConfigError, Problem
+from .brokers import known_brokers, number_of
 from .connection import Connection
 from .transport import Transport
 
@@ -13,10 +14,18 @@ LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"
 LIBRARIES = ("confluent-kafka", "kafka-python")
 
 
-def connect_kafka(addresses: str, vpn: str, client_name: str | None) -> Connection:
-    """A connection over Kafka at these addresses."""
+def connect_kafka(
+    addresses: str, vpn: str, client_name: str | None, broker: str | None = None
+) -> Connection:
+    """A connection over Kafka at these addresses, to a broker by its name; None: the first."""
     name = client_name or f"client-{os.getpid()}"
-    return Connection(open_kafka(addresses, name), vpn, name)
+    transport = open_kafka(addresses, name)
+    try:
+        number = 0 if broker is None else number_of(broker, known_brokers(transport, vpn))
+        return Connection(transport, vpn, name, number=number)
+    except BaseException:
+        transport.close()
+        raise
 
 
 def open_kafka(url_host: str, client_name: str, library: str | None = None) -> Transport:

@@ -86,12 +86,12 @@ class KafkaPythonTransport(KafkaTransport):
         super().__init__(bootstrap, client_name)
 
     def publish(
-        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`."""
         self._check()
-        size = len(value) + 100
+        size = len(value or b"") + 100
         if key is not None:
             size += len(key)
         for name, content in headers:
@@ -102,7 +102,7 @@ class KafkaPythonTransport(KafkaTransport):
             future = self._producer.send(topic, value, key, headers, partition)
         except Exception as error:
             self._give_room(size)
-            raise self._refused(topic, len(value), error) from error
+            raise self._refused(topic, len(value or b""), error) from error
         future.add_both(settled)
 
     def partitions(self, topic: str) -> int:
@@ -271,6 +271,24 @@ class KafkaPythonTransport(KafkaTransport):
             for records in found.values()
             for record in records
         ]
+
+    def _all(self, topic: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
+        found: list[tuple[bytes | None, bytes | None]] = []
+        until = time.monotonic() + bounds.ASK_SECONDS_MAX
+        consumer, place = self._open_consumer(), TopicPartition(topic, 0)
+        try:
+            consumer.assign([place])
+            consumer.seek(place, 0)
+            while consumer.position(place) < end:
+                if time.monotonic() > until:
+                    raise no_answer(self.bootstrap, f"topic {topic!r} cannot be read")
+                for records in consumer.poll(200).values():
+                    found += [(record.key, record.value) for record in records]
+        except kafka_errors.KafkaError as error:
+            raise no_answer(self.bootstrap, f"topic {topic!r} cannot be read") from error
+        finally:
+            consumer.close(autocommit=False, timeout_ms=1000)
+        return found
 
     def _open_consumer(self) -> Any:
         return KafkaConsumer(

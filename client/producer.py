@@ -10,7 +10,6 @@ import threading
 import time
 from datetime import datetime
 from typing import Any
-from zlib import crc32
 
 from ..protocol import ConfigError, Rejected, Timeout, WindowFull
 from .gathering import RUN_BYTES, Gathering
@@ -65,10 +64,8 @@ class Producer:
         self._defaults = HeaderOptions(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
         self._lock = threading.RLock()
         self._closed = False
-        # One partition per producer: its messages keep their order, whatever their keys.
-        partition = crc32(self.producer_id.encode()) % session.publish_partitions
         self._templates = Templates(self.producer_id, session.receipts_partition)
-        self._sends = Gathering(session, partition)
+        self._sends = Gathering(session, session.publish_partition(self.producer_id))
         self._unanswered = Unanswered(
             self._lock, self._sends, pub_ack_s, self._window, session.report
         )

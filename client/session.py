@@ -19,6 +19,7 @@ import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.wire import FRAMING
+from .brokers import known_brokers
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -86,11 +87,11 @@ class Producing(Protocol):
 
 
 class Session:
-    """One session. Its runner calls `receive`, `upkeep` and `beat`; all else may be called from
-    any thread."""
+    """One session, with the broker of this number. Its runner calls `receive`, `upkeep` and `beat`;
+    all else may be called from any thread."""
 
     def __init__(
-        self, transport: Transport, runner: Runner, vpn: str, client_name: str
+        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int = 0
     ) -> None:
         self._transport = transport
         self.runner = runner
@@ -111,18 +112,45 @@ class Session:
         self._subscribing = False  # again, after the session was lost
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
+        self.number = number
         self._commands = topics.topic(vpn, topics.COMMANDS)
+        self._commands_partition = topics.commands_partition(number)
         deliveries = topics.topic(vpn, topics.DELIVERIES)
         receipts = topics.topic(vpn, topics.RECEIPTS)
         spread = crc32(self.session.encode())
         partition = spread % transport.partitions(deliveries)
         self.inbox = commands.Inbox(deliveries, partition)
         self.publish_topic = topics.topic(vpn, topics.PUBLISH)
-        self.publish_partitions = transport.partitions(self.publish_topic)
+        self._publish_block = self._block(transport)
         self.receipts_partition = spread % transport.partitions(receipts)
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
         runner.start(self)
+
+    def _block(self, transport: Transport) -> range:
+        """The partitions of the publish topic that the broker reads: where there are no others,
+        all of them."""
+        size = transport.partitions(self.publish_topic)
+        if transport.partitions(self._commands) == 1:
+            return range(size)
+        block = topics.publish_partitions(self.number)
+        return range(block.start, min(block.stop, size))
+
+    @property
+    def publish_partitions(self) -> int:
+        """How many partitions the producers of this session share."""
+        return len(self._publish_block)
+
+    def publish_partition(self, producer_id: str) -> int:
+        """Where a producer sends: one partition, so its messages keep their order, whatever their
+        keys."""
+        block = self._publish_block
+        return block[crc32(producer_id.encode()) % len(block)]
+
+    def brokers(self) -> list[dict[str, Any]]:
+        """The engine's brokers, see `Admin.brokers`."""
+        self.check_open()
+        return known_brokers(self._transport, self.vpn)
 
     # ------------------------------------------------------------ time and waiting
 
@@ -194,8 +222,9 @@ class Session:
     def command(self, command: commands.Command) -> None:
         """Send a command without waiting; a session's commands keep their order."""
         self._transport.command(
-            self._commands, self.session.encode(), commands.encode_command(command)
-        )
+            self._commands, self.session.encode(), commands.encode_command(command),
+            self._commands_partition,
+        )  # fmt: skip
         self.runner.sent()
 
     def ask(self, command: commands.Command, told: Callable[[Answer], None]) -> str:

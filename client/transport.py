@@ -36,10 +36,11 @@ class Transport(Protocol):
     """
 
     def publish(
-        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
-        """Accept a record for sending; does not wait for Kafka.
+        """Accept a record for sending; does not wait for Kafka. value: None takes back what a
+        compacted topic has of this key.
 
         acked: called once, from any thread, when the record is on its way no more: Kafka has it,
         or it is given up. It must not wait. Waits only for room (100,000 records or 1 GB are on
@@ -47,8 +48,13 @@ class Transport(Protocol):
         """
         ...
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
-        """Like `publish`, keyed: everything with one key stays in order."""
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        """Like `publish`, to one partition: all that one sends there stays in order."""
+        ...
+
+    def newest(self, topic: str) -> dict[bytes, bytes]:
+        """Of a compacted topic of one partition the newest value of each key, without those that
+        were taken back. Raises NotConnected: no topic, no Kafka."""
         ...
 
     def listen(self, topic: str, partition: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,12 +18,15 @@ def hosts_of(queue: QueueDefinition, brokers: tuple[str, ...]) -> tuple[str, ...
 
 
 def configure_commands(
-    configuration: Configuration, epoch: int = 0, broker: str | None = None
+    configuration: Configuration,
+    epoch: int = 0,
+    broker: str | None = None,
+    numbers: Mapping[str, int] | None = None,
 ) -> list[tuple[str, bytes]]:
     """The commands, each with its VPN, that make a broker what a configuration says.
 
     epoch: the home's; 0 where there is no other (in memory); broker: one of the configuration's,
-    None for the first.
+    None for the first; numbers: of the brokers, by default their places.
     """
 
     def plain(value: Any) -> dict[str, Any]:
@@ -41,8 +45,8 @@ def configure_commands(
         out += [(vpn, commands.Begin(epoch=epoch)) for vpn in names]
     brokers = configuration.brokers
     if len(brokers) > 1:
-        numbers = {name: number for number, name in enumerate(brokers)}
-        out.append((first, commands.Peers(brokers=numbers)))
+        given = numbers or {name: number for number, name in enumerate(brokers)}
+        out.append((first, commands.Peers(brokers=dict(given))))
     out.append((first, commands.Configure(system=system, vpns=vpns)))
     own = broker or brokers[0]
     hosted = [q for q in configuration.queues if own in hosts_of(q, brokers)]

@@ -26,7 +26,7 @@ from .definition import (
     try_definition,
 )
 
-BROKERS_MAX = 65_536  # a broker's number is the top 16 bits of a message id
+BROKERS_MAX = 64
 DEFAULT_BROKER = "broker-0"
 DEFAULT_VPN = "default"
 
@@ -192,7 +192,7 @@ def _brokers(section: object, report: Report) -> tuple[str, ...]:
     names: list[str] = []
     for index, name in enumerate(section):
         try:
-            names.append(read.queue_name(name))
+            names.append(read.broker_name(name))
         except ValueError as error:
             report(f"brokers[{index}]", "name", name, str(error))
             continue

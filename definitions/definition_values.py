@@ -50,6 +50,14 @@ def queue_name(value: object) -> str:
     return name
 
 
+def broker_name(value: object) -> str:
+    """A broker's name; it is the prefix of Kafka topics and the name of a folder."""
+    name = text(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError("must be at most 64 letters, digits, '.', '_' or '-', no '.' first")
+    return name
+
+
 def vpn_name(value: object) -> str:
     """A VPN's name; it is the prefix of Kafka topic names and keeps to their characters."""
     name = text(value)

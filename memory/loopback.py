@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 
 from ..client.transport import Acked, Headers, Record
@@ -19,17 +20,26 @@ class MemoryTransport:
         self._inboxes: list[deque[Record]] = []
 
     def publish(
-        self, topic: str, value: bytes, key: bytes | None, headers: Headers,
+        self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`: the engine has it, and has answered."""
-        self._engine.publish(topic, value, key, headers, broker=self._broker)
+        self._engine.publish(topic, value or b"", key, headers, broker=self._broker)
         if acked is not None:
             acked()
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         """See `Transport.command`."""
         self._engine.command(topic, key, value, self._broker)
+
+    def newest(self, topic: str) -> dict[bytes, bytes]:
+        """See `Transport.newest`: the engine has one such topic, and nobody writes it."""
+        return {
+            f"broker/{broker.home.name}".encode(): json.dumps(
+                {"number": broker.home.number, "epoch": broker.home.epoch, "state": "running"}
+            ).encode()
+            for broker in self._engine.brokers
+        }
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""

@@ -22,7 +22,7 @@ CONTROL = "control"
 MESH = "mesh"  # what other brokers say to this one
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
-DIRECTORY = "directory"
+DIRECTORY = "directory"  # compacted: which brokers there are
 
 OWN = (
     PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, ENGINE,

@@ -1,11 +1,12 @@
 """The loop's Kafka readers: what comes in now.
 
-Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands, so
-that acks never wait behind publishes, one for messages. A step takes the commands that are there
-and then messages, within its limits in records and in bytes, from the partitions by turns: what one
-of them holds, in large records or in very many, does not stand before another's. At the start,
-messages wait until the commands were read to their end: definitions come before the messages that
-they are for. Offsets are the loop's own, kept in its snapshot; Kafka's groups are not used.
+Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands and
+for what other brokers say, so that acks never wait behind publishes, one for messages. A step takes
+the first that are there and then messages, within its limits in records and in bytes, from the
+partitions by turns: what one of them holds, in large records or in very many, does not stand before
+another's. At the start, messages wait until the commands were read to their end: definitions come
+before the messages that they are for. Offsets are the loop's own, kept in its snapshot; Kafka's
+groups are not used.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
 from .read_ahead import ReadAhead
-from .step_batch import Place, Taken, is_command, size_of, to_batch
+from .step_batch import Place, Taken, goes_first, is_command, size_of, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 
@@ -264,8 +265,8 @@ class LiveInputs:
         """Read these too, those that are not read yet."""
         new = {place: at for place, at in places.items() if place not in self._expected}
         self._expected |= new
-        self._commands.assign({p: at for p, at in new.items() if is_command(p[0])})
-        self._messages.assign({p: at for p, at in new.items() if not is_command(p[0])})
+        self._commands.assign({p: at for p, at in new.items() if goes_first(p[0])})
+        self._messages.assign({p: at for p, at in new.items() if not goes_first(p[0])})
 
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
@@ -315,7 +316,7 @@ class LiveInputs:
     def up_to(self) -> int | None:
         """Commands that are still to be taken came after this time; None: there are none."""
         waiting = self._commands.ahead.next_of_each()
-        times = [m.timestamp()[1] for place, m in waiting.items() if place[0] != self._control]
+        times = [m.timestamp()[1] for place, m in waiting.items() if is_command(place[0])]
         if not self._all_commands_read():
             unread = {place for place in self._expected if is_command(place[0])}
             unread -= self._commands.at_end | waiting.keys()
@@ -356,7 +357,7 @@ class LiveInputs:
         place = r.topic, r.partition
         expected, self._expected[place] = self._expected[place], r.last + 1
         if r.last + 1 - expected > r.count:
-            reader = self._commands if is_command(r.topic) else self._messages
+            reader = self._commands if goes_first(r.topic) else self._messages
             lost = min(reader.first_offset(*place), r.last) - expected
             if lost > 0:
                 self.notes.append(f"lost:{r.topic}:{lost}")
@@ -390,6 +391,20 @@ def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
     return [(t, p) for t in inputs for p in range(sizes.get(t, 0))]
 
 
-def own_inputs(vpns: list[str]) -> list[str]:
-    """The VPNs' topics that are read."""
-    return [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
+def own_places(
+    sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool
+) -> list[Place]:
+    """What a broker reads beside captured topics, of those partitions that are there: its own of
+    its VPNs' topics, and what other brokers say to it. One that is alone reads all of its VPNs'
+    topics, for others' programs may have made these."""
+    inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
+    if alone:
+        return places_of(sizes, inputs)
+    mesh = places_of(sizes, [topics.topic(broker, topics.MESH)])
+    commands, publishes = [topics.commands_partition(number)], topics.publish_partitions(number)
+    return mesh + [
+        (t, p)
+        for t in inputs
+        for p in (commands if is_command(t) else publishes)
+        if p < sizes.get(t, 0)
+    ]

@@ -35,6 +35,17 @@ def is_command(topic: str) -> bool:
     return own is not None and own[1] == topics.COMMANDS
 
 
+def is_mesh(topic: str) -> bool:
+    """Whether a topic holds what brokers say to each other."""
+    own = topics.split(topic)
+    return own is not None and own[1] == topics.MESH
+
+
+def goes_first(topic: str) -> bool:
+    """Whether a topic's records do not wait behind messages."""
+    return is_command(topic) or is_mesh(topic)
+
+
 def to_batch(found: dict[Place, list[Any]]) -> Taken:
     """The batch of what was read of each partition, and where it stands."""
     batch = Batch()
@@ -44,7 +55,10 @@ def to_batch(found: dict[Place, list[Any]]) -> Taken:
         topic, partition = place
         n = len(messages)
         ranges.append(Range(topic, partition, messages[0].offset(), messages[-1].offset(), n))
-        records = batch.commands if is_command(topic) else batch.publishes
+        if is_command(topic):
+            records = batch.commands
+        else:
+            records = batch.mesh if is_mesh(topic) else batch.publishes
         records.topics += [topic] * n
         records.partitions += [partition] * n
         _append(records, messages)

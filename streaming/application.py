@@ -1,4 +1,4 @@
-"""The engine's Spark application: one session, the query of the broker, the query of the tables.
+"""The engine's Spark application: one session, a query for each broker, the query of the tables.
 
 The application may end at any time, with its Java process or in order, and be started again: all
 that counts stands in the checkpoints, and what is started again goes on from there.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
@@ -19,11 +18,13 @@ from ..protocol import LakequeueError, topics
 from ..sources.discovery import captured_topics
 from ..sources.live import InputLimits, kafka_client
 from ..state import Home
+from .broker_query import BrokerQuery, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .queries import REAL_TIME, end_between_batches, start_batches, start_loop, start_tables
+from .slots import check_slots, default_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,48 +36,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakequeue.engine")
 
-QUERY = "lakequeue"
 TABLES_INTERVAL_S = 5
 END_S_MAX = 60.0
 
 
 class SparkApplication:
-    """Of one engine. loop_stopped: set by who hears that a loop has ended its last batch; progress
-    is told what takes time while starting."""
+    """Of one engine. brokers: by name; progress is told what takes time while starting."""
 
     def __init__(
         self,
         bootstrap: str,
         folder: HomeFolder,
-        broker: str,
+        brokers: dict[str, BrokerQuery],
         vpns: list[str],
         captured: CapturedTopics,
         settings: EngineSettings,
         master: str | None,
-        loop_stopped: threading.Event,
         progress: Callable[[str], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
-        self._broker = broker
+        self.brokers = brokers
         self._vpns = vpns
         self._captured = captured
         self._settings = settings
         self._master = master
-        self._loop_stopped = loop_stopped
         self._progress = progress
         self._real_time = settings.trigger == REAL_TIME
-        self._run = ""  # the loop's, as it is named to end it
         self._listener: Callable[[], StreamingQueryListener]
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
-        self.query: StreamingQuery | None = None
         self.tables_query: StreamingQuery | None = None
 
     # ------------------------------------------------------------ start
 
     def start(self, listener: Callable[[], StreamingQueryListener], transport: Transport) -> None:
-        """Start Spark and the broker's query. listener: makes one for a session; transport: to
+        """Start Spark and the brokers' queries. listener: makes one for a session; transport: to
         reach the loop."""
         self._listener, self._transport = listener, transport
         self._start()
@@ -84,7 +79,9 @@ class SparkApplication:
     def _start(self) -> None:
         self.spark = self._session()
         self.spark.streams.addListener(self._listener())
-        self.start_query()
+        for broker in self.brokers.values():
+            if not broker.failure:
+                self.start_query(broker)
 
     def _session(self) -> SparkSession:
         from .spark import is_local, package_zip, spark_session
@@ -92,9 +89,9 @@ class SparkApplication:
         jars = ensure_jars(self._progress)
         master = self._master
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-            # More tasks than cores: most wait for each other. A task whose worker died is tried
-            # again three times, which is faster than to start its query again.
-            master = "local[4,4]"
+            master = default_master(len(self.brokers))
+        if master is not None:
+            check_slots(master, len(self.brokers), self._tables_interval_s() > 0)
         home = self._folder.path
         spark = spark_session(
             "lakequeue",
@@ -113,26 +110,33 @@ class SparkApplication:
             spark.sparkContext.addPyFile(str(package_zip(home)))
         return spark
 
-    def start_query(self) -> None:
-        """Start the broker's query, from its checkpoint on."""
+    def start_query(self, broker: BrokerQuery) -> None:
+        """Start a broker's query, from its checkpoint on."""
         from ..sources.kafka_source import RECORDS_PER_BATCH
 
         assert self.spark is not None
-        home = Home(self._broker, 0, self._folder.epoch)
+        home = Home(broker.name, broker.number, self._folder.epoch)
+        name = query_name(broker.name, self._alone)
         checkpoint, given = self._folder.path / CHECKPOINT, self._settings.spark
         if self._real_time:
-            self._run = uuid.uuid4().hex
-            self._loop_stopped.clear()
-            options = self._loop_options(self.spark, home)
-            self.query = start_loop(self.spark, options, QUERY, checkpoint / home.name, given)
+            broker.begin()
+            options = self._loop_options(self.spark, home, broker.run)
+            broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
-            self.query = start_batches(
+            broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._readable_topics(),
-                self._captured.partitions, limit, QUERY, checkpoint, given,
+                self._captured.partitions, limit, name, checkpoint, given,
             )  # fmt: skip
 
-    def _loop_options(self, spark: SparkSession, home: Home) -> Options:
+    @property
+    def _alone(self) -> bool:
+        return len(self.brokers) == 1
+
+    def _tables_interval_s(self) -> int:
+        return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
+
+    def _loop_options(self, spark: SparkSession, home: Home, run: str) -> Options:
         from .loop import Options
         from .version import code_version
 
@@ -141,7 +145,9 @@ class SparkApplication:
         mb, value = 1_000_000, self._settings.value
         return Options(
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
-            home.epoch, self._vpns, sorted(self._captured.known), code_version(), self._run,
+            home.epoch, self._vpns, sorted(self._captured.known) if self._alone else [],
+            code_version(), run,
+            alone=self._alone,
             keep=int(retained) + 3,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
@@ -171,7 +177,7 @@ class SparkApplication:
     def start_tables(self) -> None:
         """Start the query of the Delta tables, if there is to be one."""
         assert self.spark is not None
-        interval_s = self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
+        interval_s = self._tables_interval_s()
         if not interval_s:
             return
         if self._real_time:  # what the loop reads, by its own expressions
@@ -186,10 +192,11 @@ class SparkApplication:
     def read_more(self) -> None:
         """More topics are captured: the queries that do not find them themselves begin anew."""
         if not self._real_time:
-            self._end(self.query, END_S_MAX)
-            self.start_query()
+            for broker in self.brokers.values():
+                self._end_batches(broker.query, END_S_MAX)
+                self.start_query(broker)
         if self.tables_query is not None:
-            self._end(self.tables_query, END_S_MAX)
+            self._end_batches(self.tables_query, END_S_MAX)
             self.start_tables()
 
     def start_again(self) -> None:
@@ -198,7 +205,8 @@ class SparkApplication:
 
         assert self.spark is not None
         forget_session(self.spark)
-        self.query = None
+        for broker in self.brokers.values():
+            broker.query = None
         self._start()
         if self.tables_query is not None:
             self.start_tables()
@@ -220,8 +228,8 @@ class SparkApplication:
             forget_session(self.spark)
             return
         until = time.monotonic() + batch_s
-        self._end(self.query, batch_s)
-        self._end(self.tables_query, until - time.monotonic())
+        self.end(self.brokers.values(), batch_s)
+        self._end_batches(self.tables_query, until - time.monotonic())
         self.spark.stop()
 
     def kill(self) -> None:
@@ -232,27 +240,39 @@ class SparkApplication:
         kill_java()
         forget_session(self.spark)
 
-    def _end(self, query: StreamingQuery | None, wait_s: float) -> None:
-        if query is None or not query.isActive:
-            return
-        if query is self.query and self._real_time:
-            self._end_loop(query, wait_s)
-            query.stop()
-        else:
+    def end(self, brokers: Iterable[BrokerQuery], wait_s: float) -> None:
+        """End brokers' queries, all at once, between two batches if those end in time."""
+        live = [broker for broker in brokers if broker.is_active]
+        if not self._real_time:
+            for broker in live:
+                self._end_batches(broker.query, wait_s)
+        elif live:
+            self._end_loops(live, wait_s)
+            with ThreadPoolExecutor(len(live)) as pool:
+                list(pool.map(lambda broker: broker.query.stop(), live))
+
+    def _end_batches(self, query: StreamingQuery | None, wait_s: float) -> None:
+        if query is not None and query.isActive:
             end_between_batches(query, wait_s)
 
-    def _end_loop(self, query: StreamingQuery, wait_s: float) -> None:
-        """Ask the loop to end its batch, and wait until Spark has it."""
+    def _end_loops(self, brokers: list[BrokerQuery], wait_s: float) -> None:
+        """Ask the loops to end their batches, and wait until Spark has those."""
         assert self._transport is not None
         until = time.monotonic() + wait_s
         try:
             require_broker(self._bootstrap, min(1.0, wait_s))
-            control = topics.topic(self._broker, topics.CONTROL)
-            self._transport.command(control, b"engine", self._run.encode())
+            for broker in brokers:
+                control = topics.topic(broker.name, topics.CONTROL)
+                self._transport.command(control, b"engine", broker.run.encode())
         except LakequeueError as error:
-            log.warning("the loop is cut off, the next start takes its steps again: %s", error)
+            log.warning("the loops are cut off, the next start takes their steps again: %s", error)
             return
-        while query.isActive and time.monotonic() < until:
-            if self._loop_stopped.wait(0.05):
-                return
-        log.warning("the last batch did not end, the next start takes its steps again")
+        for broker in brokers:
+            while broker.is_active and time.monotonic() < until:
+                if broker.ended.wait(0.05):
+                    break
+            if broker.is_active and not broker.ended.is_set():
+                log.warning(
+                    "the last batch of broker %r did not end, the next start takes its steps again",
+                    broker.name,
+                )

@@ -7,7 +7,6 @@ needs one for sure asks the engine.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from ..sinks.metrics import Metrics
@@ -18,24 +17,26 @@ log = logging.getLogger("lakequeue.engine")
 
 
 class BatchNotes:
-    """Hands each note to the one that it is for. on_loss: told a topic and how many records of
-    it are gone; stopped: set when a loop has ended its last batch."""
+    """Hands each note to the one that it is for. on_loss: told a broker, a topic and how many
+    records of it are gone; on_word: told what a broker says of itself, `stopped` when its loop has
+    ended its last batch, `worker` where it steps."""
 
     def __init__(
         self,
         captured: CapturedTopics,
         metrics: Metrics,
         ticker: Ticker,
-        on_loss: Callable[[str, int], None],
+        on_loss: Callable[[str, str, int], None],
+        on_word: Callable[[str, str, str], None],
     ) -> None:
         self._captured = captured
         self._metrics = metrics
         self._ticker = ticker
         self._on_loss = on_loss
-        self.stopped = threading.Event()
+        self._on_word = on_word
 
-    def __call__(self, note: str) -> None:
-        """One note."""
+    def __call__(self, broker: str, note: str) -> None:
+        """One note of a broker."""
         kind, _, rest = note.partition(":")
         match kind:
             case "capture":
@@ -43,21 +44,21 @@ class BatchNotes:
             case "topic":
                 self._captured.heard_of_topic(rest)
             case "deadline":
-                broker, _, at = rest.rpartition(":")
-                self._ticker.set(broker, int(at))
+                name, _, at = rest.rpartition(":")
+                self._ticker.set(name, int(at))
             case "lost":
-                self._lost(*_counted(rest))
+                self._lost(broker, *_counted(rest))
             case "malformed":
                 self._metrics.malformed(*_counted(rest))
             case "refused":
                 log.error("Kafka does not take records for %s", rest)
-            case "stopped":
-                self.stopped.set()
+            case "stopped" | "worker":
+                self._on_word(broker, kind, rest)
 
-    def _lost(self, topic: str, count: int) -> None:
+    def _lost(self, broker: str, topic: str, count: int) -> None:
         log.error("%s records of topic %r are gone before they were read: Kafka's retention is "
                   "shorter than the engine's rest", count, topic)  # fmt: skip
-        self._on_loss(topic, count)
+        self._on_loss(broker, topic, count)
 
 
 def _counted(text: str) -> tuple[str, int]:

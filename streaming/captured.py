@@ -9,12 +9,14 @@ A driver that died before it heard would never: the state knows, and is asked at
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 
 from ..client.connection import Connection
 from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
 from ..definitions import Configuration, is_regex
 from ..protocol import commands
+from .broker_query import BrokerQuery
 from .home import HomeFolder
 from .topics_admin import ensure_topics
 
@@ -22,19 +24,25 @@ log = logging.getLogger("lakequeue.engine")
 
 
 class CapturedTopics:
-    """Of one engine. known: topics and expressions; partitions: of each topic that is read;
-    unasked: VPNs whose queues may capture more than is known."""
+    """Of one engine. brokers: names and numbers; known: topics and expressions; partitions: of each
+    topic that is read; unasked: VPNs of a broker whose queues may capture more than is known."""
 
     def __init__(
-        self, bootstrap: str, folder: HomeFolder, configuration: Configuration, vpns: list[str]
+        self,
+        bootstrap: str,
+        folder: HomeFolder,
+        configuration: Configuration,
+        vpns: list[str],
+        brokers: Mapping[str, BrokerQuery],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
         self._configuration = configuration
         self._vpns = vpns
+        self._brokers = brokers
         self.known: set[str] = set()
         self.partitions: dict[str, int] = {}
-        self.unasked: set[str] = set()
+        self.unasked: set[tuple[str, str]] = set()  # broker, VPN
         self._heard: set[str] = set()
         self._news = False
 
@@ -49,8 +57,11 @@ class CapturedTopics:
     def _ensure(self) -> None:
         require_broker(self._bootstrap)
         named = [t for t in self.known if not is_regex(t)]
-        brokers = self._configuration.brokers
-        self.partitions = ensure_topics(self._bootstrap, self._vpns, named, brokers)
+        before = self._folder.numbers
+        count = max([before, *(b.number + 1 for b in self._brokers.values())])
+        self.partitions = ensure_topics(
+            self._bootstrap, self._vpns, named, self._brokers, count, before
+        )
 
     # ------------------------------------------------------------ more of them
 
@@ -80,18 +91,23 @@ class CapturedTopics:
 
     # ------------------------------------------------------------ asking the state
 
-    def ask_again(self) -> None:
-        """The queries began anew: what they had to say may be lost."""
-        self.unasked = set(self._vpns)
+    def ask_again(self, brokers: Iterable[str]) -> None:
+        """These brokers' queries began anew: what they had to say may be lost."""
+        self.unasked |= {(broker, vpn) for broker in brokers for vpn in self._vpns}
+
+    def forget(self, broker: str) -> None:
+        """This broker does not answer any more."""
+        self.unasked = {one for one in self.unasked if one[0] != broker}
 
     def ask(self, timeout_s: float) -> None:
-        """Ask the engine what its queues capture. Raises Timeout and NotConnected."""
-        for vpn in sorted(self.unasked):
+        """Ask the brokers what their queues capture. Raises Timeout and NotConnected."""
+        for broker, vpn in sorted(self.unasked):
+            number = self._brokers[broker].number
             transport = open_kafka(self._bootstrap, "lakequeue-start")
-            connection = Connection(transport, vpn, "lakequeue-start")
+            connection = Connection(transport, vpn, "lakequeue-start", number=number)
             try:
                 for queue in connection.request(commands.Queues(), timeout=timeout_s):
                     self.heard(queue["definition"]["underlying_topic"])
             finally:
                 connection.close()
-            self.unasked.discard(vpn)
+            self.unasked.discard((broker, vpn))

@@ -2,7 +2,7 @@
 
     home (`home`)         what must outlive the process: checkpoints, tables, who they are
     captured (`captured`) which topics are read
-    application           Spark: a query for the broker, one for the tables
+    application           Spark: a query for each broker, one for the tables
     watch (`engine_watch`)  starts again what failed
     heartbeat, ticker, alerts, metrics  what others need to hear of it
 
@@ -15,18 +15,22 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands
-from ..protocol import LakequeueError, commands, topics
+from ..protocol import ConfigError, LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
-from .application import QUERY, SparkApplication
+from .application import SparkApplication
 from .batch_notes import BatchNotes
+from .broker_query import STARTING, BrokerQuery, broker_of
+from .broker_records import BrokerRecords
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .engine_watch import EngineWatch
@@ -34,7 +38,7 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
-from .queries import MICRO_BATCH, TABLES_QUERY
+from .queries import MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .supervision import within
 from .ticker import Ticker
 
@@ -83,29 +87,34 @@ class Engine:
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
+        # Numbered as they are named, until the home is asked.
+        self.brokers = {b: BrokerQuery(b, i) for i, b in enumerate(configuration.brokers)}
+        self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
         self._alerts = AlertWatch(bootstrap_servers, self._vpns)
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
-            bootstrap_servers, lambda loss: self._on_loss(loss.topic, loss.count, loss.query)
+            bootstrap_servers, lambda loss: self._on_loss("", loss.topic, loss.count, loss.query)
         )
-        self.captured = CapturedTopics(bootstrap_servers, self._folder, configuration, self._vpns)
+        self.captured = CapturedTopics(
+            bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
+        )
         self._notes = BatchNotes(
-            self.captured, self.metrics, self._ticker,
-            lambda topic, records: self._on_loss(topic, records, QUERY),
-        )  # fmt: skip
+            self.captured, self.metrics, self._ticker, self._on_loss, self._on_word
+        )
         self.application = SparkApplication(
-            bootstrap_servers, self._folder, configuration.brokers[0], self._vpns, self.captured,
-            self._settings, master, self._notes.stopped, self._progress,
+            bootstrap_servers, self._folder, self.brokers, self._vpns, self.captured,
+            self._settings, master, self._progress,
         )  # fmt: skip
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
-            self._stopping,
+            self._stopping, self._records.state,
         )  # fmt: skip
+        self._refuse_several_in_batches()
 
     @property
     def trigger(self) -> str:
@@ -117,16 +126,26 @@ class Engine:
         """The home's epoch; 0 until it is started."""
         return self._folder.epoch
 
+    def _refuse_several_in_batches(self) -> None:
+        if self.trigger == MICRO_BATCH and len(self.brokers) > 1:
+            names = ", ".join(map(repr, self.brokers))
+            raise ConfigError(
+                f"the trigger {MICRO_BATCH!r} runs one broker, and these are {len(self.brokers)}: "
+                f"{names}; name one, or use the trigger {REAL_TIME!r}"
+            )
+
     # ------------------------------------------------------------ start
 
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
+        self._number_brokers()
         self.captured.open()
+        self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
-        for vpn, command in configure_commands(self.configuration, self.epoch):
-            transport.command(topics.topic(vpn, topics.COMMANDS), b"engine", command)
+        for broker in self.brokers.values():
+            self._begin(broker)
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -142,10 +161,30 @@ class Engine:
             self.application.start_tables()
         self._serve()
 
+    def _number_brokers(self) -> None:
+        """The brokers that this home has, and those that the configuration names."""
+        numbers = self._folder.brokers(self.brokers)
+        self.brokers.clear()  # the same mapping: others have it
+        self.brokers.update({n: BrokerQuery(n, i) for n, i in numbers.items()})
+        self._refuse_several_in_batches()
+
+    def _begin(self, broker: BrokerQuery) -> None:
+        """Tell a broker, before its query starts, what it is to be."""
+        assert self._transport is not None
+        numbers = {b.name: b.number for b in self.brokers.values()}
+        told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
+        for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
+            self._tell(vpn, broker, command)
+        self._records.epoch = self.epoch
+        self._records.state(broker, STARTING)
+
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
 
-        return ProgressListener(QUERY, self._notes, self.metrics.batch, self._losses.batch)
+        return ProgressListener(
+            lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,
+            self._losses.batch,
+        )  # fmt: skip
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -176,26 +215,51 @@ class Engine:
     def _tick(self) -> None:
         value = commands.encode_command(commands.Tick())
         try:
-            self._say(self._vpns[0], topics.COMMANDS, value)
+            for broker in list(self.brokers.values()):
+                self._tell(self._vpns[0], broker, value)
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
 
     def _beat(self, value: bytes) -> None:
+        assert self._transport is not None
         for vpn in self._vpns:
-            self._say(vpn, topics.ENGINE, value)
+            self._transport.command(topics.topic(vpn, topics.ENGINE), b"engine", value)
 
-    def _on_loss(self, topic: str, records: int, query: str) -> None:
+    def _put_record(self, key: bytes, value: bytes | None) -> None:
+        if self._transport is None:  # it was not started yet
+            return
+        for vpn in self._vpns:
+            self._transport.publish(topics.topic(vpn, topics.DIRECTORY), value, key, [], 0)
+
+    def _on_batch(self, broker: str, progress: dict[str, Any]) -> None:
+        self.metrics.batch(progress)
+        if broker in self.brokers:
+            self._records.batch(self.brokers[broker], progress)
+
+    def _on_word(self, broker: str, word: str, rest: str) -> None:
+        if broker in self.brokers:
+            if word == "stopped":
+                self.brokers[broker].ended.set()
+            else:
+                self._records.worker(self.brokers[broker], rest)
+
+    def _on_loss(self, broker: str, topic: str, records: int, query: str = "") -> None:
+        """broker: whose loop lost them; empty: the first is told, it was another reader."""
         self.metrics.lost(topic, records)
         reader = "tables" if query == TABLES_QUERY else "engine"
+        told = self.brokers.get(broker) or next(iter(self.brokers.values()))
         for vpn, command in notices(topic, records, reader, self._vpns):
             try:
-                self._say(vpn, topics.COMMANDS, command)
+                self._tell(vpn, told, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
                 log.warning("a loss is not told in the events: %s", error)
 
-    def _say(self, vpn: str, kind: str, value: bytes) -> None:
+    def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         assert self._transport is not None
-        self._transport.command(topics.topic(vpn, kind), b"engine", value)
+        self._transport.command(
+            topics.topic(vpn, topics.COMMANDS), b"engine", value,
+            topics.commands_partition(broker.number),
+        )  # fmt: skip
 
     def wait(self) -> None:
         """Until stopped; starts again what failed, raises when that does not help."""

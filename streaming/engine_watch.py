@@ -1,11 +1,13 @@
 """Looks after what runs in Spark: starts again what failed, and says when that does not help.
 
-    a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ the engine ends, and says why
+    a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
                      Kafka does not answer, or the disk is full     ─▶ wait, however long
                      anything else ─▶ start it again, five times in five minutes
     Java ends     ─▶ a new one, with all queries
 
-What is started again goes on from its checkpoint, so nothing is lost on the way.
+What is started again goes on from its checkpoint, so nothing is lost on the way. A broker that is
+given up leaves the others alone; with the last one the engine ends. No broker waits for another's
+pause.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -22,6 +25,7 @@ from py4j.protocol import Py4JError
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, NotConnected, Timeout
 from .application import SparkApplication
+from .broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from .captured import CapturedTopics
 from .home import HomeFolder
 from .queries import reason, refusal
@@ -40,7 +44,7 @@ JAVA = "Spark's Java process"
 
 
 class EngineWatch:
-    """Of one engine. stopping ends every pause."""
+    """Of one engine. stopping ends every pause; told gets a broker and its new state."""
 
     def __init__(
         self,
@@ -50,15 +54,24 @@ class EngineWatch:
         folder: HomeFolder,
         trigger: str,
         stopping: threading.Event,
+        told: Callable[[BrokerQuery, str], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder, self._trigger = folder, trigger
         self._application = application
         self._captured = captured
         self._stopping = stopping
+        self._told = told
         self._see = str(folder.path / "spark.log")  # what a sentence points to
-        self._restarts = Restarts(stopping)
+        self._restarts: dict[str, Restarts] = {}
+        self._due: dict[str, float] = {}  # what is started again, and when
+        self._asking: threading.Thread | None = None
         self._waits_for = ""
+
+    @property
+    def _brokers(self) -> list[BrokerQuery]:
+        """Those that were not given up."""
+        return [b for b in self._application.brokers.values() if not b.failure]
 
     # ------------------------------------------------------------ while starting
 
@@ -76,7 +89,7 @@ class EngineWatch:
     def wait_until_up(self) -> None:
         """The engine answers: its definitions have been read."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        self._captured.ask_again()
+        self._captured.ask_again(b.name for b in self._brokers)
         while self._captured.unasked:
             self.restart_if_passing()
             try:
@@ -87,19 +100,24 @@ class EngineWatch:
                         f"the first batch did not end within {START_TIMEOUT_S:.0f} s: "
                         f"see {self._see}"
                     ) from error
+            self._tell_who_runs()
 
     def restart_if_passing(self) -> None:
         """A cause that passes is no reason to end a start, any other is."""
         with self.java_lives():
-            query = self._application.query
-            if query is None or query.isActive:
-                return
-            if refused := refusal(query):
-                raise LakequeueError(refused)
-            why = reason(query)
-            if not passes(why):
-                raise LakequeueError(f"the engine's query failed: {why}; see {self._see}")
-            self._recover(query, self._application.start_query)
+            for broker in self._brokers:
+                if broker.query is not None and not broker.query.isActive:
+                    with self._alone(broker):
+                        self._start_if_passing(broker)
+
+    def _start_if_passing(self, broker: BrokerQuery) -> None:
+        assert broker.query is not None
+        if refused := refusal(broker.query):
+            raise LakequeueError(refused)
+        why = reason(broker.query)
+        if not passes(why):
+            raise LakequeueError(f"the engine's query failed: {why}; see {self._see}")
+        self._recover(broker.query, partial(self._start, broker))
 
     # ------------------------------------------------------------ while it runs
 
@@ -127,24 +145,68 @@ class EngineWatch:
 
     def look_after(self) -> None:
         """Once: read what is captured by now, and start again what has ended."""
+        self._ask()
         try:
-            if self._captured.unasked:
-                self._captured.ask(ASK_TIMEOUT_S)
             if self._captured.more:
                 self._captured.learn()
                 self._application.read_more()
-        except (NotConnected, Timeout, OSError) as error:  # the next time
+        except (NotConnected, OSError) as error:  # the next time
             log.warning("captured topics are not known yet: %s", error)
             self._stopping.wait(1.0)
-        application = self._application
-        for restart, query in (
-            (application.start_query, application.query),
-            (application.start_tables, application.tables_query),
-        ):
-            if query is not None and not query.isActive:
-                self._recover(query, restart)
+        for broker in self._brokers:
+            if broker.query is not None and not broker.query.isActive:
+                with self._alone(broker):
+                    self._recover(broker.query, partial(self._start, broker))
+        self._tell_who_runs()
+        tables = self._application.tables_query
+        if tables is not None and not tables.isActive:
+            self._recover(tables, self._application.start_tables)
+
+    def _ask(self) -> None:
+        """Ask what is captured, beside the watch: a broker that is being started again answers
+        late, and another may end meanwhile."""
+        if self._captured.unasked and (self._asking is None or not self._asking.is_alive()):
+            self._asking = threading.Thread(
+                target=self._ask_once, name="lakequeue-ask", daemon=True
+            )
+            self._asking.start()
+
+    def _ask_once(self) -> None:
+        try:
+            self._captured.ask(ASK_TIMEOUT_S)
+        except (LakequeueError, OSError) as error:  # the next time
+            log.warning("captured topics are not known yet: %s", error)
+            self._stopping.wait(1.0)
+
+    def _tell_who_runs(self) -> None:
+        waiting = {broker for broker, _ in self._captured.unasked}
+        for broker in self._brokers:
+            if broker.state != RUNNING and broker.name not in waiting and broker.is_active:
+                self._told(broker, RUNNING)
+
+    # ------------------------------------------------------------ starting again
+
+    @contextlib.contextmanager
+    def _alone(self, broker: BrokerQuery) -> Iterator[None]:
+        """What ends a broker for good does not end the others."""
+        try:
+            yield
+        except LakequeueError as error:
+            if len(self._brokers) == 1:
+                raise
+            broker.failure = str(error)
+            self._captured.forget(broker.name)
+            self._told(broker, FAILED)
+            log.error("broker %r stays stopped, the others go on: %s", broker.name, error)
+
+    def _start(self, broker: BrokerQuery) -> None:
+        self._application.start_query(broker)
+        self._captured.ask_again([broker.name])
 
     def _recover(self, query: StreamingQuery, restart: Callable[[], None]) -> None:
+        name, now = query.name, time.monotonic()
+        if now < self._due.get(name, 0.0):
+            return
         if refused := refusal(query):
             raise LakequeueError(refused)
         if gone := self._folder.problem(self._trigger):  # Spark would begin anew, in silence
@@ -152,13 +214,20 @@ class EngineWatch:
         missing, self._waits_for = self._waits_for, self._missing()
         if self._waits_for:  # no fault of the query's: wait, however long it takes
             if self._waits_for != missing:
-                log.error("the query %r ended: %s", query.name, self._waits_for)
+                log.error("the query %r ended: %s", name, self._waits_for)
             self._stopping.wait(1.0)
             return
-        self._restarts.again(f"the query {query.name!r}", reason(query), self._see)
-        if not self._stopping.is_set():
+        if name not in self._due:
+            for broker in self._brokers:
+                if broker.query is query:
+                    self._told(broker, RESTARTING)
+            restarts = self._restarts.setdefault(name, Restarts(self._stopping))
+            self._due[name] = now + restarts.pause_s(
+                f"the query {name!r}", reason(query), self._see
+            )
+        if now >= self._due[name] and not self._stopping.is_set():
+            del self._due[name]
             restart()
-            self._captured.ask_again()
 
     def _missing(self) -> str:
         """What the queries need and is not there now; empty when all is."""
@@ -171,8 +240,9 @@ class EngineWatch:
 
     def _restart_java(self) -> None:
         """Spark's Java process is gone: what it had committed stands in the checkpoint."""
+        restarts = self._restarts.setdefault(JAVA, Restarts(self._stopping))
         while ended := self._application.java_ended():
-            self._restarts.again(JAVA, ended, self._see)
+            restarts.again(JAVA, ended, self._see)
             if self._stopping.is_set():
                 return
             try:
@@ -182,4 +252,5 @@ class EngineWatch:
             except Exception:
                 if not self._application.java_ended():
                     raise
-        self._captured.ask_again()
+        self._due.clear()
+        self._captured.ask_again(b.name for b in self._brokers)

@@ -17,9 +17,11 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
 from ..state import FORMAT
 
@@ -30,6 +32,7 @@ CHECKPOINT, TABLES = "checkpoint", "tables"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
+NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
 # stands in the tables says where they go on.
 _METADATA = (f"{CHECKPOINT}/metadata", f"{CHECKPOINT}/*/metadata")
@@ -150,6 +153,45 @@ class HomeFolder:
             for pattern in _METADATA
             for file in self.path.glob(pattern)
         }
+
+    # ------------------------------------------------------------ brokers
+
+    def brokers(self, names: Iterable[str]) -> dict[str, int]:
+        """The home's brokers with their numbers, and those of these names that are new, each with
+        the next number. A number is given once: ids that begin with it are for ever its broker's.
+
+        Raises LakequeueError when there are no numbers left. Writes nothing.
+        """
+        about = self._about()
+        known: dict[str, int] = about.get("brokers", {})
+        if not known:  # a home of one broker, which did not say its name
+            places = about.get("checkpoints", {})
+            known = {p.partition("/")[2]: 0 for p in places if p.startswith(f"{CHECKPOINT}/")}
+        asked = list(names)
+        if known and asked == [DEFAULT_BROKER]:  # the configuration names none
+            asked = []
+        found, following = dict(known), max(self.numbers, len(known))
+        for name in asked:
+            if name not in found:
+                found[name] = following
+                following += 1
+        if following > NUMBERS_MAX:
+            raise LakequeueError(f"home {self.path}: all {NUMBERS_MAX} numbers of brokers are used")
+        return found
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers were given to brokers so far; 0: none, or one to a broker that did not
+        say its name."""
+        return int(self._about().get("numbers", 0))
+
+    def remember_brokers(self, brokers: dict[str, int]) -> None:
+        """Keep the brokers with their numbers."""
+        about = self._about()
+        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
+        whole = {**about, "brokers": brokers, "numbers": numbers}
+        if whole != about:
+            _write(self.path / ABOUT, whole)
 
     # ------------------------------------------------------------ what is kept beside it
 

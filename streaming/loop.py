@@ -13,6 +13,8 @@ the log.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +45,8 @@ STOPPED_S = 0.3
 @dataclass(frozen=True)
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
-    name on the control topic; alone_s: how long steps go on when no batch follows."""
+    name on the control topic; alone: there is no other broker; alone_s: how long steps go on when
+    no batch follows."""
 
     kafka: dict[str, Any]
     broker: str
@@ -53,6 +56,7 @@ class Options:
     captured: list[str]
     code: str
     run: str
+    alone: bool = True
     keep: int = 8
     batch_s: float = 30.0
     batch_bytes: int = 128_000_000
@@ -133,6 +137,7 @@ class Loop:
         self._stepper.found(self._discovery.sizes())
         self._discovery.start()
         self._discovery.want(self.driver.captured)
+        self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
         self._stepper.begin(figures, self._discovery.want)
         self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
 

@@ -18,7 +18,8 @@ from ..sinks.kafka_sink import OBSERVATION
 
 
 class ProgressListener(StreamingQueryListener):
-    """Calls back with the notes and the figures of each batch of the query with this name.
+    """Calls back with the notes and the figures of each batch of a broker's query, each with the
+    broker. broker_of: whose query has this name; None: nobody's.
 
     on_batch gets Spark's progress as it stands in its JSON: ``numInputRows``, ``durationMs``, …
     on_any gets that of every query.
@@ -26,12 +27,12 @@ class ProgressListener(StreamingQueryListener):
 
     def __init__(
         self,
-        query: str,
-        on_note: Callable[[str], None],
-        on_batch: Callable[[dict[str, Any]], None],
+        broker_of: Callable[[str], str | None],
+        on_note: Callable[[str, str], None],
+        on_batch: Callable[[str, dict[str, Any]], None],
         on_any: Callable[[dict[str, Any]], None] = lambda progress: None,
     ) -> None:
-        self._query = query
+        self._broker_of = broker_of
         self._on_note = on_note
         self._on_batch = on_batch
         self._on_any = on_any
@@ -57,12 +58,13 @@ class ProgressListener(StreamingQueryListener):
         """A batch is done. event: Java's."""
         progress = json.loads(event.progress().json())
         self._on_any(progress)
-        if progress["name"] != self._query:
+        broker = self._broker_of(progress["name"])
+        if broker is None:
             return
         observed = progress.get("observedMetrics", {}).get(OBSERVATION) or {}
         for note in observed.get("notes") or ():
-            self._on_note(note)
-        self._on_batch(progress)
+            self._on_note(broker, note)
+        self._on_batch(broker, progress)
 
 
 class _Receiver:

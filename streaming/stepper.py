@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
-from ..sources.live import LiveInputs, own_inputs, places_of
+from ..sources.live import LiveInputs, own_places, places_of
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
@@ -193,7 +193,9 @@ class Stepper(threading.Thread):
         captured = captured_topics(sizes, driver.captured)
         driver.notes += [f"topic:{name}" for name in captured if name not in self._reads]
         self._reads |= set(captured)
-        places = places_of(sizes, own_inputs(self._options.vpns) + captured)
+        o = self._options
+        places = own_places(sizes, o.vpns, o.broker, o.number, o.alone)
+        places += places_of(sizes, captured)
         self._inputs.also({place: driver.offsets.get(place, 0) for place in places})
 
     # ------------------------------------------------------------ marks

@@ -37,6 +37,10 @@ class Restarts:
 
     def again(self, what: str, why: str, see: str = "") -> None:
         """Say what ended and why, and pause; raises LakequeueError when it ended too often."""
+        self._stopping.wait(self.pause_s(what, why, see))
+
+    def pause_s(self, what: str, why: str, see: str = "") -> float:
+        """As `again`, for one who has something else to do meanwhile: how long the pause is."""
         now = time.monotonic()
         self._times = [t for t in self._times if now - t < RESTART_WINDOW_S] + [now]
         count = len(self._times)
@@ -47,7 +51,7 @@ class Restarts:
                 f"minutes, so it is not started again{where}"
             )
         self._say(f"{what} ended, {why}; it is started again")
-        self._stopping.wait(min(2.0**count / 2, PAUSE_S_MAX))
+        return min(2.0**count / 2, PAUSE_S_MAX)
 
 
 def passes(reason: str) -> bool:

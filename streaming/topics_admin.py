@@ -10,43 +10,60 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from ..client.kafka_python import refusals_told
-from ..protocol import NotConnected, topics
+from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
     # A producer writes to one: what it sends stands before few others' messages only.
-    topics.PUBLISH: topics.PUBLISH_PARTITIONS,
-    topics.COMMANDS: 1,
+    topics.PUBLISH: topics.PUBLISH_PARTITIONS,  # of each broker
+    topics.COMMANDS: 1,  # of each broker
     topics.DELIVERIES: 8,
     topics.RECEIPTS: 8,
     topics.JOURNAL: 1,
     topics.REJECTED: 1,
     topics.ENGINE: 1,
+    topics.DIRECTORY: 1,
 }
+SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
 MESSAGE_BYTES_MAX = 12_000_000
 ASK_S_MAX = 10.0
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+# What one broker says to another may wait for a week, and is not taken away for its size.
+MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
+DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
 
 
 def ensure_topics(
-    bootstrap: str, vpns: Collection[str], captured: Iterable[str], brokers: Iterable[str] = ()
+    bootstrap: str,
+    vpns: Collection[str],
+    captured: Iterable[str],
+    brokers: Iterable[str] = (),
+    count: int = 1,
+    before: int = 0,
 ) -> dict[str, int]:
     """Make the VPNs' and the brokers' topics and those that queues capture by name, where they are
-    missing.
+    missing. count: numbers that brokers were given; with more than one each gets its partitions.
+    before: as many brokers ran on these topics; 0: none did.
 
     Returns all topics of the cluster, each with its number of partitions.
 
-    Raises NotConnected in one sentence when Kafka does not answer.
+    Raises NotConnected in one sentence when Kafka does not answer, and LakequeueError for topics
+    that cannot be shared out.
     """
-    wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()}
+    shared = {topics.topic(vpn, k): n * count for vpn in vpns for k, n in PARTITIONS.items()
+              if k in SHARED}  # fmt: skip
+    wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()} | shared
     own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
     own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
+    if count > 1:
+        own |= {topics.topic(b, topics.MESH): MESH_CONFIG for b in brokers}
     wanted |= dict.fromkeys(own, 1)
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
+    own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
     try:
         with refusals_told(bootstrap):
@@ -67,9 +84,32 @@ def ensure_topics(
             except TopicAlreadyExistsError:
                 continue
         names = sorted({*admin.list_topics(), *missing})
-        return _sizes(admin.describe_topics(names), {name: wanted[name] for name in missing})
+        sizes = _sizes(admin.describe_topics(names), {name: wanted[name] for name in missing})
+        if count == 1:
+            return sizes
+        for name, size in shared.items():
+            most = size // count * before if 0 < before < count else size
+            if sizes[name] > most:
+                raise LakequeueError(_too_many(name, sizes[name], most))
+        return sizes | _extended(admin, sizes, shared)
     finally:
         admin.close()
+
+
+def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:
+    """Give the topics that brokers share the partitions that they lack."""
+    short = {name: count for name, count in shared.items() if sizes[name] < count}
+    if short:
+        admin.create_partitions(short)
+    return short
+
+
+def _too_many(name: str, size: int, most: int) -> str:
+    """Nobody would read what is in the others, or a new broker would read what was read before."""
+    return (
+        f"topic {name!r} has {size} partitions, and these brokers share {most}: several brokers "
+        "need topics that lakequeue made itself; use a Kafka without them, or stay with one broker"
+    )
 
 
 def _sizes(described: Iterable[dict[str, Any]], made: dict[str, int]) -> dict[str, int]:

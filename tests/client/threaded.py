@@ -39,7 +39,7 @@ class Wire(MemoryTransport):
         elif rest[-1] is not None:  # Kafka has it, the engine never sees it
             rest[-1]()
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         self.commands.append(msgspec.json.decode(value))
         super().command(topic, key, value)
 

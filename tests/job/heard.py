@@ -88,7 +88,9 @@ def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]
         assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
 
 
-def steps_say(bootstrap: str, epoch: int, broker: str = "broker-0") -> tuple[int, list[WireRecord]]:
+def steps_say(
+    bootstrap: str, epoch: int, broker: str = "broker-0", number: int = 0
+) -> tuple[int, list[WireRecord]]:
     """All steps of the log once more, aloud: how many, and what they say. Raises Refused where the
     outcome of one is not what the log says."""
     kafka = kafka_client(bootstrap, "judge")
@@ -102,7 +104,7 @@ def steps_say(bootstrap: str, epoch: int, broker: str = "broker-0") -> tuple[int
             taken[r.topic, r.partition] = r.last
     loud = [(at, msgspec.structs.replace(record, acked=0)) for at, record in logged]
     ear = _Ear()
-    home = Home(broker, 0, epoch)
+    home = Home(broker, number, epoch)
     driver = Driver(home, code_version(), DictStore(), Snapshot(), ear, ear, lambda: 0)
     again = ReadAgain(kafka, [record for _, record in logged])
     try:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,10 @@ class UpProcess(EngineProcess):
         return None
 
 
-def loop_workers(engine: EngineProcess) -> list[psutil.Process]:
-    """The Python workers of the broker's query: children of the daemon that knows its name."""
+def loop_workers(engine: EngineProcess | Iterable[psutil.Process]) -> list[psutil.Process]:
+    """The Python workers of the brokers' queries: children of the daemon that knows its name."""
     found = []
-    for process in engine.family():
+    for process in engine.family() if isinstance(engine, EngineProcess) else engine:
         with contextlib.suppress(psutil.Error, OSError):
             parent = process.parent()
             if DAEMON not in process.cmdline() or parent is None:

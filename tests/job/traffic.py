@@ -30,8 +30,13 @@ class Received:
 class Traffic:
     """A producer and two consumers; every one of them writes down what it sees."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(
+        self, url: str, seed: int, queue: str = "orders", broker: str | None = None
+    ) -> None:
+        self.queue = queue
         self.sent: dict[bytes, Future[lakequeue.client.Receipt]] = {}
+        self.sent_at: dict[bytes, float] = {}
+        self.took: list[tuple[float, float]] = []  # of each delivery: when it was sent, seconds
         self.received: list[Received] = []
         self.acked: list[bytes] = []
         self.errors: list[BaseException] = []
@@ -39,10 +44,12 @@ class Traffic:
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._producing.set()
         self._consuming.set()
-        self.connections = [lakequeue.connect(url, client_name=f"app-{i}") for i in range(3)]
+        self.connections = [
+            lakequeue.connect(url, client_name=f"app-{i}", broker=broker) for i in range(3)
+        ]
         self.producer = self.connections[0].producer(pub_ack_time="500ms", window=2_000)
         self.consumers = [
-            c.consumer("orders", ack_mode="individual", max_backlog=50)
+            c.consumer(queue, ack_mode="individual", max_backlog=50)
             for c in self.connections[1:]
         ]
         jobs = [(self._produce, ()), (self._consume, (0,)), (self._consume, (1,))]
@@ -59,7 +66,8 @@ class Traffic:
     def _produce(self) -> None:
         while self._producing.is_set():
             payload = f"message {len(self.sent)}".encode()
-            self.sent[payload] = self.producer.send_async("orders", payload)
+            self.sent_at[payload] = time.monotonic()
+            self.sent[payload] = self.producer.send_async(self.queue, payload)
             time.sleep(self._random.expovariate(PER_SECOND))
 
     def _consume(self, number: int) -> None:
@@ -68,6 +76,8 @@ class Traffic:
             m = self.consumers[number].receive(timeout=0.2)
             if m is None:
                 continue
+            sent_at = self.sent_at[m.payload]
+            self.took.append((sent_at, time.monotonic() - sent_at))
             seen = Received(number, m.payload, m.id, m.delivery_count, m.redelivered)
             self.received.append(seen)
             if choose.random() < CANCELED_SHARE:
@@ -82,6 +92,10 @@ class Traffic:
         until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic goes on")
         assert not self.errors, self.errors
         return time.monotonic() - begun
+
+    def took_ms(self, begin: float, end: float) -> list[float]:
+        """Of what was sent between two moments, how long it took, the longest last."""
+        return sorted(s * 1000 for at, s in list(self.took) if begin <= at < end)
 
     def finish_producing(self) -> None:
         self._producing.clear()
@@ -104,7 +118,7 @@ def drain(traffic: Traffic) -> None:
     """The traffic comes to its end, the queue to its bottom, and all of it is judged."""
     traffic.finish_producing()
     admin = traffic.connections[0].admin()
-    until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
+    until(lambda: admin.describe(traffic.queue)["depth"] == 0, 90, "the queue is drained")
     traffic.finish_consuming()
     judge(traffic, set())
 

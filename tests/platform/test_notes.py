@@ -24,7 +24,7 @@ def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
     assert notes == ["malformed:default:2", "malformed:gone:1"]
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     for note in [*notes, *notes]:
-        engine._notes(note)
+        engine._notes("broker-0", note)
     sample = engine.metrics.registry.get_sample_value
     assert sample("lakequeue_malformed_records_total", {"vpn": "default"}) == 4
     assert sample("lakequeue_malformed_records_total", {"vpn": "gone"}) == 2

@@ -73,11 +73,11 @@ def test_a_passing_cause_does_not_end_a_start(
     monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     started: list[bool] = []
-    monkeypatch.setattr(engine.application, "start_query", lambda: started.append(True))
-    engine.application.query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
+    monkeypatch.setattr(engine.application, "start_query", lambda broker: started.append(True))
+    engine.brokers["broker-0"].query = FailedQuery("Python worker failed to connect back.")  # type: ignore[assignment]
     engine.watch.restart_if_passing()
     assert started == [True]
-    engine.application.query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
+    engine.brokers["broker-0"].query = FailedQuery("the checkpoint is of another query")  # type: ignore[assignment]
     with pytest.raises(LakequeueError, match=r"query failed: the checkpoint .*spark\.log"):
         engine.watch.restart_if_passing()
     assert started == [True]
@@ -97,7 +97,7 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
 
 def failed(engine: Engine) -> None:
     """Its query has ended."""
-    engine.application.query = FailedQuery("a batch could not be committed")  # type: ignore[assignment]
+    engine.brokers["broker-0"].query = FailedQuery("a batch could not be committed")  # type: ignore[assignment]
 
 
 def test_what_the_queries_need_is_waited_for(
@@ -108,7 +108,7 @@ def test_what_the_queries_need_is_waited_for(
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     monkeypatch.setattr(engine._stopping, "wait", lambda seconds: False)
     started: list[bool] = []
-    monkeypatch.setattr(engine.application, "start_query", lambda: started.append(True))
+    monkeypatch.setattr(engine.application, "start_query", lambda broker: started.append(True))
     failed(engine)
     for _ in range(2 * RESTARTS_MAX):
         engine.watch.look_after()

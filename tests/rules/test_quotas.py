@@ -468,6 +468,14 @@ def test_S6_discarded_by_configuration_is_acknowledged_and_journaled_as_such() -
     assert row["event"] == "discarded"
 
 
+def test_Q7_a_broker_names_topics_and_a_folder() -> None:
+    assert parse_configuration({"brokers": ["a", "b-2"]}).brokers == ("a", "b-2")
+    with pytest.raises(ConfigError, match=r"(?s)brokers\[0\]: .*'a/b'.*brokers\[1\]: .*'\.\.'"):
+        parse_configuration({"brokers": ["a/b", ".."]})
+    with pytest.raises(ConfigError, match="1 to 64 broker names"):
+        parse_configuration({"brokers": [f"b{i}" for i in range(65)]})
+
+
 # ---------------------------------------------------------------- where rules meet
 
 

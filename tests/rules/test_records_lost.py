@@ -32,7 +32,7 @@ class Told:
     def __init__(self) -> None:
         self.commands: list[tuple[str, bytes]] = []
 
-    def command(self, topic: str, key: bytes, value: bytes) -> None:
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         self.commands.append((topic, value))
 
 
@@ -59,14 +59,14 @@ def events_after(engine: Engine) -> list[dict[str, Any]]:
 
 
 def test_a_loss_of_a_vpns_own_topic_is_its_event(engine: Engine) -> None:
-    engine._notes("lost:east.publish:17")
+    engine._notes("broker-0", "lost:east.publish:17")
     (row,) = events_after(engine)
     assert (row["vpn"], row["queue"]) == ("east", "")
     assert row["reason"] == "topic=east.publish, records=17, reader=engine"
 
 
 def test_a_loss_of_a_captured_topic_is_told_of_each_queue(engine: Engine) -> None:
-    engine._notes("lost:radar:3")
+    engine._notes("broker-0", "lost:radar:3")
     found = [(row["vpn"], row["queue"]) for row in events_after(engine)]
     assert found == [("default", "flights"), ("east", "seen")]
 
@@ -103,5 +103,5 @@ def test_kafka_away_loses_only_the_event(engine: Engine, caplog: pytest.LogCaptu
         raise NotConnected("nobody is there")
 
     engine._transport.command = away  # type: ignore[method-assign]
-    engine._notes("lost:default.publish:17")
+    engine._notes("broker-0", "lost:default.publish:17")
     assert "a loss is not told in the events: nobody is there" in caplog.text

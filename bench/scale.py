@@ -1,0 +1,170 @@
+"""The same traffic through 1, 2 and 4 brokers: what a message costs, and where the cores end.
+
+Four lanes, each a producer and a consumer of a queue, are spread over the brokers: on one broker
+all four, on four brokers one each. So clients do the same in every row, and what differs is what
+brokers cost. CPU is that of every process there is: workers step, Java is Spark, Kafka is Kafka.
+Where `cores_used` comes to the number of cores, a broker more cannot make it faster: then only the
+cost of a message says how it scales.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+from ..client import connect
+from ..streaming.worker_daemon import DAEMON
+from .harness import BACKLOG, PAYLOAD, Say, _spawn, process, running, url
+
+LANES = 4
+WARM_UP = 5_000  # of each lane
+COUNTS = (1, 2, 4)
+IDLE_S = 60.0
+READY_S_MAX = 300.0
+
+
+def names(count: int) -> list[str]:
+    """Of so many brokers."""
+    return [f"broker-{i}" for i in range(count)]
+
+
+def run(messages: int, counts: tuple[int, ...], say: Say) -> list[dict[str, Any]]:
+    """A row for each number of brokers; `vs_first` is the cost of a message beside the first's."""
+    rows = [_measure(messages, count, say) for count in counts]
+    for row in rows:
+        row["vs_first"] = row["cpu_us_per_msg"] / rows[0]["cpu_us_per_msg"]
+    return rows
+
+
+def _measure(messages: int, count: int, say: Say) -> dict[str, Any]:
+    say(f"{count} broker{'s' if count > 1 else ''}")
+    each = messages // LANES
+    with running(say, queues=[], brokers=names(count)) as engine:
+        address = url(engine)
+        for lane in range(LANES):
+            _define(address, lane, count)
+        say("warming up")
+        ready, go, done = _spawn.Queue(), _spawn.Event(), _spawn.Queue()
+        children = [
+            process(target, address, count, each, ready, go, done)
+            for target in (_consumers, _producers)
+        ]
+        for _ in range(2 * LANES):
+            ready.get(timeout=READY_S_MAX)
+        say("all lanes at once")
+        before, begin = _cpu_us(), time.perf_counter()
+        go.set()
+        for _ in range(2 * LANES):
+            done.get(timeout=READY_S_MAX + messages / 1_000)
+        seconds, after = time.perf_counter() - begin, _cpu_us()
+        for child in children:
+            child.kill()
+            child.join(10)
+    sent = each * LANES
+    spent = {part: (after[part] - before[part]) / sent for part in after}
+    total = sum(spent.values())
+    return {
+        "brokers": count,
+        "messages": sent,
+        "msgs_s": sent / seconds,
+        "cpu_us_per_msg": total,
+        **{f"{part}_us": us for part, us in spent.items()},
+        "cores_used": total * sent / seconds / 1e6,
+        "cores": os.cpu_count(),
+    }
+
+
+def _define(address: str, lane: int, count: int) -> None:
+    with connect(address, broker=_broker(lane, count)) as connection:
+        connection.admin().define(
+            {
+                "name": f"lane-{lane}", "type": "LocalQueue", "message_type": "binary",
+                "max_per_subscription_backlog": BACKLOG,
+                "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
+            }
+        )  # fmt: skip
+
+
+def _broker(lane: int, count: int) -> str:
+    return names(count)[lane % count]
+
+
+def _cpu_us() -> dict[str, float]:
+    """CPU so far, by what it was for: of this process and all below that live."""
+    spent = {"workers": 0.0, "java": 0.0, "kafka": 0.0, "clients": 0.0}
+    me = psutil.Process()
+    for child in [me, *me.children(recursive=True)]:
+        with suppress(psutil.Error):  # it ended meanwhile
+            words = child.cmdline()
+            part = "clients"
+            if child == me:  # the driver's part of the engine
+                part = "java"
+            elif "kafka.Kafka" in words:
+                part = "kafka"
+            elif DAEMON in words:
+                part = "workers"
+            elif child.name() == "java":
+                part = "java"
+            spent[part] += 1e6 * sum(child.cpu_times()[:2])
+    return spent
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def _lanes(target: Any, *arguments: Any) -> None:
+    threads = [threading.Thread(target=target, args=(i, *arguments)) for i in range(LANES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _producers(*arguments: Any) -> None:
+    _lanes(_produce, *arguments)
+
+
+def _consumers(*arguments: Any) -> None:
+    _lanes(_consume, *arguments)
+
+
+def _produce(
+    lane: int, address: str, count: int, messages: int, ready: Any, go: Any, done: Any
+) -> None:
+    with connect(
+        address, client_name=f"bench-producer-{lane}", broker=_broker(lane, count)
+    ) as connection:
+        with connection.producer(window=20_000) as producer:
+            for n in (WARM_UP, messages):
+                for _ in range(n):
+                    producer.send_async(f"lane-{lane}", PAYLOAD)
+                producer.flush(600)
+                if n == WARM_UP:
+                    ready.put(lane)
+                    go.wait()
+    done.put(lane)
+
+
+def _consume(
+    lane: int, address: str, count: int, messages: int, ready: Any, go: Any, done: Any
+) -> None:
+    with connect(
+        address, client_name=f"bench-consumer-{lane}", broker=_broker(lane, count)
+    ) as connection:
+        consumer = connection.consumer(f"lane-{lane}", ack_mode="individual", max_backlog=BACKLOG)
+        for n in (WARM_UP, messages):
+            for _ in range(n):
+                message = consumer.receive(IDLE_S)
+                assert message is not None, "a message did not come"
+                message.ack()
+            if n == WARM_UP:
+                consumer.tick()  # the last acks
+                ready.put(lane)
+                go.wait()
+        consumer.close()
+    done.put(lane)

@@ -1,0 +1,51 @@
+"""`lakequeue brokers`: which brokers there are, where each steps, and how much it has to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .common import connect, connection_options, console, json_option, number, say_json
+
+
+@click.command()
+@connection_options
+@json_option
+def brokers(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
+    """Show every broker: its number, its state, where it steps, and how much it has to do.
+
+    \b
+    states: starting, running, restarting (it ended, and is started again), failed (it is not
+    started again; why stands beside it). Steps and load (the share of the time in which it did not
+    wait for input) are as of its last batch: up to half a minute old.
+
+    \b
+    Examples:
+      lakequeue brokers
+      lakequeue brokers --json | jq '.[] | select(.state != "running")'
+    """
+    with connect(url, home, vpn, "brokers") as connection:
+        found = connection.admin().brokers()
+    if as_json:
+        say_json(found)
+        return
+    console().print(_table(found) if found else "No broker was started here yet.")
+
+
+def _table(found: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column, side in (("broker", "left"), ("number", "right"), ("state", "left"),
+                         ("worker", "left"), ("steps", "right"), ("load", "right"),
+                         ("why", "left")):  # fmt: skip
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for one in found:
+        load = one["load"]
+        table.add_row(
+            one["name"], number(one["number"]), one["state"], one["worker"] or "–",
+            number(one["steps"]), "–" if load is None else f"{100 * load:.0f} %", one["why"],
+        )  # fmt: skip
+    return table

@@ -1,0 +1,40 @@
+"""Four brokers, a queue `orders-<name>` on each, and traffic through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import lakequeue
+import psutil
+from job.processes import loop_workers
+from job.traffic import Traffic
+from lakequeue.streaming.realtime import ENVIRONMENT
+
+SEED = 7
+BROKERS = ("a", "b", "c", "d")
+CONFIG = f"brokers: [{', '.join(BROKERS)}]\n"
+
+
+def define_queues(url: str) -> None:
+    """A queue on each broker."""
+    for broker in BROKERS:
+        with lakequeue.connect(url, broker=broker) as connection:
+            connection.admin().define(
+                {
+                    "name": f"orders-{broker}", "message_type": "text", "type": "LocalQueue",
+                    "max_per_subscription_backlog": 50,
+                }
+            )  # fmt: skip
+
+
+def traffics(url: str) -> dict[str, Traffic]:
+    """Traffic on each broker's queue."""
+    return {
+        broker: Traffic(url, SEED + i, f"orders-{broker}", broker)
+        for i, broker in enumerate(BROKERS)
+    }
+
+
+def workers(processes: Iterable[psutil.Process]) -> dict[str, psutil.Process]:
+    """The process that steps, of each broker."""
+    return {w.environ()[ENVIRONMENT]: w for w in loop_workers(processes)}

@@ -1,0 +1,96 @@
+"""A standalone Spark cluster on this machine: a master and workers, processes of PySpark's own
+classes, each worker with its executor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pyspark
+from job.processes import _adopts, free_port, until
+from lakequeue.streaming.jars import ensure_jars, java_executable
+from lakequeue.streaming.spark import LOCAL_FILES
+from lakequeue.streaming.worker_daemon import DAEMON
+
+SPARK = Path(pyspark.__file__).parent
+JAVA = ("-Xmx160m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+class Standalone:
+    """A master and workers with so many task slots each."""
+
+    def __init__(self, folder: Path, workers: int, slots: int) -> None:
+        self._log = folder / "spark-processes.log"
+        self._port = free_port()
+        self.master = f"spark://127.0.0.1:{self._port}"
+        here = ("--host", "127.0.0.1", "--webui-port", "0")
+        self._processes = [
+            self._start("master.Master", *here, "--port", str(self._port))
+        ]
+        until(lambda: self._said("Starting Spark master"), 60, "the master is there")
+        for i in range(workers):
+            work = ("--work-dir", str(folder / f"worker-{i}"))
+            given = ("--cores", str(slots), "--memory", "2g", *work, self.master)
+            self._processes.append(self._start("worker.Worker", *here, *given))
+        until(lambda: self._said("Registering worker") >= workers, 60, "the workers are there")
+
+    def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [str(java_executable()), *JAVA, "-cp", f"{SPARK}/jars/*"]
+        command += [f"org.apache.spark.deploy.{name}", *arguments]
+        environment = {**os.environ, "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1",
+                       "SPARK_SCALA_VERSION": "2.13"}  # else it looks for a build tree
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True,
+                preexec_fn=_adopts,
+            )  # fmt: skip
+
+    def _said(self, sentence: str) -> int:
+        return self._log.read_text(errors="replace").count(sentence)
+
+    def settings(self) -> list[str]:
+        """What an engine is told to run here: paths and addresses of this machine."""
+        (files,) = [j for j in ensure_jars().spark if j.name.startswith("hadoop-bare-naked")]
+        given = {
+            "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.memory": "800m", "spark.python.daemon.module": DAEMON,
+            "spark.driver.extraClassPath": str(files), "spark.executor.extraClassPath": str(files),
+            "spark.hadoop.fs.file.impl": LOCAL_FILES,
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        }  # fmt: skip
+        pairs = [f"{key}={value}" for key, value in given.items()]
+        return ["--master", self.master, *(word for pair in pairs for word in ("--set", pair))]
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process of the cluster: executors and Python workers too."""
+        out = []
+        leaders = {p.pid for p in self._processes}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                ours = os.getsid(process.pid) in leaders
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    out.append(process)
+        return out
+
+    def executors(self) -> list[psutil.Process]:
+        """The Java processes that run tasks."""
+        found = []
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                if any(EXECUTOR in word for word in process.cmdline()):
+                    found.append(process)
+        return found
+
+    def kill(self) -> None:
+        """All of it."""
+        for process in [*self.family(), *self.family()]:  # twice: what was born meanwhile
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+        for leader in self._processes:
+            leader.wait(30)
+
