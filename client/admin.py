@@ -44,8 +44,13 @@ class Admin:
         self._session.request(commands.Delete(queue=queue))
 
     def queues(self) -> list[dict[str, Any]]:
-        """All queues of the VPN, as `describe` gives them, by name."""
-        return self._seen(self._session.request_list(commands.Queues(), "after"))
+        """All queues of the VPN, as `describe` gives them, by name; `broker` says where each is. A
+        queue that several brokers host is listed once for each."""
+        session = self._session
+        found = session.request_of_each(
+            lambda broker: session.request_list(commands.Queues(), "after", broker=broker)
+        )
+        return self._seen(sorted(found, key=lambda queue: queue["name"]))
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition."""
@@ -65,8 +70,12 @@ class Admin:
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
-        events = self._session.request(commands.Events(limit=limit))
-        return [{**e, "time": moment(e["time"])} for e in events]
+        session = self._session
+        events = session.request_of_each(
+            lambda broker: session.request(commands.Events(limit=limit), broker=broker)
+        )
+        events.sort(key=lambda event: event["time"])
+        return [{**e, "time": moment(e["time"])} for e in events[max(len(events) - limit, 0) :]]
 
     def browse(
         self,

@@ -41,6 +41,7 @@ class Binding:
         self.epoch = 0
         self.lease_ms: int | None = None
         self.backlog = 1
+        self.broker = session.broker_of(queue)
         self.removes_on_send = wanted.acks == "none"
 
     def bind(self) -> None:
@@ -61,6 +62,7 @@ class Binding:
                 priority=wanted.priority,
             )
         )
+        self.broker = session.broker_of(self.queue)
         self.removes_on_send = answer["removes_on_send"]
         self.backlog = answer["backlog"]
         self.lease_ms = answer.get("lease_ms")

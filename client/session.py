@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -20,6 +21,7 @@ import msgspec
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.wire import FRAMING
 from .brokers import known_brokers
+from .directory import Directory
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -28,6 +30,7 @@ log = logging.getLogger("lakequeue.client")
 HEARTBEAT_S = 4.0
 REQUEST_TIMEOUT_S = 30.0
 ASKED_MOST = 1_000
+LOOK_AGAIN_S = 0.1  # a queue that is on its way from one broker to another
 
 Answer = dict[str, Any]
 
@@ -36,6 +39,11 @@ class Consuming(Protocol):
     """Who listens to a subscription."""
 
     queue: str
+
+    @property
+    def broker(self) -> int:
+        """The number of the broker with which it is bound."""
+        ...
 
     def on_record(self, value: bytes) -> None:
         """A record of deliveries."""
@@ -108,44 +116,70 @@ class Session:
         self._hooks: dict[Consuming, Callable[[], None]] = {}
         self._asked: dict[str, Callable[[Answer], None]] = {}
         self.is_silent = False  # the last question at a close was not answered
-        self._lost = False
         self._subscribing = False  # again, after the session was lost
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
         self.number = number
+        self._spoken_to = {number}  # brokers that may know this session
+        self._lost: set[int] = set()  # of these, those that missed its heartbeats
+        self._follow: set[Consuming] = set()  # whose queue is on another broker now
         self._commands = topics.topic(vpn, topics.COMMANDS)
-        self._commands_partition = topics.commands_partition(number)
+        self._where = Directory(number)
         deliveries = topics.topic(vpn, topics.DELIVERIES)
         receipts = topics.topic(vpn, topics.RECEIPTS)
         spread = crc32(self.session.encode())
         partition = spread % transport.partitions(deliveries)
         self.inbox = commands.Inbox(deliveries, partition)
         self.publish_topic = topics.topic(vpn, topics.PUBLISH)
-        self._publish_block = self._block(transport)
+        self._publish_size = transport.partitions(self.publish_topic)
+        self._alone = transport.partitions(self._commands) == 1
         self.receipts_partition = spread % transport.partitions(receipts)
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
+        self._directory = topics.topic(vpn, topics.DIRECTORY)
+        if not self._alone:
+            self._read_directory()
         runner.start(self)
 
-    def _block(self, transport: Transport) -> range:
-        """The partitions of the publish topic that the broker reads: where there are no others,
-        all of them."""
-        size = transport.partitions(self.publish_topic)
-        if transport.partitions(self._commands) == 1:
-            return range(size)
-        block = topics.publish_partitions(self.number)
-        return range(block.start, min(block.stop, size))
+    def _read_directory(self) -> None:
+        """Know where queues are, from now on. What comes while it is read is told once more."""
+        self._transport.listen(self._directory, 0)
+        for key, value in self._transport.newest(self._directory).items():
+            self._where.take(key, value)
+
+    def _block(self, broker: int) -> range:
+        """The partitions of the publish topic that a broker reads: where there are no others, all
+        of them."""
+        if self._alone:
+            return range(self._publish_size)
+        block = topics.publish_partitions(broker)
+        return range(block.start, min(block.stop, self._publish_size))
 
     @property
     def publish_partitions(self) -> int:
-        """How many partitions the producers of this session share."""
-        return len(self._publish_block)
+        """How many partitions of a broker the producers of this session share."""
+        return len(self._block(self.number))
 
-    def publish_partition(self, producer_id: str) -> int:
-        """Where a producer sends: one partition, so its messages keep their order, whatever their
-        keys."""
-        block = self._publish_block
+    def publish_partition(self, producer_id: str, broker: int | None = None) -> int:
+        """Where a producer sends what is for a broker, by default the home: one partition, so its
+        messages keep their order, whatever their keys."""
+        block = self._block(self.number if broker is None else broker)
         return block[crc32(producer_id.encode()) % len(block)]
+
+    def broker_of(self, name: str) -> int:
+        """The number of the broker for this queue or destination."""
+        return self._where.broker_of(name)
+
+    def learn(self, queue: str, where: str) -> None:
+        """A broker says where a queue is: JSON of names and numbers."""
+        self._where.learn(queue, msgspec.json.decode(where, type=dict[str, int]))
+
+    def _taker(self, command: commands.Command) -> int:
+        """Whom a command is for: who keeps the directory, the queue's broker, or the home."""
+        if isinstance(command, commands.OF_KEEPER):
+            return commands.KEEPER
+        queue = getattr(command, "queue", None)
+        return self.number if queue is None else self.broker_of(queue)
 
     def brokers(self) -> list[dict[str, Any]]:
         """The engine's brokers, see `Admin.brokers`."""
@@ -219,29 +253,45 @@ class Session:
         self._transport.publish(self.publish_topic, value, key, headers, partition, acked)
         self.runner.sent()
 
-    def command(self, command: commands.Command) -> None:
-        """Send a command without waiting; a session's commands keep their order."""
+    def command(self, command: commands.Command, broker: int | None = None) -> None:
+        """Send a command without waiting, to the broker that it is for unless one is named; a
+        session's commands to one keep their order."""
+        number = self._taker(command) if broker is None else broker
+        self._spoken_to.add(number)
         self._transport.command(
             self._commands, self.session.encode(), commands.encode_command(command),
-            self._commands_partition,
+            topics.commands_partition(number),
         )  # fmt: skip
         self.runner.sent()
 
-    def ask(self, command: commands.Command, told: Callable[[Answer], None]) -> str:
+    def ask(
+        self, command: commands.Command, told: Callable[[Answer], None], broker: int | None = None
+    ) -> str:
         """Send a command without waiting; ``told`` gets the answer. Gives the question's name."""
         request = self.new_name("request")
         while len(self._asked) >= ASKED_MOST:  # the engine is away: nobody will be told
             self._asked.pop(next(iter(self._asked)), None)
         self._asked[request] = told
         reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
-        self.command(msgspec.structs.replace(command, reply=reply))
+        self.command(msgspec.structs.replace(command, reply=reply), broker)
         return request
 
-    def request(self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S) -> Any:
+    def request(
+        self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S,
+        broker: int | None = None,
+    ) -> Any:  # fmt: skip
         """Send a command and wait for its answer; raises what the engine answers."""
-        return self._answer_to(command, timeout)["result"]
+        return self._answer_to(command, timeout, broker)["result"]
 
-    def request_list(self, command: Any, place: str, count: str | None = None) -> list[Any]:
+    def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
+        """What every broker answers, one after the other, by number; ``ask`` asks one."""
+        if self._alone:
+            return ask(self.number)
+        return [row for broker in self.brokers() for row in ask(broker["number"])]
+
+    def request_list(
+        self, command: Any, place: str, count: str | None = None, broker: int | None = None
+    ) -> list[Any]:
         """As `request`, for a list that the engine may give in parts.
 
         place: the command's field that says where a part begins; count: the field that says how
@@ -249,7 +299,7 @@ class Session:
         """
         rows: list[Any] = []
         while True:
-            answer = self._answer_to(command, REQUEST_TIMEOUT_S)
+            answer = self._answer_to(command, REQUEST_TIMEOUT_S, broker)
             rows += answer["result"]
             if answer.get("more") is None:
                 return rows
@@ -258,16 +308,40 @@ class Session:
                 changes[count] = getattr(command, count) - len(answer["result"])
             command = msgspec.structs.replace(command, **changes)
 
-    def _answer_to(self, command: commands.Command, timeout: float) -> Answer:
+    def _answer_to(
+        self, command: commands.Command, timeout: float, broker: int | None = None
+    ) -> Answer:
+        """The answer, from where the queue is: who hears that it is elsewhere asks there."""
+        until = time.monotonic() + timeout
+        while True:
+            asked = self._taker(command) if broker is None else broker
+            answer = self._answer_once(command, max(until - time.monotonic(), 0.0), asked)
+            if answer["kind"] != "Moved":
+                break
+            queue: str = getattr(command, "queue", "")
+            self._where.learn(queue, answer["result"]["hosts"])
+            if self._taker(command) == asked:  # it is on its way
+                if not self.runner.waits or time.monotonic() > until:
+                    break
+                time.sleep(LOOK_AGAIN_S)
+        return self._checked(answer)
+
+    def _answer_once(
+        self, command: commands.Command, timeout: float, broker: int
+    ) -> Answer:
         self.check_open()
         answers: list[Answer] = []
-        request = self.ask(command, answers.append)
+        request = self.ask(command, answers.append, broker)
         if not self.wait(lambda: bool(answers), timeout):
             self._asked.pop(request, None)
             raise Timeout(
-                f"the engine did not answer within {timeout} s; is it running? (lakequeue doctor)"
+                f"the engine did not answer within {timeout:g} s; is it running? "
+                "(lakequeue doctor)"
             )
-        answer = answers[0]
+        return answers[0]
+
+    def _checked(self, answer: Answer) -> Answer:
+        """The answer, or its error raised."""
         if answer["error"] is None:
             self.epoch = answer.get("epoch", 0) or self.epoch
             return answer
@@ -340,12 +414,27 @@ class Session:
                 if consumer is not None:
                     consumer.on_record(record.value or b"")
             return
+        if record.topic == self._directory:
+            self._hear_where(record)
+            return
         producer = self._producers.get(name)
         if producer is not None:
             producer.on_receipt(msgspec.json.decode(record.value or b""))
 
+    def _hear_where(self, record: Record) -> None:
+        """A queue is elsewhere now: its consumers go there."""
+        name = self._where.take(record.key, record.value)
+        if name is None:
+            return
+        now_at = self.broker_of(name)
+        for consumer in list(self._consumers.values()):
+            if consumer.queue == name and consumer.broker != now_at:
+                self._follow.add(consumer)
+
     def upkeep(self) -> None:
         """Acks and renewals that are due, messages without an answer."""
+        if self._follow and not self._subscribing:
+            self._bind_again([c for c in self._consumers.values() if c in self._follow])
         for consumer in list(self._consumers.values()):
             consumer.tick()
         now_s = time.monotonic()
@@ -370,18 +459,32 @@ class Session:
         now_s = time.monotonic()
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
-            self.ask(commands.Heartbeat(session=self.session), self._heard)
+            for number in {consumer.broker for consumer in list(self._consumers.values())}:
+                told = partial(self._heard, number)
+                self.ask(commands.Heartbeat(session=self.session), told, number)
         if self._lost and not self._subscribing:
-            self._lost, self._subscribing = False, True
+            lost = [c for c in list(self._consumers.values()) if c.broker in self._lost]
+            self._lost.clear()
             self.report("the engine missed this session's heartbeats; subscribing again")
-            threading.Thread(target=self._subscribe_again, daemon=True).start()
+            self._bind_again(lost)
 
-    def _heard(self, answer: Answer) -> None:
-        self._lost = answer["result"] is False and bool(self._consumers)
+    def _heard(self, broker: int, answer: Answer) -> None:
+        if answer["result"] is False and self._consumers:
+            self._lost.add(broker)
+        else:
+            self._lost.discard(broker)
 
-    def _subscribe_again(self) -> None:
-        """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
-        lost = list(self._consumers.values())
+    def _bind_again(self, consumers: list[Consuming]) -> None:
+        """New subscriptions; in the background, where a call may wait."""
+        self._subscribing = True
+        self._follow.difference_update(consumers)
+        if self.runner.waits:
+            threading.Thread(target=self._subscribe_again, args=(consumers,), daemon=True).start()
+        else:
+            self._subscribe_again(consumers)
+
+    def _subscribe_again(self, lost: list[Consuming]) -> None:
+        """After a pause that was too long, or where the queue went; what was held is lost (C3)."""
         try:
             while lost and self.is_open:
                 lost = [c for c in lost if not self._subscribed(c)]

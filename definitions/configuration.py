@@ -21,6 +21,7 @@ from . import definition_values as read
 from .definition import (
     UNSUPPORTED,
     QueueDefinition,
+    brokers_named,
     dead_message_ring,
     name_of,
     try_definition,
@@ -107,10 +108,10 @@ def parse_configuration(mapping: object) -> Configuration:
     queues = _queues(mapping.get("queues"), problems, report)
     _check_dead_message_queues(queues, report)
     for index, queue in queues:
-        owner = queue.initial_owner
-        if owner is not None and owner not in brokers:
-            allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
-            report(_place(index, queue.name), "initial_owner", owner, allowed)
+        allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
+        for key, named in brokers_named(queue):
+            if named not in brokers:
+                report(_place(index, queue.name), key, named, allowed)
     if vpns:
         for index, queue in queues:
             if queue.vpn not in vpns and queue.vpn != DEFAULT_VPN:

@@ -46,8 +46,8 @@ class MemoryConnection(Connection):
         self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None
     ) -> None:
         self.engine = engine
-        transport = MemoryTransport(engine, broker)
-        super().__init__(transport, vpn, client_name, Inline(engine, broker))
+        number = engine.broker(broker).home.number
+        super().__init__(MemoryTransport(engine), vpn, client_name, Inline(engine), number)
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way."""

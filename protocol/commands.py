@@ -297,6 +297,9 @@ AnyCommand = (
     | Tick
 )
 
+OF_KEEPER = (Define, Delete)  # who keeps the directory decides; others pass them on
+KEEPER = 0  # its number
+
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()
 

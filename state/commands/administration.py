@@ -22,6 +22,7 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
+from ..mesh.placement import check_names
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
@@ -41,21 +42,22 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
         broker.header.vpn_limits[vpn] = limits
 
 
-def define(broker: Broker, vpn: str, command: Define) -> None:
+def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     """Define a queue, or define it again (Q9); the same definition again changes nothing."""
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
-    _check_owner(broker, definition)
+    if not broker.header.peers:  # else the keeper has looked
+        check_names(broker, definition)
     _check_dead_messages(broker, definition)
     existing = broker.find(vpn, definition.name)
     check_definition(broker, existing, definition)
     if existing is None:
         _create(broker, vpn, definition)
-        return
+        return definition
     old = existing.definition
     if old == definition and not existing.header.faulted:
-        return
+        return definition
     problems = redefine(old, definition) + _check_last_value(existing, definition)
     if problems:
         raise ConfigError(problems)
@@ -69,14 +71,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing.wanted = True
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
-
-
-def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
-    """Q5: the owner is a broker that runs; in this version there is one."""
-    owner, name = definition.initial_owner, broker.header.name
-    if owner is not None and owner != name:
-        where = f"queue {definition.name!r}"
-        raise ConfigError([Problem(where, "initial_owner", owner, f"must be the broker, {name!r}")])
+    return definition
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from ..mesh.peers import set_peers
+from ..mesh import keeper
 from . import administration, inspection, leases, sessions, topic_subscriptions
 from .redriving import redrive
 from .turns import IN_TURN
@@ -14,8 +14,9 @@ from .turns import IN_TURN
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) â†’ answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
-    c.Peers: set_peers,
-    c.Define: administration.define,
+    c.Peers: keeper.meet,
+    c.Define: keeper.define,
+    c.Delete: keeper.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
@@ -29,7 +30,6 @@ OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) â†
     c.SetBacklog: sessions.set_backlog,
     c.TransportAck: leases.has_arrived,
     c.Shutdown: administration.shutdown,
-    c.Delete: administration.delete,  # its messages go in turn
     c.SubscribeTopic: topic_subscriptions.subscribe_topic,
     c.UnsubscribeTopic: topic_subscriptions.unsubscribe_topic,
     c.Describe: inspection.describe_one,

@@ -18,6 +18,7 @@ from ...protocol.outputs import Reply
 from ...protocol.topics import is_inbox_of
 from ..broker import Broker
 from ..isolation import Place, Refusals
+from ..mesh.directory import moved
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse
 from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, TOLERANT
@@ -124,6 +125,9 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
         return
     queue = broker.find(vpn, command.queue)
     if queue is None:
+        elsewhere = moved(broker, vpn, command.queue)
+        if elsewhere is not None:
+            raise elsewhere
         if kind not in TOLERANT:
             raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
         answer(broker, command, None)

@@ -19,25 +19,17 @@ from ...definitions import DEFAULT_VPN
 from ...protocol import mesh
 from ...protocol.errors import LakequeueError
 from ...protocol.messages import Records
-from ...protocol.outputs import MeshRecord
 from ..rejection import count_of_vpn, reject_record
 from .dispatch import KINDS
 from .peer import Peer
-from .peers import check_name, peer_of
+from .peers import check_name
+from .speaking import say
+
+__all__ = ["hear", "say"]
 
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..isolation import Refusals
-
-
-def say(broker: Broker, to: int, what: mesh.Said) -> None:
-    """Say something to the peer with this number; raises ConfigError where there is none."""
-    peer, header = peer_of(broker, to), broker.header
-    for part in what.parts():
-        peer.said += 1
-        broker.emit(
-            MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, part)
-        )
 
 
 def hear(broker: Broker, records: Records, refused: Refusals) -> None:

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...protocol.directory import Carried, Carry, Entries, PassMessage, PassOn
 from ...protocol.mesh import Said
+from . import directory, keeper, passing
 
 Handler = Callable[[Any, int, Any], None]
 
-KINDS: dict[str, tuple[type[Said], Handler]] = {}
+KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "carry": (Carry, keeper.hear_carry),
+    "carried": (Carried, keeper.hear_carried),
+    "entries": (Entries, directory.hear_entries),
+    "pass_message": (PassMessage, passing.hear_message),
+    "pass_on": (PassOn, keeper.hear_pass_on),
+}

@@ -9,18 +9,24 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
+import msgspec
+
 from ...expressions import Program
 from ...protocol import topics
-from ...protocol.errors import Reason
+from ...protocol.directory import PassMessage
+from ...protocol.errors import Moved, Reason
 from ...protocol.journal import Segment
 from ...protocol.messages import (
     PLAIN,
     PublishHeader,
     Records,
     decode_publish_header,
+    encode_publish_header,
 )
 from ..broker import Broker
 from ..isolation import Refusals
+from ..mesh.directory import moved
+from ..mesh.speaking import say
 from ..message import enter
 from ..producers import ProducerHistory
 from ..queue import Queue
@@ -244,6 +250,10 @@ class Admission:
         """S6: no queue takes it."""
         if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
+        elsewhere = moved(self._broker, vpn, header.to)
+        if elsewhere is not None:
+            self._is_elsewhere(vpn, header, seq, producer, record, elsewhere)
+            return
         reason = Reason.NO_MATCHING_DESTINATION
         nacked = self._broker.header.system.on_no_match == NACK
         self._journal_refusal("rejected" if nacked else "discarded", vpn, "", reason, record)
@@ -253,6 +263,25 @@ class Admission:
         elif producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
+
+    def _is_elsewhere(
+        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
+        record: Incoming, elsewhere: Moved,
+    ) -> None:  # fmt: skip
+        """It is for a queue that another broker has. A producer that counts is told, and sends it
+        there; what nobody answers for is passed on."""
+        if producer is not None:
+            where = msgspec.json.encode(elsewhere.hosts).decode()
+            producer.refused(seq, Reason.MOVED.value, header.to, where)
+            return
+        one = msgspec.structs.replace(header, count=0)
+        say(
+            self._broker, min(elsewhere.hosts.values()),
+            PassMessage(
+                vpn, record.topic, record.partition, record.offset, record.timestamp, record.key,
+                record.value, encode_publish_header(one), record.headers,
+            ),
+        )  # fmt: skip
 
     # ------------------------------------------------------------ checks
 

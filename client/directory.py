@@ -1,0 +1,53 @@
+"""Where queues are, as a client knows it: the records `queue/<name>` of `<vpn>.directory`.
+
+A connection has a home broker, where everything goes that is nobody's in particular: topics, and
+queues that the home hosts too. A queue that others host is found by its name. What is known may be
+out of date: a broker that does not have a queue says where it is (kind ``Moved``), and that is
+believed. Where there is one broker there is nothing to know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..protocol import topics
+
+PREFIX = topics.DIRECTORY_QUEUE.encode()
+
+
+class Directory:
+    """Of one connection. home: the number of its broker."""
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+        self._hosts: dict[str, list[int]] = {}
+
+    def broker_of(self, name: str) -> int:
+        """The broker to speak to about a queue, or for a message to this destination."""
+        hosts = self._hosts.get(name)
+        if not hosts or self.home in hosts:
+            return self.home
+        return hosts[self.home % len(hosts)]
+
+    def take(self, key: bytes | None, value: bytes | None) -> str | None:
+        """A record of the topic; gives the queue of which it tells something new."""
+        if key is None or not key.startswith(PREFIX):
+            return None
+        name = key.removeprefix(PREFIX).decode("utf-8", "replace")
+        try:
+            record: dict[str, Any] = msgspec.json.decode(value or b'{"hosts":{}}')
+            return name if self.learn(name, record["hosts"]) else None
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            return None  # whoever wrote it: the brokers themselves say where a queue is
+
+    def learn(self, name: str, hosts: dict[str, int]) -> bool:
+        """A queue is on these brokers, by name their numbers; whether that is new."""
+        numbers = sorted(int(number) for number in hosts.values())
+        known = self._hosts.get(name, [])
+        if numbers:
+            self._hosts[name] = numbers
+        else:
+            self._hosts.pop(name, None)
+        return numbers != known

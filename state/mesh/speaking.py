@@ -1,0 +1,28 @@
+"""The near end of the channel: what is said gets its number (see `channel`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol.mesh import Said
+from ...protocol.outputs import MeshRecord
+from .peers import peer_of
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+
+def say(broker: Broker, to: int, what: Said) -> None:
+    """Say something to the peer with this number; raises ConfigError where there is none."""
+    peer, header = peer_of(broker, to), broker.header
+    for part in what.parts():
+        peer.said += 1
+        broker.emit(
+            MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, part)
+        )
+
+
+def say_to_all(broker: Broker, what: Said) -> None:
+    """Say something to each peer."""
+    for number in sorted(broker.header.peers):
+        say(broker, number, what)
