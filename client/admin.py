@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
+from ..protocol.descriptions import add_up
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
@@ -44,17 +45,20 @@ class Admin:
         self._session.request(commands.Delete(queue=queue))
 
     def queues(self) -> list[dict[str, Any]]:
-        """All queues of the VPN, as `describe` gives them, by name; `broker` says where each is. A
-        queue that several brokers host is listed once for each."""
+        """All queues of the VPN, as `describe` gives them, by name; `broker` says where each is."""
         session = self._session
         found = session.request_of_each(
             lambda broker: session.request_list(commands.Queues(), "after", broker=broker)
         )
-        return self._seen(sorted(found, key=lambda queue: queue["name"]))
+        by_name: dict[str, dict[str, Any]] = {}
+        for queue in found:
+            by_name.setdefault(queue["name"], {})[queue["broker"]] = queue
+        return self._seen([add_up(parts) for _, parts in sorted(by_name.items())])
 
     def describe(self, queue: str) -> dict[str, Any]:
-        """Depth, states, consumers, why delivery waits, counters, definition."""
-        return self._seen(self._session.request(commands.Describe(queue=queue)))
+        """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed
+        queue what its hosts say added up, and under `brokers` what each of them says."""
+        return self._seen(add_up(self._session.request_each(commands.Describe(queue=queue))))
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts

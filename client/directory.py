@@ -22,14 +22,19 @@ class Directory:
 
     def __init__(self, home: int) -> None:
         self.home = home
-        self._hosts: dict[str, list[int]] = {}
+        self._hosts: dict[str, dict[str, int]] = {}
 
     def broker_of(self, name: str) -> int:
         """The broker to speak to about a queue, or for a message to this destination."""
         hosts = self._hosts.get(name)
-        if not hosts or self.home in hosts:
+        if hosts is None:
             return self.home
-        return hosts[self.home % len(hosts)]
+        numbers = list(hosts.values())
+        return self.home if self.home in numbers else numbers[self.home % len(numbers)]
+
+    def hosts_of(self, name: str) -> dict[str, int]:
+        """A queue's brokers, by name their numbers; none where nothing is known of it."""
+        return self._hosts.get(name, {})
 
     def take(self, key: bytes | None, value: bytes | None) -> str | None:
         """A record of the topic; gives the queue of which it tells something new."""
@@ -44,10 +49,8 @@ class Directory:
 
     def learn(self, name: str, hosts: dict[str, int]) -> bool:
         """A queue is on these brokers, by name their numbers; whether that is new."""
-        numbers = sorted(int(number) for number in hosts.values())
-        known = self._hosts.get(name, [])
-        if numbers:
-            self._hosts[name] = numbers
-        else:
-            self._hosts.pop(name, None)
-        return numbers != known
+        told = {broker: int(n) for broker, n in sorted(hosts.items(), key=lambda one: one[1])}
+        known = self._hosts.pop(name, {})
+        if told:
+            self._hosts[name] = told
+        return told != known

@@ -283,6 +283,24 @@ class Session:
         """Send a command and wait for its answer; raises what the engine answers."""
         return self._answer_to(command, timeout, broker)["result"]
 
+    def request_each(self, command: commands.Command) -> dict[str, Any]:
+        """Ask every broker that hosts a queue; their answers by name, '' where there is only one to
+        ask. Raises what all of them answer, where none has an answer."""
+        self.wait(lambda: True, 0)  # in memory: what is known of queues is what has come
+        hosts = self._where.hosts_of(getattr(command, "queue", ""))
+        if len(hosts) < 2:
+            return {"": self.request(command)}
+        answers: dict[str, Any] = {}
+        refusals: list[ConfigError] = []
+        for name, number in hosts.items():
+            try:
+                answers[name] = self.request(command, broker=number)
+            except ConfigError as refusal:  # it hosts no such queue any more
+                refusals.append(refusal)
+        if not answers:
+            raise refusals[0]
+        return answers
+
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
         """What every broker answers, one after the other, by number; ``ask`` asks one."""
         if self._alone:

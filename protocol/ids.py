@@ -47,11 +47,12 @@ def parse_ranges(text: str) -> Ranges:
             raise ValueError(f"ids: more than {RANGES_MAX} ranges in one command")
     if all(one[1] < other[0] for one, other in itertools.pairwise(ranges)):
         return ranges
-    return _joined(sorted(ranges))
+    return join_ranges(ranges)
 
 
-def _joined(ranges: Ranges) -> Ranges:
-    """Sorted ranges without their overlaps."""
+def join_ranges(ranges: Ranges) -> Ranges:
+    """Ranges in any order as ascending ones without overlap."""
+    ranges = sorted(ranges)
     joined = ranges[:1]
     for low, high in ranges[1:]:
         if low <= joined[-1][1]:
@@ -59,6 +60,21 @@ def _joined(ranges: Ranges) -> Ranges:
         else:
             joined.append((low, high))
     return joined
+
+
+def without(ranges: Ranges, ids: Iterable[int]) -> Ranges:
+    """What is left of ascending ranges without some ids."""
+    left: Ranges = []
+    gone = sorted(ids)
+    at = 0
+    for low, high in ranges:
+        while at < len(gone) and gone[at] <= high:
+            if low <= gone[at]:
+                left += [(low, gone[at] - 1)] if low < gone[at] else []
+                low = gone[at] + 1
+            at += 1
+        left += [(low, high)] if low <= high else []
+    return left
 
 
 def format_ranges(ids: Iterable[int]) -> str:

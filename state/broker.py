@@ -11,6 +11,7 @@ from typing import Any
 from zlib import crc32
 
 import msgspec
+import numpy as np
 
 from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
@@ -21,7 +22,7 @@ from .mesh.peer import Peer
 from .queue import Queue
 from .storage import Calendar, Spool, SpoolHeader, Store, ValuePages
 
-FORMAT = 6
+FORMAT = 7
 EVENTS_PER_PAGE = 50
 BUCKETS = 64
 DETAIL_CHARACTERS_MAX = 1_000
@@ -67,6 +68,7 @@ class BrokerHeader(msgspec.Struct):
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0
+    short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
 
 
 _encode = msgspec.msgpack.encode
@@ -195,6 +197,8 @@ class Broker:
 
     def record(self, event: str, queue: Queue, ids: list[int], **more: Any) -> None:
         """Add to the journal what happened to messages of a queue."""
+        if ids and self.spool.foreign.pages:
+            ids = self.spool.origins(np.array(ids, np.uint64)).tolist()
         if ids:
             self.journal.segments.append(
                 Segment(event, self.vpn_of(queue), queue.definition.name, ids, **more)

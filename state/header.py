@@ -5,6 +5,8 @@ Every field says what changes it. What grows with the depth of the queue is not 
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..definitions import QueueDefinition
@@ -56,6 +58,44 @@ class FilterState(msgspec.Struct):
     next_unseen: int = 0
 
 
+class Wanted(msgspec.Struct, array_like=True):
+    """What another broker wants of this queue, and what it got (H4)."""
+
+    limit: int = 0  # so many messages may be given to it, from the beginning
+    given: int = 0
+    filters: list[str | None] = []  # of its consumers with room; None lets everything through
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """What this queue has asked of another broker's, and what it got (H4)."""
+
+    owner: int = 0  # the queue's number there, once something came
+    got: int = 0  # messages that came, from the beginning
+    limit: int = 0  # so many were asked for, from the beginning
+    filters: list[str | None] = []
+
+
+class Held(msgspec.Struct, array_like=True):
+    """A barrier of another broker's, for which this queue drains (O3)."""
+
+    number: int  # the barrier's id
+    generation: int  # what enters from now on has this one or a higher one
+    payload: bytes
+    key: bytes | None
+    headers: bytes | None
+    priority: int
+    time: int
+    expires: int
+    said: list[Any] | None = None  # what was said last of being drained
+
+
+class Holding(msgspec.Struct, array_like=True):
+    """The barrier for which other brokers drain."""
+
+    number: int
+    drained: dict[int, list[Any]] = {}  # what they say: [got, given, receivers] by broker
+
+
 class QueueHeader(msgspec.Struct):
     """What changes in almost every step, and what is needed in every step, of one queue."""
 
@@ -72,6 +112,12 @@ class QueueHeader(msgspec.Struct):
     leased: int = 0
     delayed: int = 0
     bytes: int = 0
+    moving: int = 0  # these too: on their way to other brokers
+    wanted: dict[int, Wanted] = {}  # by brokers that have room, the one that asked first first
+    asked: dict[int, Asked] = {}  # of brokers
+    held: dict[int, Held] = {}  # by the brokers whose barriers are next
+    holding: Holding | None = None  # its own first barrier, while others drain for it
+    pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)
     discarded: dict[str, int] = {}  # on entry, by reason (S4)

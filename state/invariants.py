@@ -14,7 +14,7 @@ from .broker import Broker, _decoder
 from .commands.topic_subscriptions import topics_of
 from .limits import Limits
 from .message.pages import QueuePage
-from .message.table import DELAYED, ENDINGS, GONE, LEASED, READY
+from .message.table import DELAYED, ENDINGS, GONE, LEASED, MOVING, READY
 from .phases.alerts import is_over, level_of
 from .queue import Queue
 from .rules.active_set import active_rows, first_inactive
@@ -81,8 +81,12 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
                 holder = int(page.holder[row])
                 assert holder in held, f"{name}: place {seq} is leased to nobody known"
                 held[holder] += 1
-                fence = header.barriers[0][0] if header.barriers else None
-                assert fence is None or seq < fence, f"{name}: {seq} went out past barrier {fence}"
+                if header.barriers:
+                    fence, last = header.barriers[0]
+                    passed = int(page.generation[row]) > last
+                    assert not passed, f"{name}: {seq} went out past barrier {fence}"
+            elif state == MOVING:
+                assert page.holder[row] > 0, f"{name}: place {seq} is on its way to nobody"
             else:
                 assert page.holder[row] == 0, f"{name}: place {seq} has a holder, but no lease"
     for lane, members in lanes.items():  # O4
@@ -96,6 +100,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     assert header.depth == sum(states.values()), f"{name}: depth"
     assert header.leased == states.get(LEASED, 0), f"{name}: leased"
     assert header.delayed == states.get(DELAYED, 0), f"{name}: delayed"
+    assert header.moving == states.get(MOVING, 0), f"{name}: moving"
     assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
     assert header.barriers == barriers, f"{name}: barriers {header.barriers} != {barriers}"
     keys = list(queue.ready.scan())
@@ -128,6 +133,7 @@ def _order(page: QueuePage, row: int, seq: int) -> tuple[int, int, int]:
 def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:
     """The index of a filter holds what it lets through of all it has looked at (F5)."""
     texts = {s.filter for s in queue.header.subscriptions if s.filter}
+    texts |= {text for one in queue.header.wanted.values() for text in one.filters if text}
     assert set(queue.header.filters) <= texts, f"{queue.definition.name}: filters of nobody"
     for one in queue.filters.all():
         passed = [k for k in keys if k < one.cursor]
@@ -204,7 +210,20 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
     for number, queue in queues.items():
         found = matches.get(number, 0)
         assert queue.header.depth == found, f"{queue.definition.name}: {found} matches"
+    _check_foreign(store, broker)
     _check_files(store, broker)
+
+
+def _check_foreign(store: DictStore, broker: Broker) -> None:
+    """Each message that another broker took in is found by its id."""
+    rows = []
+    for key, data in store.pages.items():
+        if key.startswith("m/"):
+            page = MessagePage.unpack(int(key[2:]), data, broker.limits.page_bits)
+            live = np.flatnonzero((page.queue[: page.used] > 0) & (page.origin[: page.used] > 0))
+            rows += [(int(page.origin[row]), page.base + row) for row in live.tolist()]
+    found = broker.spool.foreign.within(0, (1 << 64) - 1, len(rows) + 1)
+    assert found == sorted(rows), f"ids of others: {found} are known, {sorted(rows)} are there"
 
 
 def _check_files(store: DictStore, broker: Broker) -> None:

@@ -8,6 +8,7 @@ finds and keeps them; their states change in `message` and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -136,6 +137,17 @@ class Queue:
         for page, rows, where in self.rows(seqs):
             out[where] = getattr(page, name)[rows]
         return out
+
+    def dead_of(self, seqs: Array) -> dict[int, dict[str, Any]]:
+        """What dead messages among these carry (X5), by position."""
+        dead: dict[int, dict[str, Any]] = {}
+        for page, rows, where in self.rows(seqs):
+            if page.extras:
+                positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
+                for position, row in zip(positions, rows.tolist(), strict=True):
+                    if row in page.extras:
+                        dead[position] = page.extras[row]
+        return dead
 
     def keys(self, seqs: Array) -> list[int]:
         """The keys of places, ascending (`order`)."""

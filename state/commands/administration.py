@@ -22,6 +22,7 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
+from ..mesh.ownership import join, leave
 from ..mesh.placement import check_names
 from ..message import Event, apply
 from ..queue import Queue
@@ -106,6 +107,7 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
+    join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
 
@@ -120,6 +122,7 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
     name = queue.definition.name
+    leave(broker, queue)
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"

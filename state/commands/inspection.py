@@ -16,7 +16,7 @@ from ...protocol.commands import Browse, Describe, Events, Queues, Usage
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
-from ..message import DELAYED, GONE, LEASED, NAMES
+from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
 from ..rules.active_set import first_inactive
@@ -70,9 +70,10 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "vpn": definition.vpn,
         "broker": broker.header.name,
         "depth": header.depth,
-        "ready": header.depth - header.leased - header.delayed,
+        "ready": header.depth - header.leased - header.delayed - header.moving,
         "leased": header.leased,
         "delayed": header.delayed,
+        "moving": header.moving,
         "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
         "oldest_age_s": oldest,
@@ -123,7 +124,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
 def _blocked(broker: Broker, queue: Queue) -> str | None:
     """Why ready messages wait, or None."""
     header = queue.header
-    waiting = header.depth - header.leased - header.delayed
+    waiting = header.depth - header.leased - header.delayed - header.moving
     limit = queue.definition.max_backlog
     if not waiting:
         return None
@@ -266,6 +267,8 @@ def _indexed(queue: Queue, begin: int, end: int | None) -> Iterator[int]:
 def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
     ids = queue.gather(seqs, "id")
     names = {s.number: s.name for s in queue.header.subscriptions}
+    peers = {n + 1: f"broker:{peer.name}" for n, peer in broker.header.peers.items()}
+    known = dict(zip(seqs.tolist(), broker.spool.origins(ids).tolist(), strict=True))
     out = []
     for seq, content, priority in zip(
         seqs.tolist(), broker.spool.contents(ids),
@@ -277,7 +280,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
         payload, key, headers = content or (b"", None, None)
         out.append(
             {
-                "id": str(page.id[row]),
+                "id": str(known[seq]),
                 "state": NAMES[state],
                 "payload": payload,
                 "key": key,
@@ -288,7 +291,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
                 "expires": expires if expires < 1 << 62 else None,
                 "lease_until": until if state == LEASED and until < 1 << 62 else None,
                 "ready_at": until if state == DELAYED else None,
-                "holder": names.get(int(page.holder[row])),
+                "holder": (peers if state == MOVING else names).get(int(page.holder[row])),
                 "is_barrier": bool(page.barrier[row]),
                 "dead": page.extras.get(row),
             }

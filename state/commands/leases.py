@@ -67,7 +67,7 @@ def _next_part(
         return wanted_rows(broker, queue, task, command.where, None, budget)
     if command.up_to is None:
         return by_ids(broker, queue, task, parse_ranges(command.ids or ""), budget)
-    last = _one_id(command.up_to)
+    last = _row_of(broker, _one_id(command.up_to))
     subscription = queue.header.subscription(command.subscription)
     number = subscription.number if subscription is not None else 0
     return held_pages(queue, task.cursor, number, budget, up_to=last)
@@ -92,6 +92,12 @@ def _one_id(text: str) -> int:
     if len(ranges) != 1 or ranges[0][0] != ranges[0][1]:
         raise ValueError(f"up_to: {text[:60]!r} – allowed is one message id, such as '17'")
     return ranges[0][1]
+
+
+def _row_of(broker: Broker, number: int) -> int:
+    """The id of the row in which a message stands: rows stand in the order in which they came."""
+    rows = broker.spool.rows_of([(number, number)], 1)
+    return rows[0][0]
 
 
 def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
@@ -187,7 +193,7 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
             ids = apply(
                 broker, queue, seqs, Event.RENEW, until=end, subscription=command.subscription
             )
-            renewed += ids.tolist()
+            renewed += broker.spool.origins(ids).tolist()
     known = parse_ranges(task.done["renewed"]) if task.done.get("renewed") else []
     text = format_ranges(renewed)
     joined = [*known, *(parse_ranges(text) if text else [])]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...expressions import compile_program
-from ...protocol.ids import Ranges, make_id
+from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, Ranges, make_id
 from ..broker import Broker
 from ..limits import Budget
-from ..message import GONE, LEASED
+from ..message import GONE, LEASED, MOVING
 from ..queue import Queue
 from ..rules import deferred
 from ..rules.active_set import first_inactive
@@ -20,6 +20,7 @@ from ..storage import Array
 from .turns import Task
 
 FEW_PAGES = 4
+ROWS_OF_OTHERS = 10_000  # ids that other brokers gave are looked up one by one, up to so many
 
 
 @dataclass(slots=True)
@@ -45,18 +46,30 @@ def by_ids(
     if "by" not in task.done:
         task.done["by"] = "place" if _is_wide(broker, queue, ranges) else "id"
         task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
+    if task.done["by"] == "place":
+        return _in_pages(broker, queue, task.cursor, ranges, budget)
+    ranges = broker.spool.rows_of(ranges, ROWS_OF_OTHERS)
     ranges = [(low, min(high, task.done["until"] - 1)) for low, high in ranges]
     ranges = [(low, high) for low, high in ranges if low <= high]
-    if task.done["by"] == "place":
-        return _in_pages(queue, task.cursor, ranges, budget)
     part, following = _clip(ranges, task.cursor, budget.rows)
     budget.take(sum(high - low + 1 for low, high in part))
     ids, seqs = broker.spool.held_by(part, queue.number)
-    return FoundPlaces(seqs, following or 0, following is None, part, ids)
+    return FoundPlaces(_staying(queue, seqs), following or 0, following is None, part, ids)
+
+
+def _staying(queue: Queue, seqs: Array) -> Array:
+    """Of places those that are not on their way to another broker."""
+    if not queue.header.moving or not len(seqs):
+        return seqs
+    staying: Array = seqs[queue.gather(seqs, "state") != MOVING]
+    return staying
 
 
 def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
-    """Whether the ids span more pages of the spool than the queue has pages at most."""
+    """Whether the ids span more pages of the spool than the queue has pages at most, or may be many
+    of other brokers'."""
+    if broker.spool.foreign and sum(high - low for low, high in ranges) > ROWS_OF_OTHERS:
+        return True
     low, high = make_id(broker.header.number, 0), broker.spool.next_id()
     clipped = ((max(a, low), min(b, high)) for a, b in ranges)
     spanned = sum((b >> queue.bits) - (a >> queue.bits) + 1 for a, b in clipped if a <= b)
@@ -81,15 +94,21 @@ def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
     return part, None
 
 
-def _in_pages(queue: Queue, start: int, ranges: Ranges, budget: Budget) -> FoundPlaces:
+def _in_pages(
+    broker: Broker, queue: Queue, start: int, ranges: Ranges, budget: Budget
+) -> FoundPlaces:
     """Rows of the queue's pages whose ids are in these ranges."""
     queue.settle()
-    for number in queue.directory.overlapping(ranges, start >> queue.bits):
+    pages = queue.directory.overlapping(ranges, start >> queue.bits)
+    if broker.spool.foreign:  # ids by which messages are known are not those of their rows
+        pages = queue.directory.live(start >> queue.bits)
+    for number in pages if ranges else ():
         page = queue.page(number)
         assert page is not None
         rows = np.flatnonzero(page.state[: page.used] != GONE)
         budget.take(len(rows) + 1)
-        hit = _within(page.id[rows], ranges)
+        hit = _within(broker.spool.origins(page.id[rows]), ranges)
+        hit &= page.state[rows] != MOVING
         following = (page.number + 1) << queue.bits
         if hit.any() or budget.spent:
             seqs = rows[hit].astype(np.int64) + page.base
@@ -149,6 +168,8 @@ def wanted_rows(
         if base >= end:
             break
         rows = live[live < end - base]
+        if queue.header.moving and not queue.header.deleted:
+            rows = rows[page.state[rows] != MOVING]
         following = (page.number + 1) << queue.bits
         rows = rows[: max(budget.rows, 1)]
         sizes = page.size[rows] + np.int64(len(where or ""))
@@ -159,7 +180,7 @@ def wanted_rows(
         reads = int(sizes[: len(rows)].sum()) if read or where is not None else 0
         budget.take(len(rows), reads)
         if ranges is not None:
-            rows = rows[_within(page.id[rows], ranges)]
+            rows = rows[_within(broker.spool.origins(page.id[rows]), ranges)]
         seqs = rows.astype(np.int64) + base
         if where is not None:
             seqs = seqs[np.array(matching(broker, queue, seqs, where), bool)]
@@ -179,8 +200,9 @@ def without_effect_of(broker: Broker, queue: Queue, ids: Array, name: str, why: 
 
 def early(broker: Broker, queue: Queue, ranges: Ranges, name: str) -> None:
     """Ids of an ack that are not given yet: kept for when their messages come (L9)."""
-    next_id = broker.spool.next_id()
-    ahead = [(max(low, next_id), high) for low, high in ranges if high >= next_id]
+    next_id, last = broker.spool.next_id(), make_id(broker.header.number, COUNTER_MASK)
+    ahead = [(max(low, next_id), min(high, last)) for low, high in ranges if high >= next_id]
+    ahead = [(low, high) for low, high in ahead if low <= high]
     deferred.keep(broker, queue, ahead, name)
 
 
@@ -199,7 +221,8 @@ def without_effect(broker: Broker, queue: Queue, part: FoundPlaces, name: str) -
     if not given:
         return
     ids = np.concatenate(given)
-    held = broker.spool.were_held(ids, queue.number)
+    held = (ids >> np.uint64(COUNTER_BITS)) != broker.header.number  # others' may be anywhere
+    held[~held] = broker.spool.were_held(ids[~held], queue.number)
     without_effect_of(broker, queue, ids[held], name, "not in the queue")
     never = ids[~held]
     runs = np.split(never, np.flatnonzero(np.diff(never) > 1) + 1) if len(never) else []

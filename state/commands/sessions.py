@@ -14,6 +14,7 @@ from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscr
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh.ownership import forget_filter
 from ..queue import Queue
 from ..rules.fairness import backlog_of, own_backlog
 from ..storage import NEVER
@@ -191,9 +192,7 @@ def unsubscribe(
     if not return_held(broker, queue, task, found, budget):
         return False
     header.subscriptions = [s for s in header.subscriptions if s is not found]
-    text = found.filter
-    if text and not any(s.filter == text for s in header.subscriptions):
-        queue.filters.forget(text)
+    forget_filter(queue, found.filter)
     queue.wanted = True
     vpn = broker.vpn_of(queue)
     broker.event(

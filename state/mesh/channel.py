@@ -23,9 +23,6 @@ from ..rejection import count_of_vpn, reject_record
 from .dispatch import KINDS
 from .peer import Peer
 from .peers import check_name
-from .speaking import say
-
-__all__ = ["hear", "say"]
 
 if TYPE_CHECKING:
     from ..broker import Broker

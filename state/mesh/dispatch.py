@@ -12,7 +12,8 @@ from typing import Any
 
 from ...protocol.directory import Carried, Carry, Entries, PassMessage, PassOn
 from ...protocol.mesh import Said
-from . import directory, keeper, passing
+from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
+from . import barriers, directory, keeper, ownership, passing
 
 Handler = Callable[[Any, int, Any], None]
 
@@ -22,4 +23,11 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "entries": (Entries, directory.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
     "pass_on": (PassOn, keeper.hear_pass_on),
+    "here": (Here, ownership.joined),
+    "want": (Want, ownership.wanted),
+    "grant": (Grant, ownership.granted),
+    "taken": (Taken, ownership.taken),
+    "hold": (Hold, barriers.hold),
+    "drained": (Drained, barriers.drained),
+    "release": (Release, barriers.release),
 }

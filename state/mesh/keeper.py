@@ -26,7 +26,7 @@ from . import directory
 from .directory import DELETING, KEEPER, PLACING, THERE
 from .peers import set_peers
 from .placement import LOCAL, check_names, count, place
-from .speaking import say, say_to_all
+from .saying import say, say_to_all
 
 OPEN_MAX = 100_000  # commands that other brokers are carrying out
 
@@ -189,14 +189,15 @@ def hear_carry(broker: Broker, sender: int, said: Carry) -> None:
         raise ValueError(f"carry: broker {sender} says it – only broker {KEEPER} may")
     done = Carried(said.ticket)
     try:
-        _carry_out(broker, said.vpn, c.decode_command(said.command))
+        carry_out(broker, said.vpn, c.decode_command(said.command))
     except (LakequeueError, ValueError) as error:
         kind, problems = what_is_wrong(error)
         done = Carried(said.ticket, str(error), kind == "ConfigError", problems)
     say(broker, sender, done)
 
 
-def _carry_out(broker: Broker, vpn: str, command: c.AnyCommand) -> None:
+def carry_out(broker: Broker, vpn: str, command: c.AnyCommand) -> None:
+    """Do this host's part of a command."""
     match command:
         case c.Define():
             administration.define(broker, vpn, command)

@@ -3,12 +3,13 @@ they change. `enter` gives a message its row, `apply` is the only way its state 
 
 from .change import IllegalTransition, apply
 from .entry import enter
-from .table import DELAYED, GONE, LEASED, NAMES, READY, TABLE, Event, Transition
+from .table import DELAYED, GONE, LEASED, MOVING, NAMES, READY, TABLE, Event, Transition
 
 __all__ = [
     "DELAYED",
     "GONE",
     "LEASED",
+    "MOVING",
     "NAMES",
     "READY",
     "TABLE",

@@ -17,14 +17,26 @@ from ..rules.lanes import LaneChange
 from ..storage import NEVER, Array
 from .index import follow_lanes, leave_ready, make_ready, set_aside
 from .pages import QueuePage
-from .table import DEAD, DELAYED, EFFECTS, GONE, LEASED, READY, RELEASED, SOURCES, Event
+from .table import (
+    DEAD,
+    DELAYED,
+    EFFECTS,
+    GONE,
+    LEASED,
+    MOVING,
+    NAMES,
+    READY,
+    RELEASED,
+    SOURCES,
+    Event,
+)
 
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
 
 _ALLOWED = {
-    event: np.array([state in states for state in range(4)]) for event, states in SOURCES.items()
+    event: np.array([state in states for state in NAMES]) for event, states in SOURCES.items()
 }
 _REDELIVERED = frozenset({Event.DELIVER, Event.REDELIVER})
 
@@ -60,7 +72,8 @@ def apply(
 ) -> Array:
     """Let an event happen to the messages at these places; gives their ids.
 
-    subscription: who did it, for the journal; holder: number of the subscription that gets them;
+    subscription: who did it, for the journal; holder: number of the subscription that gets them, or
+    of the broker that is to own them;
     until: epoch ms, the end of the lease or of the delay. Raises IllegalTransition.
     """
     if not len(seqs):
@@ -78,6 +91,8 @@ def apply(
         _deliver(queue, pages, holder)
     for page, rows, where in pages:
         _move(queue, page, rows, where, effect.to, until, moved, event)
+        if effect.to == MOVING:  # what is left of its life is the next owner's affair
+            page.holder[rows], page.expires[rows] = holder, NEVER
     _index(broker, queue, moved)
     changed = np.asarray(seqs, np.int64)
     if lanes is not None:
@@ -86,7 +101,8 @@ def apply(
         set_aside(queue, changed)
     if not queue.header.depth:  # nothing is left whose order would have to be kept
         queue.header.ordered = queue.header.keyed = False
-        queue.header.generation = 0
+        if not queue.header.held:
+            queue.header.generation = 0
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:
@@ -140,6 +156,11 @@ def _move(
     if to == LEASED:
         header.leased += len(rows) - len(held)
     header.delayed += (to == DELAYED) * len(rows) - int((states == DELAYED).sum())
+    if header.moving:
+        moving = rows[states == MOVING]
+        header.moving -= len(moving)
+        page.holder[moving] = 0
+    header.moving += (to == MOVING) * len(rows)
     plain = page.barrier[rows] == 0
     free = plain & (page.lane[rows] == 0)  # of lanes only the next one is in the index (O4)
     base = page.base

@@ -34,6 +34,9 @@ class Arrivals:
     barriers: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
     dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position (X5)
+    before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    # What another broker had done with them: by position, (entered, deliveries, cancels).
+    generation: int | None = None  # of all of them, where they belong before what is here (O3)
     bytes: int = 0
     leaving: int = 0  # of these, those that were acknowledged before they came (L9)
     leaving_bytes: int = 0
@@ -104,13 +107,19 @@ def enter(broker: Broker, queue: Queue) -> None:
     for at, dead in arrivals.dead.items():
         page, row = queue.row(first + at)
         page.extras[row] = dead
+    for at, (entered, deliveries, cancels) in arrivals.before.items():
+        page, row = queue.row(first + at)
+        page.entered[row], page.deliveries[row], page.cancels[row] = entered, deliveries, cancels
     header.next_seq += total
     header.depth += total
     header.delayed += int(later.sum())
     header.bytes += arrivals.bytes
     for name in EFFECTS[Event.ENTER].counts:
         queue.count(name, total)
-    if not header.ordered and (columns["priority"].any() or columns["generation"].any()):
+    before_others = arrivals.generation is not None
+    if not header.ordered and (
+        columns["priority"].any() or columns["generation"].any() or before_others
+    ):
         header.ordered, header.ordered_from = True, first
     queue.arrivals = Arrivals()
     free = (columns["barrier"] == 0) & (columns["lane"] == 0)
@@ -128,6 +137,8 @@ def enter(broker: Broker, queue: Queue) -> None:
 def _generations(queue: Queue, first: int) -> Array:
     """The generation of each arrival; barriers that enter are noted in the header (O3)."""
     header, barriers = queue.header, queue.arrivals.barriers
+    if queue.arrivals.generation is not None:
+        return np.full(len(barriers), queue.arrivals.generation, np.uint32)
     generations = np.full(len(barriers), header.generation, np.uint32)
     for at, barrier in enumerate(barriers if any(barriers) else ()):
         if barrier:  # it is the last of its generation

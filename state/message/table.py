@@ -1,9 +1,10 @@
 """The life of a message in a queue, as one literal table. It is what runs, and what the docs show.
 
-A message is *ready*, *leased*, *delayed*, or gone; a row of a queue that holds no message is *gone*
-too, so a message begins there. `TABLE` says for each state and event what the state becomes, what
-the journal and the counters say, and what becomes of the message's match in the spool. What is not
-in the table cannot happen: `change.apply` refuses it, and it is the only writer of states.
+A message is *ready*, *leased*, *delayed*, *moving* to another broker, or gone; a row of a queue
+that holds no message is *gone* too, so a message begins there. `TABLE` says for each state and
+event what the state becomes, what the journal and the counters say, and what becomes of the
+message's match in the spool. What is not in the table cannot happen: `change.apply` refuses it, and
+it is the only writer of states.
 
 Everything else follows from the two states of a transition, not from the event: who leaves *ready*
 leaves the ready index, who enters it enters the index at its old place (L7), who leaves *leased* is
@@ -15,8 +16,8 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-GONE, READY, LEASED, DELAYED = 0, 1, 2, 3
-NAMES = {GONE: "gone", READY: "ready", LEASED: "leased", DELAYED: "delayed"}
+GONE, READY, LEASED, DELAYED, MOVING = 0, 1, 2, 3, 4
+NAMES = {GONE: "gone", READY: "ready", LEASED: "leased", DELAYED: "delayed", MOVING: "moving"}
 
 KEPT, RELEASED, DEAD = "kept", "released", "dead"
 
@@ -47,6 +48,10 @@ class Event(enum.Enum):
     REDRIVE = "redriven from a dead message queue"
     DELETE = "its queue is deleted"
     LOSE = "its payload is missing"
+    GRANT = "granted to another broker"
+    TRANSFER = "the other broker has it"
+    REFUSE = "the other broker refused it"
+    REFUSE_LATER = "the other broker refused it, due later"
 
 
 class Transition(NamedTuple):
@@ -112,6 +117,14 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (READY, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (LEASED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (DELAYED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
+    (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
+    (DELAYED, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
+    (MOVING, _E.TRANSFER): Transition(
+        GONE, ("transferred",), ("transferred",), RELEASED, "H4"
+    ),
+    (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "H4"),
+    (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H4"),
+    (MOVING, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (READY, _E.LOSE): Transition(GONE, ("lost",), ("lost",), RELEASED, "S1"),
     (LEASED, _E.LOSE): Transition(GONE, ("lost",), ("lost",), RELEASED, "S1"),
     (DELAYED, _E.LOSE): Transition(GONE, ("lost",), ("lost",), RELEASED, "S1"),

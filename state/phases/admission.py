@@ -26,7 +26,8 @@ from ...protocol.messages import (
 from ..broker import Broker
 from ..isolation import Refusals
 from ..mesh.directory import moved
-from ..mesh.speaking import say
+from ..mesh.hosting import takes
+from ..mesh.saying import say
 from ..message import enter
 from ..producers import ProducerHistory
 from ..queue import Queue
@@ -107,7 +108,7 @@ class Admission:
             if vpn is not None:
                 matched = [(vpn, self._routes.of_destination(vpn, header.to))]
             else:
-                matched = self._routes.of_record(topic)
+                matched = self._captured(topic, record.partition)
             for name, queues in matched:
                 if vpn is not None and self._may_be_joined(header, record):
                     span = span_from(records, at, header, payloads, self._broker.now)
@@ -127,6 +128,18 @@ class Admission:
                     self._publish(name, header, header.seq + item, queues, one)
         self._broker.at = None
 
+    def _captured(self, topic: str, partition: int) -> list[tuple[str, list[Queue]]]:
+        """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
+        another one may take it."""
+        found = self._routes.of_record(topic)
+        if not self._broker.header.peers:
+            return found
+        mine = (
+            (vpn, [q for q in queues if takes(self._broker, q, partition)])
+            for vpn, queues in found
+        )
+        return [(vpn, queues) for vpn, queues in mine if queues]
+
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
         plain = record.key is None and record.headers is None and header.ttl_ms is None
@@ -143,7 +156,7 @@ class Admission:
 
     def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
         topic, partition, offset, _, key, value, *_ = record
-        names = [vpn] if vpn else [name for name, _ in self._routes.of_record(topic)]
+        names = [vpn] if vpn else [name for name, _ in self._captured(topic, partition)]
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
 

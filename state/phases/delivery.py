@@ -8,17 +8,18 @@ nor what has expired or lost its payload. Who gets what is decided in `selection
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...protocol.outputs import Deliveries
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh import barriers
+from ..mesh.ownership import grant, look_for_room, push, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
 from ..rules.fairness import backlog_of
-from ..rules.filters import matching
 from ..storage import NEVER, Array, Content
 from .selection import Chosen, choose_messages
 
@@ -36,6 +37,7 @@ def deliver(broker: Broker) -> None:
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks, broker.limits.look_bytes)
     broker.header.unserved = False
+    look_for_room(broker)
     _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
         wanting = [q for q in broker.active() if q.wanted]
@@ -50,6 +52,10 @@ def deliver(broker: Broker) -> None:
     for queue in broker.active():
         queue.header.again = queue.wanted
     _serve_waiting(broker, budget, looks)
+    if broker.header.peers:
+        for queue in broker.active():
+            want(broker, queue)
+            barriers.report(broker, queue)
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
@@ -79,10 +85,12 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     own_looks = Budget(max(looks.rows // sharers, 1), max(looks.bytes // sharers, 1))
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
-    if header.egress and any(not s.ending for s in header.subscriptions):
+    queue.wanted = broker.header.peers != {} and push(broker, queue, share)
+    served = header.barriers or any(not s.ending for s in header.subscriptions)
+    if header.egress and served and not queue.wanted:
         queue.wanted = _serve_within(broker, queue, share, own_looks)
-    else:
-        queue.wanted = False
+    if (header.wanted or header.held) and not queue.wanted:
+        queue.wanted = grant(broker, queue, share, own_looks)
     if free_unacked(broker, queue) <= 0 and queue.ready and header.subscriptions:
         broker.header.waiting[queue.number] = True
     broker.unacked_total += header.leased
@@ -179,7 +187,7 @@ def _say(
         numbers=queue.gather(seqs, "delivery").tolist(),
         expires=queue.gather(seqs, "expires"),
         lease_ms=0 if until == NEVER else max(until - broker.now, 1),
-        dead=_dead_of(queue, seqs), flow=flow, again=again,
+        dead=queue.dead_of(seqs), flow=flow, again=again,
     )  # fmt: skip
     if again:
         queue.count("retransmitted", len(seqs))
@@ -199,7 +207,7 @@ def _emit(
             partition=subscription.partition,
             framing=subscription.framing,
             epoch=broker.header.epoch,
-            ids=ids.tolist(),
+            ids=spool.origins(ids).tolist(),
             priorities=spool.gather(ids, "priority").tolist(),
             expires=expires.tolist(),
             times=spool.gather(ids, "time").tolist(),
@@ -240,18 +248,6 @@ def _send_as_it_was(
             _say(broker, queue, subscription, these, contents, end, again=True)
 
 
-def _dead_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
-    """What dead messages among these carry, by position."""
-    dead: dict[int, dict[str, Any]] = {}
-    for page, rows, where in queue.rows(seqs):
-        if page.extras:
-            positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
-            for position, row in zip(positions, rows.tolist(), strict=True):
-                if row in page.extras:
-                    dead[position] = page.extras[row]
-    return dead
-
-
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
     header = queue.header
@@ -261,24 +257,23 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     place = np.array([seq], np.int64)
     if queue.gather(place, "state")[0] != READY:
         return False
-    going = [s for s in header.subscriptions if not s.ending]
-    texts = {s.filter for s in going if s.filter is not None}
-    looks.take(len(texts))
-    passed = {None, *(text for text in texts if matching(broker, queue, place, text)[0])}
-    receivers = [s for s in going if s.filter in passed]
     ids = queue.gather(place, "id")
     contents = broker.spool.contents(ids)
-    if not receivers:
-        return False
-    if contents[0] is None:
+    content = contents[0]
+    if content is None:
         _lose(broker, queue, place, contents)
         return True
+    priority = int(broker.spool.gather(ids, "priority")[0])
+    receivers = barriers.receivers(queue, content, priority)
+    looks.take(len({s.filter for s in header.subscriptions}))
+    if not barriers.may_pass(broker, queue, seq, len(receivers)):
+        return False
     for subscription in receivers:
         _emit(
             broker, queue, subscription, ids, contents,
             counts=[int(queue.gather(place, "deliveries")[0]) + 1],
             numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
-            barrier=True, dead=_dead_of(queue, place),
+            barrier=True, dead=queue.dead_of(place),
         )  # fmt: skip
         header.next_delivery += 1
         queue.count("delivered")
@@ -286,4 +281,5 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
             "barrier_delivered", queue, ids.tolist(), subscription=subscription.id
         )
     apply(broker, queue, place, Event.BARRIER, reason="barrier")
+    barriers.has_passed(broker, queue)
     return True

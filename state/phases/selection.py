@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..limits import Budget
+from ..mesh import barriers
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.filters import lets_through, look, lowest
@@ -67,6 +68,22 @@ def choose_messages(
     return Chosen(seqs, receivers, search.unfinished or budget.spent)
 
 
+def choose_for(
+    broker: Broker, queue: Queue, filters: list[str | None], most: int, budget: Budget,
+    looks: Budget,
+) -> tuple[Array, bool]:  # fmt: skip
+    """Up to so many of the next messages that one of these filters lets through, for another broker
+    (H4); whether a budget ended the search. Barriers are never among them."""
+    if not queue.ready:
+        return np.zeros(0, np.int64), False
+    search = _Search(broker, queue, looks)
+    keys = sorted({key for text in filters for key in search.first_of(text, most)})
+    if keys and queue.header.keyed:  # with each that leaves, the next of its key takes its place
+        most = 1
+    keys = _within(queue, keys[:most], budget)
+    return np.array([seq_of(k) for k in keys], np.int64), search.unfinished
+
+
 def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
     """As many of the first keys as the bytes allow, one at least; their bytes are counted."""
     if not keys:
@@ -82,7 +99,7 @@ class _Search:
 
     def __init__(self, broker: Broker, queue: Queue, looks: Budget) -> None:
         self.broker, self.queue, self.looks = broker, queue, looks
-        self.below = _fence(queue)
+        self.below = _fence(broker, queue)
         self.unfinished = False
         queue.settle()
         self.overdue = queue.directory.deadline() <= broker.now  # a budget left something
@@ -118,11 +135,11 @@ class _Search:
         return lets_through(self.broker, self.queue, text, key, self.looks)
 
 
-def _fence(queue: Queue) -> int | None:
+def _fence(broker: Broker, queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    barriers, end = queue.header.barriers, first_inactive(queue)
+    end, generation = first_inactive(queue), barriers.fence(broker, queue)
     return lowest(
-        first_key_of(barriers[0][1] + 1) if barriers else None,
+        None if generation is None else first_key_of(generation),
         None if end is None else queue.keys(np.array([end], np.int64))[0],
     )
 

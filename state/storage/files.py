@@ -39,6 +39,8 @@ class SpoolHeader(msgspec.Struct):
     live_bytes: int = 0  # of those, of messages that live
     tree: list[int] = []  # the root of the files' tree
     compacting: list[int] = []  # a file that is emptied, and how far its messages were looked at
+    foreign: list[list[int]] = []  # the top of the index of ids that other brokers gave
+    next_foreign: int = 0
 
 
 class FilePage(ColumnPage):

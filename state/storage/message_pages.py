@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.ids import COUNTER_MASK, make_id
+from ...protocol.ids import COUNTER_MASK, Ranges, join_ranges, make_id, without
 from ..limits import Limits
 from .columns import NEVER, Array, ColumnPage, by_page
 from .files import Files, SpoolHeader
+from .foreign import Foreign
 from .store import Store
 
 NO_KEY = 0xFFFFFFFF
@@ -42,6 +43,7 @@ class MessagePage(ColumnPage):
         ("dmq", "|u1", 1),  # may go to a dead message queue
         ("vpn", "<u2", 0),
         ("past", "<u4", 0),  # a queue that held it before the first match does, 0: none
+        ("origin", "<u8", 0),  # the id that another broker gave it; 0: its id is of this row
     )
     __slots__ = tuple(name for name, _, _ in FIELDS)
     queue: Array
@@ -59,6 +61,7 @@ class MessagePage(ColumnPage):
     dmq: Array
     vpn: Array
     past: Array
+    origin: Array
 
     def spans(self, rows: Array) -> Array:
         """Bytes that payload, key and headers of rows take in a block."""
@@ -79,6 +82,7 @@ class Messages:
         self._broker = broker
         self._bits = limits.page_bits
         self._files = files
+        self.foreign = Foreign(store, header, limits)
         self._pages: dict[int, MessagePage | None] = {}
 
     def page(self, number: int, create: bool = False) -> MessagePage | None:
@@ -107,6 +111,25 @@ class Messages:
             if page is not None:
                 out[where] = getattr(page, name)[rows]
         return out
+
+    def origins(self, ids: Array) -> Array:
+        """By which ids these messages are known outside: those of the broker that took them in."""
+        if not self.foreign.pages:  # nothing ever came from another broker
+            return ids
+        origins = self.gather(ids, "origin")
+        given: Array = np.where(origins == 0, ids, origins)
+        return given
+
+    def rows_of(self, ranges: Ranges, most: int) -> Ranges:
+        """Ids as they are known outside, as ids of this broker's rows; of those that stand in rows
+        of other numbers up to ``most``."""
+        if not self.foreign:
+            return ranges
+        moved: list[tuple[int, int]] = []
+        for low, high in ranges:
+            moved += self.foreign.within(low, high, most - len(moved))
+        rows = [(make_id(self._broker, counter),) * 2 for _, counter in moved]
+        return join_ranges([*without(ranges, (number for number, _ in moved)), *rows])
 
     def held_by(self, ranges: list[tuple[int, int]], queue: int) -> tuple[Array, Array]:
         """Ids within ranges that a queue holds, and their places in it: (ids, seqs)."""
@@ -184,6 +207,12 @@ class Messages:
         for vpn in np.unique(vpns).tolist():
             header.vpn_bytes[vpn] -= int(sizes[vpns == vpn].sum())
         self.leave_files(page, rows)
+        foreign = rows[page.origin[rows] != 0]
+        if len(foreign):
+            counters = foreign.astype(np.int64) + page.base
+            self.foreign.drop_rows(
+                list(zip(page.origin[foreign].tolist(), counters.tolist(), strict=True))
+            )
 
     def leave_files(self, page: MessagePage, rows: Array) -> None:
         """Count the payloads of rows out of the files in which they lie."""
@@ -266,6 +295,7 @@ class Messages:
 
     def flush_pages(self) -> None:
         """Write pages that changed; one without a message is deleted."""
+        self.foreign.flush()
         last_page = self.header.next_counter >> self._bits
         for number, page in sorted(self._pages.items()):
             if page is None or not page.dirty:

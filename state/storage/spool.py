@@ -38,6 +38,7 @@ class Staged:
     vpns: list[int] = field(default_factory=list)
     queues: list[int] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
     more: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -66,9 +67,11 @@ class Spool(Messages):
         dmq: bool,
         vpn: int,
         matches: list[tuple[int, int]],
+        origin: int = 0,
     ) -> int:
         """Store messages that differ only in payload and size, with their matches ``(queue, first
-        seq)``; returns the id of the first, the others' follow."""
+        seq)``; returns the id of the first, the others' follow. origin: the id of the one message,
+        where another broker gave it."""
         s = self._staged
         row, n = len(s.payloads), len(payloads)
         s.payloads += payloads
@@ -83,6 +86,7 @@ class Spool(Messages):
         queue, seq = matches[0]
         s.queues += [queue] * n
         s.seqs += range(seq, seq + n)
+        s.origins += [origin] * n
         if len(matches) > 1:
             for i in range(n):
                 s.more[row + i] = [(queue, seq + i) for queue, seq in matches[1:]]
@@ -124,6 +128,7 @@ class Spool(Messages):
             page.priority[rows] = s.priorities[part]
             page.dmq[rows] = s.dmq[part]
             page.vpn[rows] = s.vpns[part]
+            page.origin[rows] = s.origins[part]
             page.used = row + n
             page.dirty = True
             done += n
@@ -132,6 +137,8 @@ class Spool(Messages):
             page = self.page(counter >> self._bits)
             assert page is not None
             page.extras[counter & mask] = [list(m) for m in matches]
+        if any(s.origins):
+            self.foreign.put([(one, s.first + at) for at, one in enumerate(s.origins) if one])
         self._arrived.update(
             zip(
                 range(s.first, s.first + total),

@@ -200,6 +200,13 @@ def test_pages_of_the_state(table: Table) -> None:
     records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])
     step(engine.store, Batch(commands=records), engine.now, limits=Limits(command_rows=1))
     found = {key.partition("/")[0] for key in engine.store.pages}
+    config = {"brokers": ["a", "b"], "queues": [{"name": "orders", "message_type": "json"}]}
+    mesh = lakequeue.connect("memory://", config=config)  # what another broker took in comes to `a`
+    mesh.engine.publish(
+        "default.publish", b"{}", None, [("lq", b'{"to": "orders"}')], broker="b"
+    )
+    mesh.consumer("orders")
+    found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
 

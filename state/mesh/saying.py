@@ -1,10 +1,10 @@
-"""The near end of the channel: what is said gets its number (see `channel`)."""
+"""The channel's one way out: what a broker says to another gets its number here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol.mesh import Said
+from ...protocol import mesh
 from ...protocol.outputs import MeshRecord
 from .peers import peer_of
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..broker import Broker
 
 
-def say(broker: Broker, to: int, what: Said) -> None:
+def say(broker: Broker, to: int, what: mesh.Said) -> None:
     """Say something to the peer with this number; raises ConfigError where there is none."""
     peer, header = peer_of(broker, to), broker.header
     for part in what.parts():
@@ -22,7 +22,7 @@ def say(broker: Broker, to: int, what: Said) -> None:
         )
 
 
-def say_to_all(broker: Broker, what: Said) -> None:
+def say_to_all(broker: Broker, what: mesh.Said) -> None:
     """Say something to each peer."""
     for number in sorted(broker.header.peers):
         say(broker, number, what)

@@ -1,0 +1,157 @@
+"""What the hosts of a distributed queue say to each other: who may own a message (Q5, H4).
+
+`Here` says that there is a host, `Want` asks, `Grant` gives messages, `Taken` confirms: see
+`state/mesh/ownership.py`. `Hold`, `Drained` and `Release` are of barriers: see
+`state/mesh/barriers.py`. A queue is named by its VPN and name, a message by its id; ``refs`` are
+the giver's own rows, which it alone reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Self
+
+import msgspec
+
+from .bounds import Count, Name, Text
+from .mesh import PART_ROWS, BrokerNumber, Said, slices
+
+CREDITS_MAX = 1_000  # messages that one broker asks another for at once
+FILTERS_MAX = 64  # texts of filters that one asks with
+
+Credits = Annotated[int, msgspec.Meta(ge=0, le=CREDITS_MAX)]
+Id = Annotated[int, msgspec.Meta(ge=0)]  # msgpack has no larger one than 64 bits
+Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # epoch ms; the largest says never
+
+
+class Want(Said, frozen=True):
+    """A host has room: it may be given ``credits`` messages, beside those on their way.
+
+    filters: of those of its consumers that have room; None lets everything through. owner: the
+    number of the queue there, as known from what it gave, 0 if it gave nothing yet; got: how many
+    it gave so far. Without credits the want ends.
+    """
+
+    kind: ClassVar[str] = "want"
+    vpn: Name
+    queue: Name
+    owner: Count
+    got: Count
+    credits: Credits
+    filters: Annotated[list[Text | None], msgspec.Meta(max_length=FILTERS_MAX)]
+
+
+class Here(Said, frozen=True):
+    """The queue is hosted by who says it, from now on: what was said of it before was not heard."""
+
+    kind: ClassVar[str] = "here"
+    vpn: Name
+    queue: Name
+
+
+_rows = msgspec.Meta(max_length=PART_ROWS)
+
+
+class Grant(Said, frozen=True):
+    """Messages that another broker is to own, in columns of one length, in the queue's order.
+
+    owner: the number of the queue at the giver; fresh: they go to their first owner; refs: its
+    rows; ids: by which they are known; sizes: as quotas count; levels, lanes, barriers: by the
+    queue's expressions, which are not evaluated again (Q6); expires, until: epoch ms, until says
+    when what is delayed is ready; entered, deliveries, cancels: as they were; dead: what dead
+    messages carry, by position.
+    """
+
+    kind: ClassVar[str] = "grant"
+    vpn: Name
+    queue: Name
+    owner: Count
+    fresh: bool
+    refs: Annotated[list[Id], _rows]
+    ids: Annotated[list[Id], _rows]
+    payloads: Annotated[list[bytes], _rows]
+    keys: Annotated[list[bytes | None], _rows]
+    headers: Annotated[list[bytes | None], _rows]
+    sizes: Annotated[list[Count], _rows]
+    priorities: Annotated[list[Count], _rows]
+    times: Annotated[list[int], _rows]
+    ttl_ends: Annotated[list[Time], _rows]
+    dmq: Annotated[list[bool], _rows]
+    levels: Annotated[list[Id], _rows]
+    lanes: Annotated[list[Id], _rows]
+    barriers: Annotated[list[bool], _rows]
+    expires: Annotated[list[Time], _rows]
+    until: Annotated[list[Time], _rows]
+    entered: Annotated[list[int], _rows]
+    deliveries: Annotated[list[Count], _rows]
+    cancels: Annotated[list[Count], _rows]
+    dead: dict[int, dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        columns = self.__struct_fields__[4:-1]
+        lengths = {len(getattr(self, name)) for name in columns}
+        if len(lengths) > 1:
+            raise ValueError(f"grant: columns of {sorted(lengths)} messages – one length only")
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        columns = self.__struct_fields__[4:-1]
+        for part in slices(self.sizes):
+            first, last = part.start, part.stop
+            dead = {at - first: one for at, one in self.dead.items() if first <= at < last}
+            cut = {name: getattr(self, name)[part] for name in columns}
+            yield msgspec.structs.replace(self, **cut, dead=dead)
+
+
+class Taken(Said, frozen=True):
+    """What became of messages that were granted: ``refs`` are owned by who says it; refused: a row,
+    and its `expires` and `until`, of each that it did not take."""
+
+    kind: ClassVar[str] = "taken"
+    vpn: Name
+    queue: Name
+    refs: Annotated[list[Id], _rows]
+    refused: Annotated[list[tuple[Id, Time, Time]], _rows]
+
+
+Counts = dict[BrokerNumber, Count]
+
+
+class Hold(Said, frozen=True):
+    """A barrier is next at who says it: what entered before now is delivered, what enters from now
+    on is held back, and what nobody takes here goes to who holds (O3). With all of the barrier:
+    id, payload, key, headers, the publisher's priority, time, and when it expires, 0 for never."""
+
+    kind: ClassVar[str] = "hold"
+    vpn: Name
+    queue: Name
+    number: Id
+    payload: bytes
+    key: bytes | None
+    headers: bytes | None
+    priority: Count
+    time: int
+    expires: Time
+
+
+class Drained(Said, frozen=True):
+    """All that entered here before the hold is gone. got, given: messages, by broker, so that what
+    is on its way is known; receivers: consumers here that the barrier is for."""
+
+    kind: ClassVar[str] = "drained"
+    vpn: Name
+    queue: Name
+    number: Id
+    got: Counts
+    given: Counts
+    receivers: Count
+
+
+class Release(Said, frozen=True):
+    """The hold ends: the barrier goes out now, everywhere, or has to wait."""
+
+    kind: ClassVar[str] = "release"
+    vpn: Name
+    queue: Name
+    number: Id
+    goes: bool

@@ -1,0 +1,38 @@
+"""Which brokers host a queue (Q5). One function, so that whoever knows better says it here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+
+
+def other_hosts(broker: Broker, queue: Queue) -> list[int]:
+    """The other brokers that host a distributed queue, by number: of its group, or all. None for a
+    `LocalQueue`, and for one that keeps its last message only (S10), which is each broker's own."""
+    d = queue.definition
+    if not broker.header.peers or d.type == "LocalQueue" or not d.max_spool_usage:
+        return []
+    peers = broker.header.peers
+    return [number for number, peer in peers.items() if not d.group or peer.name in d.group]
+
+
+def takes(broker: Broker, queue: Queue, partition: int) -> bool:
+    """Whether this broker is the one that takes a record of a captured topic for a queue. All hosts
+    read the whole topic; each takes its share of the partitions."""
+    others = other_hosts(broker, queue)
+    if not others:
+        return True
+    hosts = sorted([broker.header.number, *others])
+    return hosts[partition % len(hosts)] == broker.header.number
+
+
+def initial_owner(broker: Broker, queue: Queue) -> int | None:
+    """The other broker that owns all messages of a `GroupLocalQueue` at first; None where that is
+    this one, or none."""
+    name = queue.definition.initial_owner
+    if name is None or name == broker.header.name:
+        return None
+    return next((n for n, peer in broker.header.peers.items() if peer.name == name), None)

@@ -1,0 +1,363 @@
+"""Distributed queues: each message has one owner, and ownership moves in transactions (Q5, H4).
+
+A queue that several brokers host is, at each of them, a queue as any other, with the messages that
+this broker owns: those it took in, and those it was granted. A host whose consumers have room and
+for whom nothing is ready *wants* messages: it says so to the other hosts, with the filters of these
+consumers. An owner that has ready messages which no consumer of its own can take *grants* them,
+each once, to who asked first. A message that is granted is *moving*: nobody gets it here, it does
+not expire here, and no backlog counts it. The other stores it as its own and says so; then it is
+gone here (`transferred`). If there is no room for it there, it is returned to its place.
+
+So a message is deliverable at one broker at most at any moment, since it stops being ready before
+the other hears of it, and it is stored at one at least, since it goes when the other has stored it.
+The channel says everything exactly once and in order, so neither can be lost nor done twice,
+whoever dies when. It keeps its id, its place among what is granted with it, its counts and the end
+of its life; where it goes then (a cancel, a return, the dead message queue) is the new owner's
+affair.
+
+Credits are counted from the beginning on both sides, so a want says what may be on its way at
+most: `limit` = what came + what may come. A broker whose consumers have gone or are full takes back
+what it had asked for.
+
+A message of a `GroupLocalQueue` that enters elsewhere goes to the initial owner first (`push`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...protocol.ownership import CREDITS_MAX, FILTERS_MAX, Grant, Here, Taken, Want
+from ..header import Asked, Wanted
+from ..limits import Budget
+from ..message import DELAYED, MOVING, READY, Event, apply, enter
+from ..phases.selection import choose_for
+from ..rules.entering import over_quota
+from ..rules.fairness import candidates_of
+from ..storage import NEVER, Array
+from . import barriers
+from .hosting import initial_owner, other_hosts
+from .saying import say
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+
+
+# ---------------------------------------------------------------- coming and going
+
+
+def join(broker: Broker, queue: Queue) -> None:
+    """The queue is new here: hosts that have it may ask."""
+    for host in other_hosts(broker, queue):
+        say(broker, host, Here(queue.definition.vpn, queue.definition.name))
+
+
+def joined(broker: Broker, sender: int, said: Here) -> None:
+    """Another broker hosts the queue: what was asked of it before was asked of nobody."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None:
+        asked = queue.header.asked.get(sender)
+        if asked is not None:
+            asked.limit, asked.filters = asked.got, []
+        barriers.joined(queue, sender)
+        queue.wanted = True
+
+
+def leave(broker: Broker, queue: Queue) -> None:
+    """The queue is deleted here: it wants nothing any more, and holds nobody."""
+    d = queue.definition
+    for host in other_hosts(broker, queue):
+        asked = queue.header.asked.get(host)
+        if asked is not None and asked.limit > asked.got:
+            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, 0, []))
+    barriers.let_go(broker, queue, False)
+
+
+# ---------------------------------------------------------------- wanting
+
+
+def want(broker: Broker, queue: Queue) -> None:
+    """Say to the other hosts what this one has room for, where that has changed enough."""
+    hosts = other_hosts(broker, queue)
+    if not hosts:
+        return
+    room, filters = _room(broker, queue)
+    for host in hosts:
+        asked = queue.header.asked.get(host)
+        if asked is None:
+            if not room:
+                continue
+            asked = queue.header.asked[host] = Asked()
+        coming = max(asked.limit - asked.got, 0)
+        if room:
+            enough = coming * 2 >= room and coming <= room * 2 and asked.filters == filters
+        else:
+            enough = not coming and not asked.filters
+        if not enough:
+            asked.limit, asked.filters = asked.got + room, filters
+            d = queue.definition
+            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, room, filters))
+
+
+def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
+    """How many messages consumers here could take beside those that are here, and their filters."""
+    header, definition = queue.header, queue.definition
+    if not header.egress or header.barriers or queue.wanted or _is_short(broker, queue):
+        return 0, []
+    room = CREDITS_MAX
+    if definition.max_backlog is not None:
+        room = min(room, definition.max_backlog - header.leased)
+    candidates = candidates_of(definition, header.subscriptions)
+    leases_left = broker.header.system.max_delivered_unacked - broker.unacked_total
+    if leases_left <= 0:
+        candidates = [c for c in candidates if c.free]
+    room = min(room, sum(c.room for c in candidates))
+    if room <= 0:
+        return 0, []
+    texts = {c.subscription.filter for c in candidates}
+    filters: list[str | None] = []
+    filters += [None] if None in texts else sorted(text for text in texts if text)[:FILTERS_MAX]
+    return room, filters
+
+
+def _is_short(broker: Broker, queue: Queue) -> bool:
+    """Whether it had no room for what it was granted, and none has come free since."""
+    level = broker.header.short.get(queue.number)
+    if level is None:
+        return False
+    if broker.spool.header.bytes < level:
+        del broker.header.short[queue.number]
+        return False
+    return True
+
+
+def look_for_room(broker: Broker) -> None:
+    """Queues that were short of room are looked at when some has come free."""
+    for number, level in list(broker.header.short.items()):
+        queue = broker.queue(number)
+        if queue is None:
+            del broker.header.short[number]
+        elif broker.spool.header.bytes < level:
+            queue.wanted = True
+
+
+def wanted(broker: Broker, sender: int, said: Want) -> None:
+    """Another host has room, or has none any more."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is None:
+        return
+    known = queue.header.wanted
+    before = known.get(sender) or Wanted()
+    if said.owner != queue.number or said.got > before.given:
+        before.given = said.got  # this queue, or the one that asks, was not there before
+    texts = set(before.filters) - set(said.filters)
+    limit = said.got + said.credits
+    if limit <= before.given:
+        known[sender] = Wanted(limit, before.given, list(said.filters))
+    else:
+        if before.limit <= before.given:
+            known.pop(sender, None)  # who begins to ask stands behind those who do already
+        known[sender] = Wanted(limit, before.given, list(said.filters))
+        queue.wanted = True
+    for text in texts:
+        forget_filter(queue, text)
+
+
+def forget_filter(queue: Queue, text: str | None) -> None:
+    """A filter that nobody has any more, here or among those who want, remembers nothing."""
+    header = queue.header
+    if text is None or any(s.filter == text for s in header.subscriptions):
+        return
+    if not any(text in one.filters for one in header.wanted.values()):
+        queue.filters.forget(text)
+
+
+# ---------------------------------------------------------------- granting
+
+
+def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
+    """Give what no consumer here can take to hosts that want it, the first first; whether a budget
+    ended it."""
+    header = queue.header
+    if not header.egress:
+        return False
+    holder = barriers.holder(broker, queue)
+    if holder is not None:  # until its barrier is through, all that is left goes there
+        return _grant_to(broker, queue, holder, [None], NEVER, budget, looks)
+    for host, one in list(header.wanted.items()):
+        room = one.limit - one.given if host in broker.header.peers else 0
+        if _grant_to(broker, queue, host, one.filters, room, budget, looks):
+            return True
+    return False
+
+
+def _grant_to(
+    broker: Broker, queue: Queue, host: int, filters: list[str | None], room: int,
+    budget: Budget, looks: Budget,
+) -> bool:  # fmt: skip
+    """Give a host up to so many messages; whether a budget ended it."""
+    while room > 0:
+        if budget.spent:
+            return True
+        most = min(room, budget.rows)
+        seqs, unfinished = choose_for(broker, queue, filters, most, budget, looks)
+        if not len(seqs):
+            return unfinished
+        _give(broker, queue, host, seqs)
+        budget.take(len(seqs))
+        room -= len(seqs)
+    return False
+
+
+def push(broker: Broker, queue: Queue, budget: Budget) -> bool:
+    """What entered a `GroupLocalQueue` here goes to its initial owner first; whether a budget ended
+    it. What was granted here has been there."""
+    header = queue.header
+    owner = initial_owner(broker, queue)
+    if owner is None:
+        header.pushed = header.next_seq
+        return False
+    while header.pushed < header.next_seq:
+        if budget.spent:
+            return True
+        start = header.pushed
+        stop = min(start + max(budget.rows, 1), header.next_seq, (start | queue.mask) + 1)
+        page = queue.page(start >> queue.bits)
+        header.pushed = stop
+        if page is None:
+            continue
+        rows = np.arange(start & queue.mask, stop - page.base)
+        rows = rows[(page.state[rows] == READY) | (page.state[rows] == DELAYED)]
+        rows = rows[broker.spool.gather(page.id[rows], "origin") == 0]
+        seqs = rows.astype(np.int64) + page.base
+        n = budget.fits(page.size[rows]) if len(rows) else 0
+        if n < len(rows):
+            header.pushed = int(seqs[n])
+        _give(broker, queue, owner, seqs[:n], fresh=True)
+        budget.take(stop - start, int(page.size[rows[:n]].sum(dtype=np.int64)))
+    return False
+
+
+def _give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = False) -> None:
+    """Grant the messages at these places. fresh: they have had no owner yet."""
+    contents = broker.spool.contents(queue.gather(seqs, "id"))
+    there = np.array([content is not None for content in contents], bool)
+    if not there.all():
+        apply(broker, queue, seqs[~there], Event.LOSE, reason="payload missing")
+        seqs = seqs[there]
+    if not len(seqs):
+        return
+    found = [content for content in contents if content is not None]
+    spool, ids = broker.spool, queue.gather(seqs, "id")
+
+    def rows(name: str) -> Any:
+        return queue.gather(seqs, name).tolist()
+
+    def known(name: str) -> Any:
+        return spool.gather(ids, name).tolist()
+
+    said = Grant(
+        queue.definition.vpn, queue.definition.name, queue.number, fresh,
+        refs=ids.tolist(), ids=spool.origins(ids).tolist(),
+        payloads=[c[0] for c in found], keys=[c[1] for c in found], headers=[c[2] for c in found],
+        sizes=rows("size"), priorities=known("priority"), times=known("time"),
+        ttl_ends=known("ttl_ends"), dmq=[bool(n) for n in known("dmq")],
+        levels=rows("priority"), lanes=rows("lane"), barriers=[bool(n) for n in rows("barrier")],
+        expires=rows("expires"), until=rows("until"), entered=rows("entered"),
+        deliveries=rows("deliveries"), cancels=rows("cancels"), dead=queue.dead_of(seqs),
+    )  # fmt: skip
+    name = broker.header.peers[host].name
+    apply(broker, queue, seqs, Event.GRANT, holder=host + 1, subscription=f"broker:{name}")
+    queue.header.wanted.setdefault(host, Wanted()).given += len(seqs)
+    say(broker, host, said)
+
+
+def taken(broker: Broker, sender: int, said: Taken) -> None:
+    """The other broker has what it was granted, or refused it."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is None:
+        return
+    name = f"broker:{broker.header.peers[sender].name}"
+    seqs = _moving(broker, queue, sender, said.refs)
+    apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
+    for ref, expires, until in said.refused:
+        seqs = _moving(broker, queue, sender, [ref])
+        if not len(seqs):
+            continue
+        page, row = queue.row(int(seqs[0]))
+        page.expires[row] = expires
+        event = Event.REFUSE if until == NEVER else Event.REFUSE_LATER
+        apply(broker, queue, seqs, event, until=until, subscription=name, reason="no room there")
+    queue.wanted = True
+
+
+def _moving(broker: Broker, queue: Queue, host: int, refs: list[int]) -> Array:
+    """The places of these rows, of those that are on their way to a broker."""
+    _, seqs = broker.spool.held_by([(ref, ref) for ref in refs], queue.number)
+    if not len(seqs):
+        return seqs
+    ours = (queue.gather(seqs, "state") == MOVING) & (queue.gather(seqs, "holder") == host + 1)
+    found: Array = seqs[ours]
+    return found
+
+
+# ---------------------------------------------------------------- being granted
+
+
+def granted(broker: Broker, sender: int, said: Grant) -> None:
+    """Messages that this broker is to own: stored as its own, or refused where there is no room."""
+    queue = broker.find(said.vpn, said.queue)
+    refs: list[int] = []
+    refused: list[tuple[int, int, int]] = []
+    if queue is not None:
+        asked = queue.header.asked.setdefault(sender, Asked())
+        asked.owner, asked.got = said.owner, asked.got + len(said.refs)
+    for at, ref in enumerate(said.refs):
+        if queue is not None and _has_room(broker, queue, said.sizes[at]):
+            _store(broker, queue, said, at)
+            refs.append(ref)
+        else:
+            refused.append((ref, said.expires[at], said.until[at]))
+    if queue is not None and refs:
+        broker.spool.settle_staged()
+        name = f"transferred from {broker.header.peers[sender].name}"
+        ids = list(queue.arrivals.ids)
+        if not said.fresh:
+            queue.arrivals.generation = barriers.entering(broker, queue)
+        enter(broker, queue)
+        broker.record("spooled", queue, ids, reason=name)
+    if queue is not None and refused:
+        broker.header.short[queue.number] = broker.spool.header.bytes
+    say(broker, sender, Taken(said.vpn, said.queue, refs, refused))
+
+
+def _has_room(broker: Broker, queue: Queue, size: int) -> bool:
+    """Whether the quotas of the broker, the VPN and the queue have room for a message."""
+    spool, system = broker.spool.header, broker.header.system
+    limits = broker.header.vpn_limits.get(broker.vpn_of(queue))
+    if spool.bytes + size > system.max_spool_usage or over_quota(queue, size):
+        return False
+    if limits is not None and limits.max_spool_usage is not None:
+        used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
+        if used + size > limits.max_spool_usage:
+            return False
+    return broker.spool.file_room(system.max_spool_files) >= size
+
+
+def _store(broker: Broker, queue: Queue, said: Grant, at: int) -> None:
+    number = broker.spool.stage(
+        [said.payloads[at]], said.keys[at], said.headers[at], [said.sizes[at]], [said.times[at]],
+        said.ttl_ends[at], said.priorities[at], said.dmq[at], queue.header.vpn_number,
+        [(queue.number, queue.next_place())], origin=said.ids[at],
+    )  # fmt: skip
+    arrivals = queue.arrivals
+    position = len(arrivals.ids)
+    arrivals.before[position] = (said.entered[at], said.deliveries[at], said.cancels[at])
+    if at in said.dead:
+        arrivals.dead[position] = said.dead[at]
+    arrivals.add(
+        number, [said.sizes[at]], said.levels[at], said.expires[at], said.until[at],
+        said.barriers[at], said.lanes[at],
+    )  # fmt: skip

@@ -1,0 +1,148 @@
+"""A barrier of a distributed queue waits for all owners, and goes to all consumers (O3, H4)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from .harness import drain
+from .mesh import BROKERS, Mesh
+from .mortal import Fate
+
+
+def mesh(**keys: Any) -> Mesh:
+    return Mesh(barrier_expression="/b = 1", **keys)
+
+
+def numbers(messages: list[Any]) -> list[int]:
+    return [json.loads(m.payload)["n"] for m in messages]
+
+
+def test_O3_a_barrier_goes_to_the_consumers_of_all_hosts() -> None:
+    m = mesh()
+    consumers = [m.consumer(broker) for broker in BROKERS]
+    m.send("a", {"n": 1, "b": 1})
+    assert [numbers(drain(c)) for c in consumers] == [[1], [1], [1]]
+    assert m.depths() == [0, 0, 0]
+
+
+def test_O3_a_barrier_waits_for_what_other_owners_hold() -> None:
+    m = mesh()
+    far, near = m.consumer("b", 1), m.consumer("a", 1)
+    first = m.send("b", {"n": 1})
+    (held,) = drain(far)
+    assert held.id == first
+    m.send("a", {"n": 2, "b": 1})
+    m.send("a", {"n": 3})
+    m.send("b", {"n": 4})
+    assert drain(near) == []
+    assert drain(far) == []
+    held.ack()
+    assert numbers(drain(near)) == [2, 3]
+    assert numbers(drain(far)) == [2, 4]
+
+
+def test_O3_what_was_before_it_reaches_consumers_anywhere_first() -> None:
+    m = mesh()
+    for n, broker in enumerate(BROKERS):
+        m.send(broker, {"n": n})
+    m.send("a", {"n": 10, "b": 1})
+    m.send("a", {"n": 11})
+    m.send("c", {"n": 12})
+    only = m.consumer("c", 1)
+    seen = []
+    while messages := drain(only):
+        seen += numbers(messages)
+        for message in messages:
+            if not message.is_barrier:
+                message.ack()
+    assert sorted(seen[:3]) == [0, 1, 2]
+    assert seen[3] == 10
+    assert sorted(seen[4:]) == [11, 12]
+    assert m.depths() == [0, 0, 0]
+
+
+def test_O3_with_no_consumer_anywhere_it_waits_for_one() -> None:
+    m = mesh()
+    m.send("a", {"n": 1, "b": 1})
+    assert m.depths() == [1, 0, 0]
+    assert numbers(drain(m.consumer("c"))) == [1]
+    assert m.depths() == [0, 0, 0]
+
+
+def test_O3_a_consumer_whose_filter_refuses_it_waits_and_does_not_get_it() -> None:
+    m = mesh()
+    other = m.consumer("b", filter="/n > 5")
+    m.send("a", {"n": 1, "b": 1})
+    m.send("a", {"n": 7})
+    assert drain(other) == []
+    assert numbers(drain(m.consumer("c", filter="/n < 5"))) == [1]
+    assert numbers(drain(other)) == [7]
+
+
+def test_O3_two_barriers_at_two_owners_go_one_after_the_other() -> None:
+    m = mesh()
+    held = m.consumer("c", 1)
+    m.send("c", {"n": 0})
+    (first,) = drain(held)
+    m.send("a", {"n": 1, "b": 1})
+    m.send("b", {"n": 2, "b": 1})
+    assert drain(held) == []
+    first.ack()
+    assert numbers(drain(held)) == [1, 2]
+    assert m.depths() == [0, 0, 0]
+
+
+def test_O3_a_barrier_that_expires_lets_the_others_go() -> None:
+    m = mesh()
+    held = m.consumer("b", 1)
+    m.send("b", {"n": 0})
+    (first,) = drain(held)
+    m.send("a", {"n": 1, "b": 1}, ttl="5s")
+    m.send("c", {"n": 2})
+    m.advance("6s")
+    first.ack()
+    assert numbers(drain(held)) == [2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_O3_no_message_passes_a_barrier_whoever_dies(seed: int) -> None:
+    fate = Fate(seed, death=0.2)
+    m = mesh(fate=fate)
+    consumers = [m.consumer(broker, 2) for broker in BROKERS]
+    part: dict[int, int] = {}  # the part of each message: between which barriers it was sent
+    seen: list[tuple[int, int]] = []
+    barriers: list[list[int]] = [[] for _ in BROKERS]
+    for n in range(1, 31):
+        barrier = n % 10 == 0
+        part[n] = n // 10
+        m.send("a" if barrier else fate.random.choice(BROKERS), {"n": n, "b": int(barrier)})
+        settle(m, consumers, seen, barriers, fate, 1 if not barrier else 100)
+    for _ in range(10):
+        settle(m, consumers, seen, barriers, fate, 100)
+    assert barriers == [[10, 20, 30]] * 3
+    assert sorted(n for n, _ in seen) == [n for n in part if n % 10]
+    for n, after in seen:
+        assert part[n] == after, f"{n} came after {after} barriers"
+    assert m.depths() == [0, 0, 0]
+    assert fate.deaths > 20
+
+
+def settle(
+    m: Mesh, consumers: list[Any], seen: list[tuple[int, int]], barriers: list[list[int]],
+    fate: Fate, most: int,
+) -> None:  # fmt: skip
+    """Consumers take what there is, and acknowledge some of it."""
+    for _ in range(most):
+        found = [(at, message) for at, c in enumerate(consumers) for message in drain(c)]
+        for at, message in found:
+            n = numbers([message])[0]
+            if message.is_barrier:
+                barriers[at].append(n)
+            else:
+                seen.append((n, max(len(b) for b in barriers)))
+                message.ack()
+        if not found:
+            return

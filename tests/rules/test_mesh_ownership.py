@@ -1,0 +1,390 @@
+"""Distributed queues: who owns a message, and how it moves (Q5, H4)."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from lakequeue.protocol import ConfigError
+from lakequeue.protocol import commands as c
+
+from .harness import drain
+from .mesh import BROKERS, Mesh, ids
+
+# ---------------------------------------------------------------- asking and granting
+
+
+def test_H4_a_consumer_anywhere_gets_everything() -> None:
+    mesh = Mesh()
+    sent = [mesh.send(broker, {"n": n}) for n in range(4) for broker in BROKERS]
+    assert mesh.depths() == [4, 4, 4]
+    got = drain(mesh.consumer("b"))
+    assert sorted(ids(got)) == sorted(sent)
+    assert mesh.depths() == [0, 12, 0]
+    for message in got:
+        message.ack()
+    assert mesh.depths() == [0, 0, 0]
+
+
+def test_H4_what_comes_later_goes_to_who_waits() -> None:
+    mesh = Mesh()
+    consumer = mesh.consumer("c")
+    sent = [mesh.send("a", {"n": n}) for n in range(5)]
+    assert ids(drain(consumer)) == sent
+
+
+def test_H4_a_message_keeps_its_id_and_all_that_is_known_of_it() -> None:
+    mesh = Mesh()
+    sent = mesh.send("a", {"n": 1}, ttl="1h", priority=7, key=b"k", headers={"h": b"v"})
+    (got,) = drain(mesh.consumer("b"))
+    assert got.id == sent
+    assert (got.priority, got.headers["h"], got.key) == (7, "v", b"k")
+    assert got.payload == b'{"n": 1}'
+    assert got.expires_at is not None
+    assert (got.delivery_count, got.redelivered) == (1, False)
+
+
+def test_H4_only_if_no_local_subscriber_can_take_it() -> None:
+    mesh = Mesh()
+    near, far = mesh.consumer("a", 2), mesh.consumer("b", 100)
+    sent = [mesh.send("a", {"n": n}) for n in range(5)]
+    assert ids(drain(near)) == sent[:2]
+    assert ids(drain(far)) == sent[2:]
+
+
+def test_H4_granted_once_to_the_first_that_asked() -> None:
+    mesh = Mesh()
+    first, second = mesh.consumer("c", 3), mesh.consumer("b", 3)
+    sent = [mesh.send("a", {"n": n}) for n in range(5)]
+    assert ids(drain(first)) == sent[:3]
+    assert ids(drain(second)) == sent[3:]
+
+
+def test_H4_no_more_is_granted_than_there_is_room_for() -> None:
+    mesh = Mesh()
+    for n in range(10):
+        mesh.send("a", {"n": n})
+    consumer = mesh.consumer("b", 3)
+    assert len(drain(consumer)) == 3
+    assert mesh.depths() == [7, 3, 0]
+
+
+def test_H4_with_each_ack_the_next_one_comes() -> None:
+    mesh = Mesh()
+    sent = [mesh.send("a", {"n": n}) for n in range(10)]
+    consumer = mesh.consumer("b", 1)
+    got = []
+    while (message := consumer.receive(timeout=0)) is not None:
+        got.append(message.id)
+        message.ack()
+    assert got == sent
+    assert mesh.depths() == [0, 0, 0]
+
+
+def test_F5_filters_of_who_asks() -> None:
+    mesh = Mesh()
+    for n in range(6):
+        mesh.send("a", {"n": n})
+    consumer = mesh.consumer("b", filter="/n > 3")
+    assert [json.loads(m.payload)["n"] for m in drain(consumer)] == [4, 5]
+    assert mesh.depths() == [4, 2, 0]
+    both = mesh.consumer("c", filter="/n = 0")
+    assert [json.loads(m.payload)["n"] for m in drain(both)] == [0]
+
+
+def test_H4_a_consumer_that_goes_gives_its_credits_back() -> None:
+    mesh = Mesh()
+    consumer = mesh.consumer("b")
+    consumer.close()
+    mesh.send("a")
+    assert mesh.depths() == [1, 0, 0]
+
+
+def test_H4_what_was_granted_and_not_taken_can_be_granted_on() -> None:
+    mesh = Mesh()
+    sent = [mesh.send("a", {"n": n}) for n in range(3)]
+    consumer = mesh.consumer("b")
+    assert len(drain(consumer)) == 3
+    consumer.close()
+    assert mesh.depths() == [0, 3, 0]
+    got = drain(mesh.consumer("a"))
+    assert ids(got) == sent
+    assert mesh.depths() == [3, 0, 0]
+    mesh.at["a"].admin().purge("orders")
+    assert mesh.depths() == [0, 0, 0]
+
+
+def test_H4_a_host_that_comes_later_is_asked_too() -> None:
+    mesh = Mesh()
+    mesh.carry("b", c.Delete(queue="orders"))
+    consumer = mesh.consumer("a")
+    definition = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 100}
+    mesh.carry("b", c.Define(definition=definition))
+    sent = mesh.send("b")
+    assert ids(drain(consumer)) == [sent]
+
+
+def test_H4_where_a_host_has_no_such_queue_what_was_granted_returns() -> None:
+    mesh = Mesh()
+    held = mesh.consumer("a", 1)
+    first, second = mesh.send("a"), mesh.send("a")
+    waiting = mesh.consumer("b", 1)
+    assert ids(drain(held)) == [first]
+    (message,) = drain(waiting)
+    message.ack()
+    mesh.carry("b", c.Delete(queue="orders"))
+    third = mesh.send("a")
+    parts = mesh.whole()["brokers"]
+    assert set(parts) == {"a", "c"}
+    assert (parts["a"]["depth"], parts["a"]["moving"]) == (2, 0)
+    assert (message.id, third) == (second, mesh.at["a"].admin().browse("orders")[1].id)
+
+
+def test_Q5_a_local_queue_never_leaves() -> None:
+    mesh = Mesh(type="LocalQueue")
+    mesh.send("c")
+    consumer = mesh.consumer("b")
+    assert len(drain(consumer)) == 1
+    whole = mesh.whole()
+    assert (whole["broker"], whole["depth"], consumer.broker) == ("a", 1, 0)
+
+
+# ---------------------------------------------------------------- life after a move
+
+
+def test_L7_a_cancel_after_a_move_is_the_new_owners() -> None:
+    mesh = Mesh()
+    sent = [mesh.send("a", {"n": n}) for n in range(3)]
+    consumer = mesh.consumer("b")
+    first = consumer.receive(timeout=0)
+    first.cancel()
+    again = [m for m in drain(consumer) if m.redelivered]
+    assert ids(again) == [sent[0]]
+    assert again[0].delivery_count == 2
+    assert mesh.depths() == [0, 3, 0]
+
+
+def test_L5_L6_counts_go_with_the_message() -> None:
+    mesh = Mesh(max_cancels=2)
+    sent = mesh.send("a")
+    for broker, count in (("b", 1), ("c", 2)):
+        consumer = mesh.consumer(broker)
+        (message,) = drain(consumer)
+        assert (message.id, message.delivery_count) == (sent, count)
+        message.cancel(delay="1s")
+        consumer.close()
+        mesh.advance("2s")
+    assert mesh.depths() == [0, 0, 0]
+    assert mesh.seen("c")["expired"] == 1
+
+
+def test_X4_time_to_live_counts_on() -> None:
+    mesh = Mesh()
+    mesh.send("a", ttl="8s")
+    mesh.advance("2s")
+    consumer = mesh.consumer("b")
+    (message,) = drain(consumer)
+    left = (message.expires_at - mesh.at["b"].now()).total_seconds()
+    assert left == 6
+    mesh.advance("6s")
+    assert mesh.depths() == [0, 0, 0]
+    assert [mesh.seen(b)["expired"] for b in BROKERS] == [0, 1, 0]
+
+
+def test_X5_dead_messages_go_to_the_owners_dead_message_queue() -> None:
+    queues = [
+        {"name": "orders", "message_type": "json", "dead_message_queue": "dead"},
+        {"name": "dead", "message_type": "json", "max_per_subscription_backlog": 10},
+    ]
+    mesh = Mesh(queues=queues)
+    sent = mesh.send("a")
+    orders = mesh.consumer("b")
+    orders.receive(timeout=0).reject(reason="no")
+    orders.close()
+    assert [mesh.seen(b, "dead")["depth"] for b in BROKERS] == [0, 1, 0]
+    reader = mesh.consumer("c", queue="dead")
+    (dead,) = drain(reader)
+    assert dead.id == sent
+    assert dead.headers["lq-dead-reason"] == "rejected"
+    dead.cancel()
+    reader.close()
+    assert mesh.at["c"].admin().redrive("dead").moved == 1
+    assert mesh.depths() == [0, 0, 1]
+    (again,) = drain(mesh.consumer("a"))
+    assert again.id == sent
+
+
+def test_O2_priorities_go_with_the_message() -> None:
+    mesh = Mesh(priority="/p")
+    for p in (1, 9, 5):
+        mesh.send("a", {"p": p})
+    consumer = mesh.consumer("b")
+    assert [json.loads(m.payload)["p"] for m in drain(consumer)] == [9, 5, 1]
+
+
+def test_acks_by_id_range_and_up_to_mean_the_ids_that_were_shown() -> None:
+    mesh = Mesh()
+    sent = [mesh.send("a", {"n": n}) for n in range(6)]
+    consumer = mesh.consumer("b")
+    assert ids(drain(consumer)) == sent
+    consumer.ack(ids=f"{sent[0]}-{sent[1]}")
+    assert mesh.seen("b")["depth"] == 4
+    consumer.ack(up_to=sent[3])
+    assert mesh.seen("b")["depth"] == 2
+    browsed = mesh.at["b"].admin().browse("orders")
+    assert [m.id for m in browsed] == sent[4:]
+    assert mesh.at["b"].admin().purge("orders", ids=sent[4]) == 1
+    assert mesh.seen("b")["depth"] == 1
+    assert mesh.seen("b")["ack_ignored"] == 0
+
+
+def test_a_message_that_comes_home_is_found_by_its_id() -> None:
+    mesh = Mesh()
+    sent = mesh.send("a")
+    away = mesh.consumer("b")
+    drain(away)
+    away.close()
+    home = mesh.consumer("a")
+    (message,) = drain(home)
+    assert message.id == sent
+    home.ack(ids=sent)
+    assert mesh.depths() == [0, 0, 0]
+    assert mesh.seen("a")["ack_ignored"] == 0
+
+
+def test_S3_what_has_no_room_there_returns_to_its_place() -> None:
+    mesh = Mesh(max_spool_usage=100)
+    body = {"x": "y" * 60}
+    at_b = mesh.send("b", body)
+    first = mesh.consumer("b", filter="/n = 1")
+    sent = mesh.send("a", {"n": 1, "x": "y" * 50})
+    assert drain(first) == []
+    assert (mesh.depths(), mesh.seen("a")["returned"]) == ([1, 1, 0], 1)
+    assert mesh.seen("a")["moving"] == 0
+    (message,) = drain(mesh.consumer("c", filter="/x LIKE 'yyyy%' AND /n IS NULL"))
+    assert message.id == at_b
+    assert ids(drain(first)) == [sent]
+
+
+def test_B1_max_backlog_is_of_each_broker() -> None:
+    mesh = Mesh(max_backlog=2)
+    for n in range(6):
+        mesh.send("a", {"n": n})
+    held = [len(drain(mesh.consumer(broker))) for broker in BROKERS]
+    assert held == [2, 2, 2]
+
+
+def test_L2_at_most_once_moves_too() -> None:
+    mesh = Mesh(semantics="at-most-once")
+    sent = [mesh.send("a", {"n": n}) for n in range(5)]
+    assert ids(drain(mesh.consumer("b"))) == sent
+    assert mesh.depths() == [0, 0, 0]
+
+
+def test_L12_what_is_delayed_stays_until_it_is_due() -> None:
+    mesh = Mesh()
+    mesh.send("a", deliver_at=mesh.at["a"].now() + timedelta(seconds=5))
+    consumer = mesh.consumer("b")
+    assert drain(consumer) == []
+    mesh.advance("5s")
+    assert len(drain(consumer)) == 1
+
+
+def test_the_journal_tells_the_whole_way() -> None:
+    mesh = Mesh()
+    sent = mesh.send("a")
+    (message,) = drain(mesh.consumer("b"))
+    message.ack()
+    rows = [r for r in mesh.engine.journal() if r["message_id"] == sent]
+    told = [(r["broker"], r["event"]) for r in rows]
+    assert told == [
+        ("a", "spooled"), ("a", "granted"), ("b", "spooled"), ("b", "delivered"),
+        ("a", "transferred"), ("b", "acknowledged"),
+    ]  # fmt: skip
+
+
+def test_Q5_describe_adds_up_and_says_what_each_holds() -> None:
+    mesh = Mesh()
+    for broker in ("a", "a", "a", "b"):
+        mesh.send(broker)
+    consumer = mesh.consumer("c", 2)
+    drain(consumer)[0].ack()
+    whole = mesh.whole()
+    held = {name: (part["depth"], part["leased"]) for name, part in whole["brokers"].items()}
+    assert (whole["depth"], whole["leased"]) == (3, 2)
+    assert sum(depth for depth, _ in held.values()) == 3
+    assert held["c"] == (2, 2)
+    assert [(c["broker"], c["held"]) for c in whole["consumers"]] == [("c", 2)]
+    counted = [whole["counters"][name] for name in ("spooled", "acknowledged", "transferred")]
+    assert counted == [4, 1, 3]
+
+
+def test_Q2_a_record_of_a_captured_topic_is_taken_in_by_one_host() -> None:
+    queues = [
+        {"name": "shared", "message_type": "json", "underlying_topic": "radar"},
+        {
+            "name": "local", "message_type": "json", "underlying_topic": "radar",
+            "type": "LocalQueue",
+        },
+    ]  # fmt: skip
+    mesh = Mesh(queues=queues)
+    for partition in range(7):
+        mesh.at["a"].publish_raw("radar", b"{}", partition=partition)
+    assert mesh.depths("shared") == [3, 2, 2]
+    assert mesh.whole("local")["depth"] == 7
+
+
+# ---------------------------------------------------------------- GroupLocalQueue
+
+
+def grouped(**keys: Any) -> Mesh:
+    return Mesh(type="GroupLocalQueue", initial_owner="b", **keys)
+
+
+def test_H4_all_messages_of_a_group_local_queue_start_with_the_initial_owner() -> None:
+    mesh = grouped()
+    sent = [mesh.send(broker, {"n": n}) for n in range(2) for broker in BROKERS]
+    assert mesh.depths() == [0, 6, 0]
+    assert sorted(ids(drain(mesh.consumer("b")))) == sorted(sent)
+
+
+def test_H4_the_initial_owner_serves_its_own_consumers_first() -> None:
+    mesh = grouped()
+    near, far = mesh.consumer("b", 1), mesh.consumer("a", 10)
+    sent = [mesh.send("a", {"n": n}) for n in range(3)]
+    assert ids(drain(near)) == sent[:1]
+    assert ids(drain(far)) == sent[1:]
+    assert mesh.depths() == [2, 1, 0]
+
+
+def test_H4_L12_what_is_scheduled_starts_with_the_initial_owner_too() -> None:
+    mesh = grouped()
+    mesh.send("a", deliver_at=mesh.at["a"].now() + timedelta(seconds=5))
+    assert mesh.depths() == [0, 1, 0]
+    assert mesh.seen("b")["delayed"] == 1
+    consumer = mesh.consumer("a")
+    assert drain(consumer) == []
+    mesh.advance("5s")
+    assert len(drain(consumer)) == 1
+
+
+def test_H4_S3_where_the_initial_owner_has_no_room_a_message_stays_where_it_entered() -> None:
+    mesh = grouped(max_spool_usage=50)
+    sent = [mesh.send("a", {"x": "y" * 25}) for _ in range(2)]
+    assert mesh.depths() == [1, 1, 0]
+    assert [mesh.seen(b)["moving"] for b in BROKERS] == [0, 0, 0]
+    consumer = mesh.consumer("a")
+    (second,) = drain(consumer)
+    second.ack()  # makes room for the first
+    assert ids([second, *drain(consumer)]) == [sent[1], sent[0]]
+
+
+def test_Q5_an_initial_owner_that_is_no_broker_is_named() -> None:
+    mesh = Mesh()
+    definition = {
+        "name": "g", "message_type": "json", "type": "GroupLocalQueue", "initial_owner": "x",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="initial_owner: 'x' – allowed are .*: a, b, c"):
+        mesh.at["a"].admin().define(definition)
