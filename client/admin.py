@@ -12,6 +12,8 @@ from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
 from .session import Session
 
+MOVE_TIMEOUT_S = 300.0
+
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
@@ -54,6 +56,19 @@ class Admin:
         for queue in found:
             by_name.setdefault(queue["name"], {})[queue["broker"]] = queue
         return self._seen([add_up(parts) for _, parts in sorted(by_name.items())])
+
+    def move_queue(self, queue: str, broker: str) -> None:
+        """Move a LocalQueue with its messages to another broker, while it is in use; returns when
+        it is there. Producers and consumers follow by themselves; what consumers held returns, as
+        at a disconnect. Raises ConfigError or LakequeueError, and then it stays where it is."""
+        known = {one["name"]: one for one in self._session.brokers()}
+        state = known[broker]["state"] if broker in known else ""
+        if state in ("failed", "restarting"):
+            raise LakequeueError(
+                f"broker {broker!r}: is {state}; a queue moves to a broker that runs"
+            )
+        command = commands.MoveQueue(queue=queue, broker=broker)
+        self._session.request(command, MOVE_TIMEOUT_S)
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed

@@ -119,8 +119,8 @@ class Consumer:
         return self._settling.subscription.id
 
     @property
-    def broker(self) -> int:
-        """The number of the broker with which it is bound."""
+    def broker(self) -> int | None:
+        """The number of the broker with which it is bound; None until it is."""
         return self._settling.subscription.broker
 
     @property

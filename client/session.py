@@ -41,8 +41,8 @@ class Consuming(Protocol):
     queue: str
 
     @property
-    def broker(self) -> int:
-        """The number of the broker with which it is bound."""
+    def broker(self) -> int | None:
+        """The number of the broker with which it is bound; None until it is."""
         ...
 
     def on_record(self, value: bytes) -> None:
@@ -442,17 +442,18 @@ class Session:
     def _hear_where(self, record: Record) -> None:
         """A queue is elsewhere now: its consumers go there."""
         name = self._where.take(record.key, record.value)
-        if name is None:
-            return
-        now_at = self.broker_of(name)
-        for consumer in list(self._consumers.values()):
-            if consumer.queue == name and consumer.broker != now_at:
+        for consumer in list(self._consumers.values()) if name is not None else ():
+            # One that is being bound finds it by itself. One that is bound has lost what it held,
+            # also if the queue comes back before this is acted on.
+            if consumer.queue == name and consumer.broker not in (None, self.broker_of(name)):
                 self._follow.add(consumer)
 
     def upkeep(self) -> None:
         """Acks and renewals that are due, messages without an answer."""
         if self._follow and not self._subscribing:
-            self._bind_again([c for c in self._consumers.values() if c in self._follow])
+            left = [c for c in list(self._consumers.values()) if c in self._follow]
+            self._follow.clear()
+            self._bind_again(left)
         for consumer in list(self._consumers.values()):
             consumer.tick()
         now_s = time.monotonic()
@@ -477,7 +478,8 @@ class Session:
         now_s = time.monotonic()
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
-            for number in {consumer.broker for consumer in list(self._consumers.values())}:
+            bound = {consumer.broker for consumer in list(self._consumers.values())}
+            for number in sorted(n for n in bound if n is not None):
                 told = partial(self._heard, number)
                 self.ask(commands.Heartbeat(session=self.session), told, number)
         if self._lost and not self._subscribing:
@@ -495,7 +497,6 @@ class Session:
     def _bind_again(self, consumers: list[Consuming]) -> None:
         """New subscriptions; in the background, where a call may wait."""
         self._subscribing = True
-        self._follow.difference_update(consumers)
         if self.runner.waits:
             threading.Thread(target=self._subscribe_again, args=(consumers,), daemon=True).start()
         else:

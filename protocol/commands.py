@@ -73,6 +73,13 @@ class Delete(Command, frozen=True, tag="delete"):
     queue: Name
 
 
+class MoveQueue(Command, frozen=True, tag="move_queue"):
+    """Move a local queue with its messages to another broker."""
+
+    queue: Name
+    broker: Name
+
+
 # ---------------------------------------------------------------- sessions
 
 
@@ -294,10 +301,10 @@ AnyCommand = (
     Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
     | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
     | Browse | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
-    | Tick
+    | Tick | MoveQueue
 )
 
-OF_KEEPER = (Define, Delete)  # who keeps the directory decides; others pass them on
+OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on
 KEEPER = 0  # its number
 
 _decoder = msgspec.json.Decoder(AnyCommand)

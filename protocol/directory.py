@@ -79,7 +79,8 @@ class PassOn(Said, frozen=True):
 
 
 class PassMessage(Said, frozen=True):
-    """A message of no producer that counts, for a queue of yours: a record's columns."""
+    """A message of no producer that counts, for a queue of yours: a record's columns. queue: the
+    one that it is for, where no header says so."""
 
     kind: ClassVar[str] = "pass_message"
     vpn: Name
@@ -89,5 +90,6 @@ class PassMessage(Said, frozen=True):
     timestamp: int
     key: bytes | None
     value: bytes
-    meta: bytes
+    meta: bytes | None
     headers: str | None
+    queue: Name

@@ -54,7 +54,7 @@ def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     existing = broker.find(vpn, definition.name)
     check_definition(broker, existing, definition)
     if existing is None:
-        _create(broker, vpn, definition)
+        create(broker, vpn, definition)
         return definition
     old = existing.definition
     if old == definition and not existing.header.faulted:
@@ -97,7 +97,8 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+def create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
+    """A queue that is new here."""
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
@@ -110,6 +111,7 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
+    return queue
 
 
 def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
@@ -121,8 +123,17 @@ def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
 def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
-    name = queue.definition.name
     leave(broker, queue)
+    forget(broker, vpn, queue)
+    queue.header.deleted = True
+    queue.header.faulted = ""
+    broker.event("deleted", vpn, queue.definition.name)
+    begin(broker, vpn, queue, Delete(queue=queue.definition.name))
+
+
+def forget(broker: Broker, vpn: str, queue: Queue) -> None:
+    """From now on nobody finds the queue here."""
+    name = queue.definition.name
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
@@ -132,10 +143,6 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)
-    queue.header.deleted = True
-    queue.header.faulted = ""
-    broker.event("deleted", vpn, name)
-    begin(broker, vpn, queue, Delete(queue=name))
 
 
 def remove_messages(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from ..mesh import keeper
+from ..mesh import keeper, moving
 from . import administration, inspection, leases, sessions, topic_subscriptions
 from .redriving import redrive
 from .turns import IN_TURN
@@ -16,6 +16,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Configure: administration.configure,
     c.Peers: keeper.meet,
     c.Define: keeper.define,
+    c.MoveQueue: keeper.move_queue,
     c.Delete: keeper.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
@@ -46,6 +47,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Purge: administration.purge,
         c.Redrive: redrive,
         c.Delete: administration.remove_messages,
+        c.MoveQueue: moving.give_all,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Usage, c.Events, c.Describe, c.Browse})

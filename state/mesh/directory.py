@@ -14,6 +14,7 @@ from ...protocol.directory import Entries, Entry
 from ...protocol.errors import Moved
 from ...protocol.outputs import DirectoryEntry
 from ..broker import BUCKETS, Broker, bucket
+from ..queue import Queue
 
 THERE, PLACING, DELETING, MOVING = "there", "placing", "deleting", "moving"
 KEEPER = 0  # the number of the broker that keeps the directory
@@ -83,3 +84,17 @@ def moved(broker: Broker, vpn: str, name: str) -> Moved | None:
     hosts = hosts_by_name(broker, entry)
     where = ", ".join(map(repr, hosts))
     return Moved(f"queue {name!r} of VPN {vpn!r} is on broker {where}", hosts)
+
+
+def is_moving(queue: Queue) -> bool:
+    """Whether it is about to leave, or has not arrived yet."""
+    return bool(queue.header.leaving) or queue.header.arriving
+
+
+def on_its_way(broker: Broker, vpn: str, queue: Queue) -> Moved:
+    """The error for who asks something of a queue that moves: where the directory says it is, which
+    is the old broker as long as it moves."""
+    name = queue.definition.name
+    entry = find(broker, vpn, name)
+    hosts = {} if entry is None else hosts_by_name(broker, entry)
+    return Moved(f"queue {name!r} of VPN {vpn!r} is moving to another broker", hosts)

@@ -12,12 +12,16 @@ from typing import Any
 
 from ...protocol.directory import Carried, Carry, Entries, PassMessage, PassOn
 from ...protocol.mesh import Said
+from ...protocol.moving import Arrive, Expected, HandOver
 from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
-from . import barriers, directory, keeper, ownership, passing
+from . import barriers, directory, keeper, moving, ownership, passing
 
 Handler = Callable[[Any, int, Any], None]
 
 KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "arrive": (Arrive, moving.arrive),
+    "expected": (Expected, moving.expected),
+    "hand_over": (HandOver, moving.handed_over),
     "carry": (Carry, keeper.hear_carry),
     "carried": (Carried, keeper.hear_carried),
     "entries": (Entries, directory.hear_entries),

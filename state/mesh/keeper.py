@@ -17,15 +17,17 @@ import msgspec
 from ...definitions import QueueDefinition, parse_definition, to_wire
 from ...protocol import commands as c
 from ...protocol.directory import Carried, Carry, Entries, Entry, PassOn
-from ...protocol.errors import ConfigError, LakequeueError
+from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.outputs import Reply
 from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import LATER, answer, refuse, what_is_wrong
-from . import directory
-from .directory import DELETING, KEEPER, PLACING, THERE
+from ..commands.turns import begin
+from . import directory, moving
+from .directory import DELETING, KEEPER, MOVING, PLACING, THERE
+from .moving import tell
 from .peers import set_peers
-from .placement import LOCAL, check_names, count, place
+from .placement import LOCAL, check_names, count, place, users_of
 from .saying import say, say_to_all
 
 OPEN_MAX = 100_000  # commands that other brokers are carrying out
@@ -109,6 +111,43 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
     return _have_carried(broker, ticket, command)
 
 
+def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
+    """Move a local queue to another broker; the answer comes when it is there."""
+    if not keeps(broker):
+        return _pass_on(broker, vpn, command)
+    name, names = command.queue, directory.names_of(broker)
+    known = directory.find(broker, vpn, name)
+    if known is None:
+        raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+    if known.state != THERE:
+        raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
+    to = names.get(command.broker)
+    if to is None:
+        allowed = f"allowed are the home's brokers: {', '.join(names)}"
+        raise ConfigError([Problem(f"queue {name!r}", "broker", command.broker, allowed)])
+    if known.type != LOCAL:
+        raise ConfigError(f"queue: {name!r} – is a {known.type}; a LocalQueue moves, no other")
+    if to == known.hosts[0]:
+        return None
+    dead = directory.find(broker, vpn, known.dead) if known.dead else None
+    users = users_of(broker, vpn, name)
+    if users or (dead is not None and dead.type == LOCAL):
+        other = f"it is the dead message queue of {min(users)!r}" if users else (
+            f"its dead message queue {known.dead!r} is a LocalQueue too"
+        )
+        raise LakequeueError(
+            f"queue {name!r}: cannot move, {other}, and dead messages do not leave a broker; make "
+            "the dead message queue a Queue, which all brokers host"
+        )
+    _note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
+    there = msgspec.structs.replace(known, hosts=[to])
+    ticket = Ticket(vpn, name, "move_queue", [to], there, known, command.reply)
+    number = _open(broker, ticket)
+    plain = c.encode_command(msgspec.structs.replace(command, reply=None))
+    tell(broker, known.hosts[0], Carry(number, vpn, plain))
+    return LATER
+
+
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     """The home's brokers are these. A new one is told what stands in the directory, and hosts the
     queues that all brokers host."""
@@ -160,6 +199,15 @@ def _note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
 
 def _have_carried(broker: Broker, ticket: Ticket, command: c.Command) -> Any:
     """Have other brokers carry a command out; the answer comes when they have."""
+    number = _open(broker, ticket)
+    plain = c.encode_command(msgspec.structs.replace(command, reply=None))
+    for host in ticket.waits:
+        say(broker, host, Carry(number, ticket.vpn, plain))
+    return LATER
+
+
+def _open(broker: Broker, ticket: Ticket) -> int:
+    """A number for what others carry out; raises LakequeueError where they have too much to do."""
     header = broker.header
     if header.tickets_open >= OPEN_MAX:
         raise LakequeueError(
@@ -169,10 +217,7 @@ def _have_carried(broker: Broker, ticket: Ticket, command: c.Command) -> Any:
     header.next_ticket += 1
     header.tickets_open += 1
     _keep(broker, header.next_ticket, ticket)
-    plain = c.encode_command(msgspec.structs.replace(command, reply=None))
-    for number in ticket.waits:
-        say(broker, number, Carry(header.next_ticket, ticket.vpn, plain))
-    return LATER
+    return header.next_ticket
 
 
 def _key(number: int) -> str:
@@ -189,11 +234,15 @@ def hear_carry(broker: Broker, sender: int, said: Carry) -> None:
         raise ValueError(f"carry: broker {sender} says it – only broker {KEEPER} may")
     done = Carried(said.ticket)
     try:
-        carry_out(broker, said.vpn, c.decode_command(said.command))
+        command = c.decode_command(said.command)
+        if isinstance(command, c.MoveQueue):  # it is done when the queue is there
+            moving.set_out(broker, said.vpn, said.ticket, command)
+            return
+        carry_out(broker, said.vpn, command)
     except (LakequeueError, ValueError) as error:
         kind, problems = what_is_wrong(error)
         done = Carried(said.ticket, str(error), kind == "ConfigError", problems)
-    say(broker, sender, done)
+    tell(broker, sender, done)
 
 
 def carry_out(broker: Broker, vpn: str, command: c.AnyCommand) -> None:
@@ -216,6 +265,8 @@ def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
         raise ValueError(f"carried: {said.ticket} – nothing is open under this number")
     ticket = msgspec.convert(raw, Ticket)
     ticket.waits = [number for number in ticket.waits if number != sender]
+    if said.error is not None and ticket.command == "move_queue":
+        ticket.waits = []
     if said.error is None:
         ticket.done.append(sender)
     else:
@@ -277,16 +328,24 @@ def _pass_on(broker: Broker, vpn: str, command: c.Command) -> Any:
 
 
 def hear_pass_on(broker: Broker, sender: int, said: PassOn) -> None:
-    """A client has said this to another broker: it is carried out as if it had come here."""
-    if not keeps(broker):
-        raise ValueError(f"pass_on: broker {sender} says it – only broker {KEEPER} is told")
+    """A client has said this to another broker: it is carried out as if it had come here. An ack
+    may come before its message does: then it waits for it (L9)."""
     command = c.decode_command(said.command)
     try:
         match command:
+            case c.Ack():
+                queue = broker.find(said.vpn, command.queue)
+                if queue is not None and not queue.header.leaving:
+                    begin(broker, said.vpn, queue, command)
+                return
+            case _ if not keeps(broker):
+                raise ValueError(f"pass_on: only broker {KEEPER} keeps the directory")
             case c.Define():
                 result = define(broker, said.vpn, command)
             case c.Delete():
                 result = delete(broker, said.vpn, command)
+            case c.MoveQueue():
+                result = move_queue(broker, said.vpn, command)
             case _:
                 raise ValueError(f"pass_on: {type(command).__name__} – is no command for it")
     except (LakequeueError, ValueError) as error:

@@ -25,7 +25,7 @@ from ...protocol.messages import (
 )
 from ..broker import Broker
 from ..isolation import Refusals
-from ..mesh.directory import moved
+from ..mesh.directory import is_moving, moved, on_its_way
 from ..mesh.hosting import takes
 from ..mesh.saying import say
 from ..message import enter
@@ -53,10 +53,12 @@ MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, besi
 NACK, DISCARD = "nack", "discard"
 
 
-def admit(broker: Broker, records: Records, refused: Refusals) -> None:
-    """Take in the publishes of a step."""
+def admit(
+    broker: Broker, records: Records, refused: Refusals, only: str | None = None
+) -> None:
+    """Take in the publishes of a step. only: the queue that plain records among them are for."""
     if records:
-        admission = Admission(broker, refused)
+        admission = Admission(broker, refused, only)
         admission.take(records)
         admission.close()
 
@@ -64,8 +66,9 @@ def admit(broker: Broker, records: Records, refused: Refusals) -> None:
 class Admission:
     """The publishes of one step."""
 
-    def __init__(self, broker: Broker, refused: Refusals) -> None:
+    def __init__(self, broker: Broker, refused: Refusals, only: str | None = None) -> None:
         self._broker = broker
+        self._only = only  # the queue that plain records are for, where another broker sent them
         self._refused = refused.records
         self._routes = Routes(broker)
         self._producers: dict[tuple[str, str], ProducerHistory] = {}
@@ -110,6 +113,8 @@ class Admission:
             else:
                 matched = self._captured(topic, record.partition)
             for name, queues in matched:
+                if vpn is None:
+                    queues = self._plain(name, header, record, queues)
                 if vpn is not None and self._may_be_joined(header, record):
                     span = span_from(records, at, header, payloads, self._broker.now)
                     if span is not None:
@@ -139,6 +144,22 @@ class Admission:
             for vpn, queues in found
         )
         return [(vpn, queues) for vpn, queues in mine if queues]
+
+    def _plain(
+        self, vpn: str, header: PublishHeader, record: Incoming, queues: list[Queue]
+    ) -> list[Queue]:
+        """A record that a plain producer wrote enters these queues: but for one that is about to
+        leave, which takes it where it goes."""
+        stay = []
+        for queue in queues:
+            queue.header.plain = True
+            if self._only not in (None, queue.definition.name):
+                continue
+            if queue.header.leaving:
+                self._pass(vpn, header, record, queue.header.leaving[0], queue.definition.name)
+            else:
+                stay.append(queue)
+        return stay
 
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
@@ -173,6 +194,8 @@ class Admission:
             return False
         for queue in queues:
             d = queue.definition
+            if is_moving(queue):
+                return False
             counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
             if counts or queue.header.deferred or self._program(queue) is not None:
                 return False
@@ -212,6 +235,9 @@ class Admission:
         matches = self._matches(queues, header, record)
         if not matches:
             self._nowhere(vpn, header, seq, producer, record)
+            return
+        going = next((m.queue for m in matches if is_moving(m.queue)), None)
+        if going is not None and self._on_its_way(vpn, header, seq, producer, record, going):
             return
         if self._file_room is not None and self._file_room <= 0:
             self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
@@ -287,12 +313,35 @@ class Admission:
             where = msgspec.json.encode(elsewhere.hosts).decode()
             producer.refused(seq, Reason.MOVED.value, header.to, where)
             return
-        one = msgspec.structs.replace(header, count=0)
+        self._pass(vpn, header, record, min(elsewhere.hosts.values()))
+
+    def _on_its_way(
+        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
+        record: Incoming, queue: Queue,
+    ) -> bool:  # fmt: skip
+        """A queue that takes it moves: who counts asks again until it is there; what nobody answers
+        for goes behind its messages. False: it enters here."""
+        if producer is not None:
+            hosts = on_its_way(self._broker, vpn, queue).hosts
+            where = msgspec.json.encode(hosts).decode()
+            producer.refused(seq, Reason.MOVED.value, header.to, where)
+            return True
+        if queue.header.leaving:
+            self._pass(vpn, header, record, queue.header.leaving[0])
+            return True
+        return False
+
+    def _pass(
+        self, vpn: str, header: PublishHeader, record: Incoming, to: int, queue: str = ""
+    ) -> None:
+        meta = None
+        if record.meta is not None:
+            meta = encode_publish_header(msgspec.structs.replace(header, count=0))
         say(
-            self._broker, min(elsewhere.hosts.values()),
+            self._broker, to,
             PassMessage(
                 vpn, record.topic, record.partition, record.offset, record.timestamp, record.key,
-                record.value, encode_publish_header(one), record.headers,
+                record.value, meta, record.headers, queue,
             ),
         )  # fmt: skip
 
