@@ -8,13 +8,17 @@ believed. Where there is one broker there is nothing to know.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from ..protocol import topics
 
 PREFIX = topics.DIRECTORY_QUEUE.encode()
+
+
+class _Record(msgspec.Struct):
+    """Of a queue. hosts: its brokers, by name their numbers."""
+
+    hosts: dict[str, int]
 
 
 class Directory:
@@ -42,9 +46,9 @@ class Directory:
             return None
         name = key.removeprefix(PREFIX).decode("utf-8", "replace")
         try:
-            record: dict[str, Any] = msgspec.json.decode(value or b'{"hosts":{}}')
-            return name if self.learn(name, record["hosts"]) else None
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            hosts = {} if value is None else msgspec.json.decode(value, type=_Record).hosts
+            return name if self.learn(name, hosts) else None
+        except (msgspec.DecodeError, ValueError):
             return None  # whoever wrote it: the brokers themselves say where a queue is
 
     def learn(self, name: str, hosts: dict[str, int]) -> bool:

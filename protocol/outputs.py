@@ -56,10 +56,10 @@ class Receipts:
     producer: str
     up_to: int
     partition: int = 0
-    broker: int = 0
     runs: list[list[int]] = field(default_factory=list)
     nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
     discarded: list[tuple[int, str, str]] = field(default_factory=list)
+    broker: int = 0
 
 
 @dataclass(slots=True)

@@ -200,12 +200,16 @@ def test_pages_of_the_state(table: Table) -> None:
     records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])
     step(engine.store, Batch(commands=records), engine.now, limits=Limits(command_rows=1))
     found = {key.partition("/")[0] for key in engine.store.pages}
-    config = {"brokers": ["a", "b"], "queues": [{"name": "orders", "message_type": "json"}]}
+    local = {"name": "here", "type": "LocalQueue", "message_type": "json"}
+    queues = [{"name": "orders", "message_type": "json"}, local | {"dead_message_queue": "orders"}]
+    config = {"brokers": ["a", "b"], "queues": queues}
     mesh = lakequeue.connect("memory://", config=config)  # what another broker took in comes to `a`
     mesh.engine.publish(
-        "default.publish", b"{}", None, [("lq", b'{"to": "orders"}')], broker="b"
+        "default.publish", b"{}", None, [("lq", b'{"to": "orders"}')], partition=8
     )
     mesh.consumer("orders")
+    mesh.engine.brokers[1].is_stopped = True  # what it is to carry out stays open
+    mesh.ask(commands.Define(definition=local | {"name": "there", "broker": "b"}), lambda _: None)
     found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
