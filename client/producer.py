@@ -11,6 +11,8 @@ import time
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from ..protocol import ConfigError, NotConnected, Rejected, Timeout, WindowFull
 from .following import Following
 from .gathering import RUN_BYTES
@@ -321,7 +323,7 @@ class Producer:
         if moved:
             with self._lock:
                 for sent, untold, queue, where in moved:
-                    self._session.learn(queue, where)
+                    self._session.learn(queue, msgspec.json.decode(where))
                     self._following.refused(number, sent, untold)
         if len(self._following):
             with self._lock:

@@ -9,25 +9,20 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
-import msgspec
-
 from ...expressions import Program
 from ...protocol import topics
-from ...protocol.directory import PassMessage
-from ...protocol.errors import Moved, Reason
+from ...protocol.errors import Reason
 from ...protocol.journal import Segment
 from ...protocol.messages import (
     PLAIN,
     PublishHeader,
     Records,
     decode_publish_header,
-    encode_publish_header,
 )
 from ..broker import Broker
 from ..isolation import Refusals
-from ..mesh.directory import is_moving, moved, on_its_way
+from ..mesh.directory import is_moving
 from ..mesh.hosting import takes
-from ..mesh.saying import say
 from ..message import enter
 from ..producers import ProducerHistory
 from ..queue import Queue
@@ -37,6 +32,7 @@ from ..rules.deferred import came_early, settle_arrivals
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
 from ..storage import NEVER
+from . import elsewhere
 from .incoming import (
     Incoming,
     Span,
@@ -155,9 +151,7 @@ class Admission:
             queue.header.plain = True
             if self._only not in (None, queue.definition.name):
                 continue
-            if queue.header.leaving:
-                self._pass(vpn, header, record, queue.header.leaving[0], queue.definition.name)
-            else:
+            if not elsewhere.goes_along(self._broker, vpn, header, record, queue):
                 stay.append(queue)
         return stay
 
@@ -237,7 +231,9 @@ class Admission:
             self._nowhere(vpn, header, seq, producer, record)
             return
         going = next((m.queue for m in matches if is_moving(m.queue)), None)
-        if going is not None and self._on_its_way(vpn, header, seq, producer, record, going):
+        if going is not None and elsewhere.will_take(
+            self._broker, vpn, header, seq, producer, record, going
+        ):
             return
         if self._file_room is not None and self._file_room <= 0:
             self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
@@ -289,9 +285,7 @@ class Admission:
         """S6: no queue takes it."""
         if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
-        elsewhere = moved(self._broker, vpn, header.to)
-        if elsewhere is not None:
-            self._is_elsewhere(vpn, header, seq, producer, record, elsewhere)
+        if elsewhere.takes(self._broker, vpn, header, seq, producer, record):
             return
         reason = Reason.NO_MATCHING_DESTINATION
         nacked = self._broker.header.system.on_no_match == NACK
@@ -302,48 +296,6 @@ class Admission:
         elif producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
-
-    def _is_elsewhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
-        record: Incoming, elsewhere: Moved,
-    ) -> None:  # fmt: skip
-        """It is for a queue that another broker has. A producer that counts is told, and sends it
-        there; what nobody answers for is passed on."""
-        if producer is not None:
-            where = msgspec.json.encode(elsewhere.hosts).decode()
-            producer.refused(seq, Reason.MOVED.value, header.to, where)
-            return
-        self._pass(vpn, header, record, min(elsewhere.hosts.values()))
-
-    def _on_its_way(
-        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
-        record: Incoming, queue: Queue,
-    ) -> bool:  # fmt: skip
-        """A queue that takes it moves: who counts asks again until it is there; what nobody answers
-        for goes behind its messages. False: it enters here."""
-        if producer is not None:
-            hosts = on_its_way(self._broker, vpn, queue).hosts
-            where = msgspec.json.encode(hosts).decode()
-            producer.refused(seq, Reason.MOVED.value, header.to, where)
-            return True
-        if queue.header.leaving:
-            self._pass(vpn, header, record, queue.header.leaving[0])
-            return True
-        return False
-
-    def _pass(
-        self, vpn: str, header: PublishHeader, record: Incoming, to: int, queue: str = ""
-    ) -> None:
-        meta = None
-        if record.meta is not None:
-            meta = encode_publish_header(msgspec.structs.replace(header, count=0))
-        say(
-            self._broker, to,
-            PassMessage(
-                vpn, record.topic, record.partition, record.offset, record.timestamp, record.key,
-                record.value, meta, record.headers, queue,
-            ),
-        )  # fmt: skip
 
     # ------------------------------------------------------------ checks
 

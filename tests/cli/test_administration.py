@@ -262,7 +262,6 @@ def test_q5_a_queue_is_shown_with_its_broker_and_moves() -> None:
     failed = shell.run("move-queue", "orders", "north")
     assert failed.exit_code != 0
     assert "broker: 'north' – allowed are the home's brokers: east, west" in failed.stderr
-    assert shell.run("purge", "bills", "--yes").exit_code == 0
     assert shell.run("delete", "bills", "--yes").exit_code == 0
     shell.run("define", "name=orders", "max_cancels=3")
     assert shell.admin.describe("orders")["definition"]["max_cancels"] == 3
