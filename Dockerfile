@@ -24,6 +24,7 @@ COPY examples examples
 COPY expressions expressions
 COPY lake lake
 COPY memory memory
+COPY monitor monitor
 COPY protocol protocol
 COPY sinks sinks
 COPY sources sources

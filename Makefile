@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
-ROOMS := bench cli client conf definitions examples expressions lake memory protocol sinks sources state streaming
+ROOMS := bench cli client conf definitions examples expressions lake memory monitor protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak lint wheel bench clean
@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml
 			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
 		exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet -e '.[fast,demo,sql,test]'
+	$(BIN)/pip install --quiet -e '.[fast,demo,monitor,sql,test]'
 	@touch $@
 
 $(FETCHED): conf/jars.xml $(INSTALLED)
@@ -40,8 +40,9 @@ $(FETCHED): conf/jars.xml $(INSTALLED)
 demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
+# Two processes for what runs in memory, then one for what needs Kafka and Spark: tests/conftest.py.
 test: setup lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
@@ -64,7 +65,7 @@ wheel: $(INSTALLED) ## the package as one file in dist/, to install without this
 	@ls $(DIST)/lakequeue-*.whl
 
 bench: setup ## measure this machine, one benchmark after the other
-	@for name in core client depth latency throughput churn recovery burst; do $(BIN)/lakequeue bench $$name || exit 1; done
+	@for name in core client depth latency throughput churn recovery burst idle-queues; do $(BIN)/lakequeue bench $$name || exit 1; done
 
 clean: ## remove .venv and everything that tools leave behind (the jar cache stays)
 	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

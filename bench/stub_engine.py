@@ -53,9 +53,7 @@ class StubEngine:
         self._running = threading.Event()
         self._idle = threading.Event()
         self._stop = False
-        self._partitions = ensure_topics(
-            bootstrap, [VPN], [q.underlying_topic for q in configuration.queues]
-        )
+        self._partitions = ensure_topics(bootstrap, [VPN], [])
         self._transport: Transport = open_kafka(bootstrap, "engine", library)
         for kind in (topics.COMMANDS, topics.PUBLISH):
             name = topics.topic(VPN, kind)

@@ -196,6 +196,20 @@ def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
 
 
 @_add(
+    "idle-queues", "Queues that nobody uses",
+    "Ten queues, then thousands of which ten are used: what a start and a step take.",
+    click.option("--counts", default="10,10000", show_default=True, help="Queues, in each run."),
+    click.option("--used", default=10, show_default=True, help="Of them with traffic."),
+    click.option("--rate", default=200, show_default=True, help="Messages a second, in all."),
+    click.option("--seconds", default=20, show_default=True),
+)  # fmt: skip
+def _idle_queues(counts: str, used: int, rate: int, seconds: int) -> list[dict[str, Any]]:
+    from .idle_queues import run
+
+    return run(_numbers(counts), used, rate, seconds, _say)
+
+
+@_add(
     "client", "The client against a peer that only answers, 1 KB",
     "What the client itself costs: one process sends, then receives and acks.",
     _messages(100_000),

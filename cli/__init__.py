@@ -10,7 +10,7 @@ from .group import LazyGroup
 
 # Name → where it is, and the line that `lakequeue --help` shows.
 COMMANDS = {
-    "demo": ("lakequeue.examples.demo:demo", "Two stories on real queues, then the accounts."),
+    "demo": ("lakequeue.examples.demo:demo", "Three stories on queues, then the accounts."),
     "up": ("lakequeue.cli.up:up", "Start everything here: embedded Kafka and the engine."),
     "run": ("lakequeue.cli.run:run", "Start the engine on a Kafka and a Spark that are there."),
     "publish": ("lakequeue.cli.publish:publish", "Send files, lines or standard input."),
@@ -25,9 +25,16 @@ COMMANDS = {
     "move-queue": ("lakequeue.cli.move_queue:move_queue", "A queue to another broker."),
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),
+    "move": ("lakequeue.cli.move:move", "Put messages into another queue."),
+    "edit": ("lakequeue.cli.edit:edit", "Change headers of messages."),
+    "replay": ("lakequeue.cli.replay:replay", "Messages of the past once more, into one queue."),
     "redrive": ("lakequeue.cli.redrive:redrive", "Send dead messages back where they came from."),
     "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
     "trace": ("lakequeue.cli.trace:trace", "The life of a message, and why it waited."),
+    "at": ("lakequeue.cli.at:at", "The queues as they were at any time, or behind any step."),
+    "rebuild": ("lakequeue.cli.rebuild:rebuild", "A working home from the Delta tables."),
+    "monitor": ("lakequeue.cli.monitor:monitor", "The queues on a web page, and why they wait."),
+    "top": ("lakequeue.cli.top:top", "The queues in this terminal, and why they wait."),
     "doctor": ("lakequeue.cli.checks:doctor", "Is everything here that lakequeue needs?"),
     "bench": ("lakequeue.bench:command", "Measure this machine: latency, throughput and more."),
 }

@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
-from .common import connect, connection_options, console, json_option, number, say_json
+from .common import connect, connection_options, console, json_option, number, option, say_json
 
 
 @click.command()
+@option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
 @connection_options
 @json_option
-def brokers(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
+def brokers(
+    add: str | None, url: str | None, home: Path | None, vpn: str, as_json: bool
+) -> None:
     """Show every broker: its number, its state, where it steps, and how much it has to do.
 
     \b
@@ -24,9 +27,12 @@ def brokers(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None
     \b
     Examples:
       lakequeue brokers
+      lakequeue brokers --add west
       lakequeue brokers --json | jq '.[] | select(.state != "running")'
     """
     with connect(url, home, vpn, "brokers") as connection:
+        if add is not None:
+            connection.admin().add_broker(add)
         found = connection.admin().brokers()
     if as_json:
         say_json(found)

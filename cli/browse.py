@@ -61,6 +61,11 @@ def browse(
     """
     with connect(url, home, vpn, "browse") as connection:
         found = connection.admin().browse(queue, where=where, state=state, limit=limit)
+    show_browsed(found, as_json)
+
+
+def show_browsed(found: list[BrowsedMessage], as_json: bool) -> None:
+    """Messages, for people or a line of JSON each."""
     if as_json:
         for message in found:
             say_json(browsed_fields(message))

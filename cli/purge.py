@@ -13,14 +13,18 @@ from .common import connect, connection_options, counted, json_option, option, s
 @click.argument("queue")
 @option("--where", metavar="EXPRESSION", help="Remove such messages: '/price < 0'.")
 @option("--all", "everything", is_flag=True, help="Remove every message.")
+@option("--dry-run", is_flag=True, help="Remove nothing; say how many it would be.")
 @option("--yes", "-y", is_flag=True, help="Do not ask.")
+@option("--why", default="", metavar="TEXT", help="For the journal, beside who you are.")
 @connection_options
 @json_option
 def purge(
     queue: str,
     where: str | None,
     everything: bool,
+    dry_run: bool,
     yes: bool,
+    why: str,
     url: str | None,
     home: Path | None,
     vpn: str,
@@ -37,13 +41,16 @@ def purge(
         raise click.UsageError("say which messages: either --where EXPRESSION or --all")
     with connect(url, home, vpn, "purge") as connection:
         admin = connection.admin()
-        if not yes:
+        if not yes and not dry_run:
             depth = admin.describe(queue)["depth"]
             what = "all of them" if everything else f"those where {where}"
             question = f"{queue} holds {counted(depth, 'message')}. Remove {what} for good?"
             click.confirm(question, abort=True, err=as_json)
-        removed = admin.purge(queue) if everything else admin.purge(queue, where=where)
-    if as_json:
+        removed = admin.purge(queue, where=where, dry_run=dry_run, why=why)
+    if dry_run:
+        told = {"queue": queue, "would_remove": removed}
+        say_json(told) if as_json else click.echo(f"{removed:,} would be removed from {queue}")
+    elif as_json:
         say_json({"queue": queue, "removed": removed})
     elif isinstance(removed, int):
         click.echo(f"{removed:,} removed from {queue}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..monitor.describing import described
 from .common import (
     connect,
     connection_options,
@@ -59,7 +60,7 @@ def queues(
                 described = look(admin, queue)
                 say_json(described[0] if queue else described)
             else:
-                console().print(_look_and_show(admin, queue))
+                console().print(look_and_show(admin, queue))
             return
         with stop_on_signals() as stop:
             _watch(admin, queue, every, stop.wait, as_json)
@@ -76,19 +77,17 @@ def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            live.update(_look_and_show(admin, queue), refresh=True)
+            live.update(look_and_show(admin, queue), refresh=True)
             if wait(every):
                 return
 
 
 def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
-    """Describe one queue, or all."""
-    if queue:
-        return [admin.describe(queue)]
-    return admin.queues()
+    """Describe one queue, with the reasons why it does not move, or all."""
+    return [described(admin, queue)[0]] if queue else admin.queues()
 
 
-def _look_and_show(admin: Any, queue: str | None) -> RenderableType:
+def look_and_show(admin: Any, queue: str | None) -> RenderableType:
     """What people see: the queues, and the alerts of VPN and broker that are set."""
     from rich.console import Group
 
@@ -158,8 +157,12 @@ def counters_of(queue: Mapping[str, Any]) -> dict[str, Any]:
 def _one(queue: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     parts: list[RenderableType] = [_table([queue]), ""]
+    for reason in queue["why"]:
+        parts.append(Text(reason["text"], style="bold" if reason["stuck"] else ""))
+    parts += [""] * bool(queue["why"])
     counts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     counts.add_column("counter")
     counts.add_column("count", justify="right")

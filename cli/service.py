@@ -22,6 +22,8 @@ from .group import EnvironmentFault, forget_standard_output
 if TYPE_CHECKING:
     from ..streaming import Engine
 
+PAGE = "monitor"
+
 
 @contextlib.contextmanager
 def environment_faults() -> Iterator[None]:
@@ -59,10 +61,12 @@ def run_engine(
     as_json: bool,
     progress: Progress,
     fault: Callable[[], LakequeueError | None] = lambda: None,
+    page_port: int | None = None,
 ) -> None:
     """Start an engine, show where it is, and serve until a signal or a failure.
 
-    fault: what else must not fail (an embedded Kafka); its error ends the service.
+    fault: what else must not fail (an embedded Kafka); its error ends the service. page_port: of
+    the page `lakequeue monitor`; 0: the one that it had before, else a free one; None: no page.
     """
     try:
         with logging_to(home / "spark.log"):
@@ -71,12 +75,42 @@ def run_engine(
                 address = write_address(home, bootstrap)
             try:
                 progress.close()
-                show_addresses(engine.addresses, home, as_json)
-                serve(engine, as_json, fault)
+                with page_shown(engine, home, page_port) as page:
+                    show_addresses(page | engine.addresses, home, as_json)
+                    serve(engine, as_json, fault)
             finally:
                 address.unlink(missing_ok=True)
     finally:
         engine.stop()
+
+
+@contextlib.contextmanager
+def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[str, str]]:
+    """The page of an engine, as an address; nothing where there is to be none, or its packages are
+    not installed."""
+    from ..streaming.home import HomeFolder
+    from .monitor import page_of
+
+    folder, page = HomeFolder(home), None
+    if port is not None:
+        try:
+            page = page_of(engine, port or folder.port(PAGE))
+        except OSError as error:
+            if port:
+                raise EnvironmentFault(
+                    f"lakequeue.monitor_port: {port} cannot be served "
+                    f"({error.strerror or error}): choose another, or 0 for a free one"
+                ) from error
+            page = page_of(engine, 0)
+    if page is None:
+        yield {}
+        return
+    folder.remember_port(PAGE, page.port)
+    page.start()
+    try:
+        yield {PAGE: page.address}
+    finally:
+        page.stop()
 
 
 @contextlib.contextmanager

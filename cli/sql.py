@@ -84,6 +84,7 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     consumers  who was subscribed from when to when
     changes    each change of a message's state, and when the next one came
     journal    everything that happened; messages: everything that came in
+    commands   what clients and administrators said; steps, snapshots: see `lakequeue at`
 
     The tables are a few seconds behind the engine. Times are UTC. --json is a row on each line.
 

@@ -46,11 +46,12 @@ def trace(message_id: str, home: Path, as_json: bool) -> None:
     if as_json:
         say_json(story)
         return
-    for line in _lines(story):
+    for line in lines(story):
         click.echo(line)
 
 
-def _lines(story: dict[str, Any]) -> Iterator[str]:
+def lines(story: dict[str, Any]) -> Iterator[str]:
+    """A story as people read it."""
     number, published = story["message_id"], story["published"]
     if published is None:
         yield f"Message {number}; what it was published as is not in the tables"

@@ -61,6 +61,12 @@ def _port(home: Path, port: int | None) -> int:
     return 0 if (home / "kafka" / "ports.json").is_file() else PORT
 
 
+def _page_port(settings: dict[str, str]) -> int | None:
+    """Of the page: `lakequeue.monitor_port`; -1 for none."""
+    port = int(settings.get("lakequeue.monitor_port", 0))
+    return port if port >= 0 else None
+
+
 def _run(
     home: Path,
     configuration: Configuration,
@@ -86,8 +92,9 @@ def _run(
             kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
         )
         run_engine(
-            engine, home, kafka.bootstrap_servers, as_json, progress, lambda: watch.failure
-        )
+            engine, home, kafka.bootstrap_servers, as_json, progress, lambda: watch.failure,
+            _page_port(settings),
+        )  # fmt: skip
     finally:
         watch.stop(KAFKA_STOP_S)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
@@ -28,6 +33,20 @@ class Redriven:
     moved: int
     stayed: int
     queues: dict[str, int]
+    why: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a move or an edit did, or would do.
+
+    count: messages that were changed; stayed: those that were meant and were not; why: how many for
+    each reason. Those are the reasons of a refused message, and `leased`, `filter`,
+    `already_there`, `keeps_last_message`, `edited_too_much`, `payload_missing`.
+    """
+
+    count: int
+    stayed: int
     why: dict[str, int]
 
 
@@ -87,6 +106,11 @@ class Admin:
         the time in which it did not wait for input)."""
         return self._session.brokers()
 
+    def add_broker(self, name: str) -> None:
+        """Add a broker to a running engine; returns when it has begun to start. Raises
+        LakequeueError with the reason when the engine refuses, Timeout when it does not answer."""
+        self._session.wish("add", name)
+
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
         session = self._session
@@ -113,13 +137,19 @@ class Admin:
         return [BrowsedMessage.of(queue, row) for row in self._seen(rows)]
 
     def purge(
-        self, queue: str, where: str | None = None, ids: list[str] | str | None = None
+        self,
+        queue: str,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
     ) -> int:
-        """Remove messages, all or by predicate or ids; returns how many. Raises LakequeueError if
-        what was last looked at is of another home than the engine's."""
-        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        """Remove messages, all or by predicate or ids; returns how many. dry_run: only says how
+        many; why: for the journal, beside this client's name. Raises LakequeueError if what was
+        last looked at is of another home than the engine's."""
         return self._session.request(
-            commands.Purge(queue=queue, epoch=self._epoch, where=where, ids=text)
+            commands.Purge(**self._change(queue, where, ids, dry_run, why))
         )
 
     def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
@@ -145,17 +175,90 @@ class Admin:
         delivered (S7). Raises ConfigError if the queue has none such."""
         self._session.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
 
-    def replay(self, queue: str, **_: Any) -> Any:
-        """Not in this version: raises LakequeueError."""
-        raise _later("replay", "read the Delta table 'messages' and publish again")
+    def replay(
+        self,
+        queue: str,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        rate: float | None = None,
+        home: Path | str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Publish messages of the past once more, to this queue alone (R4).
 
-    def move(self, queue: str, **_: Any) -> Any:
-        """Not in this version (R6): raises LakequeueError."""
-        raise _later("move", "consume the messages and publish them again")
+        Those that came for the queue and that it does not hold any more: acknowledged, expired,
+        discarded, purged, as far back as the Delta tables reach (`begins` of the answer). They get
+        new ids, and headers that say so: `lq-replay-of`, `lq-replay-time`, `lq-replay-by`.
 
-    def edit(self, queue: str, **_: Any) -> Any:
-        """Not in this version (R6): raises LakequeueError."""
-        raise _later("edit", "consume the messages and publish them with other headers")
+        since, until: when they were published, aware datetimes or ISO-8601 text; since may also be
+        a message id, a bookmark: that message and later ones, or `epoch`. where: an expression;
+        ids: as for `purge`; dry_run: only counts, with some `examples`; rate: messages a second;
+        home: the engine's, whose tables are read, by default `$LAKEQUEUE_HOME` or `.lakequeue`;
+        progress: told now and then how many were published. Answers with `count`, and `refused` by
+        reason. Raises ConfigError for what is not understood, LakequeueError without tables.
+        """
+        where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        # By name: who does not replay needs neither the tables nor what reads them.
+        work = importlib.import_module("lakequeue.lake.replaying")
+        return work.replay(
+            self._session, queue, home=where_it_is, since=since, until=until, where=where,
+            ids=text, dry_run=dry_run, rate=rate, progress=progress,
+        )  # fmt: skip
+
+    def move(
+        self,
+        queue: str,
+        to: str,
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
+    ) -> Changed:
+        """Put messages into another queue of the VPN, all or by predicate or ids (R6).
+
+        They keep id, payload, key and headers, and enter it anew, behind what is there: its filter,
+        priority, quotas apply. Leased ones stay. dry_run, why: as for `purge`. Raises ConfigError
+        for a queue that is not there, LakequeueError as `purge`.
+        """
+        return Changed(**self._session.request(
+            commands.Move(to=to, **self._change(queue, where, ids, dry_run, why))
+        ))  # fmt: skip
+
+    def edit(
+        self,
+        queue: str,
+        headers: dict[str, str | None],
+        where: str | None = None,
+        ids: list[str] | str | None = None,
+        *,
+        dry_run: bool = False,
+        why: str = "",
+    ) -> Changed:
+        """Change headers of messages in this queue, all or by predicate or ids (R6).
+
+        headers: the new text of each, at most 1,000 characters in all; None removes a header. The
+        same message in another queue stays as it is; who holds one sees it at the next delivery.
+        dry_run, why: as for `purge`. Raises as `move`.
+        """
+        return Changed(**self._session.request(
+            commands.Edit(headers=headers, **self._change(queue, where, ids, dry_run, why))
+        ))  # fmt: skip
+
+    def _change(
+        self, queue: str, where: str | None, ids: list[str] | str | None, dry_run: bool, why: str
+    ) -> dict[str, Any]:
+        """What commands that change messages have in common."""
+        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        return {
+            "queue": queue, "epoch": self._epoch, "where": where, "ids": text,
+            "dry_run": dry_run, "who": self._session.client_name, "why": why,
+        }  # fmt: skip
 
     def redrive(
         self, queue: str, where: str | None = None, ids: list[str] | str | None = None
@@ -173,8 +276,26 @@ class Admin:
         return Redriven(**answer)
 
     def bridge(self, definition: dict[str, Any]) -> None:
-        """Not in this version: raises LakequeueError."""
-        raise _later("bridge", "there is one broker")
+        """Make a bridge to another broker, or define it again (H1–H3). Raises ConfigError.
+
+        Keys: `name`, `to`, `subscriptions`; `from` (default: the broker that is asked), `lanes`
+        (`per-destination` or `none`), `max_spool_usage`. Lanes apply to what comes from then on.
+        """
+        self._session.request(commands.Bridge(definition=definition))
+
+    def delete_bridge(self, name: str) -> int:
+        """Delete a bridge; what waits at its near end is gone, not sent. Returns how many messages
+        that were. Raises ConfigError if there is none of that name."""
+        return int(self._session.request(commands.DeleteBridge(name=name)))
+
+    def bridges(self) -> list[dict[str, Any]]:
+        """All bridges of the VPN, as `describe_bridge` gives them, by name."""
+        return [self.describe_bridge(name) for name in self._session.request(commands.Bridges())]
+
+    def describe_bridge(self, name: str) -> dict[str, Any]:
+        """One bridge: what waits, what is on its way, and under `blocked` which endpoints at its
+        far end hold it, for how long, and how many messages wait for each (H2)."""
+        return self._session.request(commands.DescribeBridge(name=name))
 
     def _seen(self, result: Any) -> Any:
         """What was looked at is of the home that answered."""
@@ -193,7 +314,3 @@ def _check_topic(topic: str) -> None:
         kind_of(topic)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _later(what: str, instead: str) -> LakequeueError:
-    return LakequeueError(f"{what}: not supported by this version; {instead}")

@@ -6,8 +6,8 @@ import importlib.util
 import os
 
 from ..protocol.errors import ConfigError, Problem
-from .brokers import known_brokers, number_of
 from .connection import Connection
+from .known_brokers import known_brokers, number_of
 from .transport import Transport
 
 LIBRARY_VARIABLE = "LAKEQUEUE_KAFKA_LIBRARY"

@@ -19,7 +19,8 @@ def moment(ms: int) -> datetime | None:
 class BrowsedMessage:
     """A message as it stands in the queue; looking does not take it (R6).
 
-    state: `ready`, `leased` or `delayed`; holder: name of the consumer that leases it.
+    state: `ready`, `leased` or `delayed`; holder: name of the consumer that leases it; cut: what of
+    `payload`, `key` and `headers` is not here as a whole, since 4 MB of a message are shown.
     """
 
     id: str
@@ -36,6 +37,7 @@ class BrowsedMessage:
     ready_at: datetime | None
     holder: str | None
     is_barrier: bool
+    cut: tuple[str, ...] = ()
 
     @property
     def redelivered(self) -> bool:
@@ -54,7 +56,7 @@ class BrowsedMessage:
             expires_at=moment(row["expires"] or 0),
             lease_expires_at=moment(row["lease_until"] or 0),
             ready_at=moment(row["ready_at"] or 0), holder=row["holder"],
-            is_barrier=row["is_barrier"],
+            is_barrier=row["is_barrier"], cut=tuple(row["cut"]),
         )  # fmt: skip
 
 

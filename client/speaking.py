@@ -17,8 +17,8 @@ from zlib import crc32
 import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
-from .brokers import known_brokers
 from .directory import Directory
+from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .transport import Transport
 
@@ -118,6 +118,13 @@ class Speaking:
         """The engine's brokers, see `Admin.brokers`."""
         self.check_open()
         return known_brokers(self._transport, self.vpn)
+
+    def wish(self, wish: str, broker: str) -> None:
+        """Ask for a broker more, see `Admin.add_broker`."""
+        self.check_open()
+        if not self.runner.waits:
+            raise ConfigError("add_broker: only over Kafka; a configuration names those in memory")
+        ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting
 
@@ -232,16 +239,17 @@ class Speaking:
         return [row for broker in self.brokers() for row in ask(broker["number"])]
 
     def request_list(
-        self, command: Any, place: str, count: str | None = None, broker: int | None = None
-    ) -> list[Any]:
+        self, command: Any, place: str, count: str | None = None, broker: int | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> list[Any]:  # fmt: skip
         """As `request`, for a list that the engine may give in parts.
 
         place: the command's field that says where a part begins; count: the field that says how
-        many are wanted in all.
+        many are wanted in all; timeout: seconds for each part.
         """
         rows: list[Any] = []
         while True:
-            answer = self._answer_to(command, REQUEST_TIMEOUT_S, broker)
+            answer = self._answer_to(command, timeout, broker)
             rows += answer["result"]
             if answer.get("more") is None:
                 return rows

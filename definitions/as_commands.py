@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import commands
+from .bridge import bridge_to_wire
 from .configuration import Configuration
 from .definition import QueueDefinition, to_wire
 
@@ -54,4 +55,6 @@ def configure_commands(
     out.append((first, commands.Configure(system=system, vpns=vpns)))
     if broker in (None, *brokers[:1]):
         out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
+        for one in configuration.bridges:
+            out.append((one.vpn, commands.Bridge(definition=bridge_to_wire(one))))
     return [(vpn, commands.encode_command(command)) for vpn, command in out]

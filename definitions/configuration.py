@@ -18,6 +18,7 @@ import msgspec
 
 from ..protocol import ConfigError, Problem
 from . import definition_values as read
+from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
 from .definition import (
     UNSUPPORTED,
     QueueDefinition,
@@ -65,7 +66,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     vpns: dict[str, VpnLimits] = msgspec.field(default_factory=lambda: {DEFAULT_VPN: VpnLimits()})
     brokers: tuple[str, ...] = (DEFAULT_BROKER,)
     queues: tuple[QueueDefinition, ...] = ()
-    bridges: tuple[Any, ...] = ()
+    bridges: tuple[BridgeDefinition, ...] = ()
 
 
 _SYSTEM_KEYS: dict[str, tuple[str, read.Reader]] = {
@@ -109,30 +110,33 @@ def parse_configuration(mapping: object) -> Configuration:
     _check_dead_message_queues(queues, report)
     for index, queue in queues:
         allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
-        for key, named in brokers_named(queue):
-            if named not in brokers:
-                report(_place(index, queue.name), key, named, allowed)
+        for key, broker in brokers_named(queue):
+            if broker not in brokers:
+                report(_place(index, queue.name), key, broker, allowed)
+    bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
-        for index, queue in queues:
-            if queue.vpn not in vpns and queue.vpn != DEFAULT_VPN:
+        named = [(_place(index, queue.name), queue.vpn) for index, queue in queues]
+        for where, vpn in [*named, *((where, bridge.vpn) for where, bridge in bridges)]:
+            if vpn not in vpns and vpn != DEFAULT_VPN:
                 allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
-                report(_place(index, queue.name), "vpn", queue.vpn, allowed)
-    if mapping.get("bridges"):
-        allowed = "is not supported by this version; leave the section out"
-        report("", "bridges", mapping["bridges"], allowed)
+                report(where, "vpn", vpn, allowed)
     if problems:
         raise ConfigError(problems)
     return Configuration(
         system=system,
-        vpns={**{name: VpnLimits() for name in _named(queues)}, **vpns},
+        vpns={**{name: VpnLimits() for name in _named(queues, bridges)}, **vpns},
         brokers=brokers,
         queues=tuple(queue for _, queue in queues),
+        bridges=tuple(bridge for _, bridge in bridges),
     )
 
 
-def _named(queues: list[tuple[int, QueueDefinition]]) -> list[str]:
-    """The VPNs that queues name, and the default one, each once and in order."""
-    return list(dict.fromkeys([DEFAULT_VPN, *(queue.vpn for _, queue in queues)]))
+def _named(
+    queues: list[tuple[int, QueueDefinition]], bridges: list[tuple[str, BridgeDefinition]]
+) -> list[str]:
+    """The VPNs that queues and bridges name, and the default one, each once and in order."""
+    named = [one.vpn for _, one in queues] + [one.vpn for _, one in bridges]
+    return list(dict.fromkeys([DEFAULT_VPN, *named]))
 
 
 def _limits(
@@ -224,6 +228,37 @@ def _queues(
             allowed = f"is defined already, as queues[{first[identity]}]; it is unique in its VPN"
             report(where, "name", identity[1], allowed)
     return queues
+
+
+def _bridges(
+    section: object, brokers: tuple[str, ...], problems: list[Problem], report: Report
+) -> list[tuple[str, BridgeDefinition]]:
+    """The section `bridges`: (place, definition) of those that read well; a name is unique in its
+    VPN, and no message goes in a circle."""
+    if section is None:
+        return []
+    if not isinstance(section, list | tuple):
+        report("", "bridges", section, "must be a list of bridges")
+        return []
+    bridges: list[tuple[str, BridgeDefinition]] = []
+    for index, mapping in enumerate(section):
+        name = mapping.get("name") if isinstance(mapping, Mapping) else None
+        where = f"bridges[{index}]" + (f" {read.shown(name)!r}" if isinstance(name, str) else "")
+        bridge, found = try_bridge(mapping, where)
+        problems += found
+        if bridge is None:
+            continue
+        for key, broker in (("from", bridge.origin), ("to", bridge.to)):
+            if broker not in brokers:
+                allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
+                report(where, key, broker, allowed)
+        if any((one.vpn, one.name) == (bridge.vpn, bridge.name) for _, one in bridges):
+            report(where, "name", bridge.name, "is defined already; it is unique in its VPN")
+        ring = circle(bridge, [one for _, one in bridges])
+        if ring:
+            problems.append(circle_problem(where, ring))
+        bridges.append((where, bridge))
+    return bridges
 
 
 def _check_dead_message_queues(

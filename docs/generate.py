@@ -18,7 +18,7 @@ import msgspec
 from lakequeue.cli import main as command_line
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import commands, messages
-from lakequeue.sinks.metrics import Metrics
+from lakequeue.sinks.metric_table import TABLE as METRICS
 from lakequeue.state.message import NAMES, TABLE, Event
 
 DOCS = Path(__file__).resolve().parent
@@ -139,11 +139,11 @@ def failures() -> str:
 
 
 def metrics() -> str:
-    """The metrics with their types."""
-    rows = ["| metric | type | meaning |", "|---|---|---|"]
-    for family in Metrics().registry.collect():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    """The metrics with their types and labels."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for m in METRICS:
+        labels = ", ".join(f"`{label}`" for label in m.labels)
+        rows.append(f"| `{m.shown}` | {m.kind} | {labels} | {m.text} |")
     return "\n".join(rows)
 
 

@@ -12,10 +12,11 @@ from click.core import ParameterSource
 from ..cli.common import interrupt_on_sigterm, json_option, option
 from ..cli.group import EXIT_FAILED
 from ..protocol.errors import LakequeueError
+from .blocked_bridge import BridgeDemo
 from .flights import FLIGHTS, FlightsDemo
 from .full_spool import SpoolDemo
 
-STORIES = ("flights", "spool")
+STORIES = ("flights", "spool", "bridge")
 OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 
 
@@ -41,11 +42,14 @@ def demo(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Run real queues on real Kafka and Spark, break things, and check the accounts.
+    """Run queues, break things, and check the accounts; on real Kafka and Spark but for `bridge`.
 
     flights: publishes the flights that left New York City in 2013, once each, into three queues:
     all of them with a barrier at the end of each day, the delayed ones by priority, and one
     carrier's. Workers cancel one message in a hundred, and one is killed with leases held.
+
+    bridge: two brokers, a bridge, a full queue at its far end: head-of-line blocking as a picture
+    of rates, first with one lane, then with a lane for each destination. In memory: no Kafka.
 
     spool: fills a queue that nobody consumes. It warns, then refuses; a consumer comes, the engine
     is killed and goes on, dead messages are redriven.
@@ -57,13 +61,20 @@ def demo(
     Examples:
       lakequeue demo
       lakequeue demo spool
+      lakequeue demo bridge
       lakequeue demo --flights 2000 --workers 2
       lakequeue demo --all --home flights-demo
     """
     if home is not None and home.is_dir() and any(home.iterdir()):
         raise click.BadParameter(f"{home} is not empty", param_hint="--home")
-    if story == "spool":
+    if story != "flights":
         _refuse_options_of_flights(ctx)
+    if story == "bridge":
+        if home is not None:
+            raise click.UsageError("--home belongs to the stories 'flights' and 'spool'.")
+        if not BridgeDemo(as_json).run():
+            ctx.exit(EXIT_FAILED)
+        return
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
     play: FlightsDemo | SpoolDemo
     if story == "spool":

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
+from ..protocol.tables import refusal_of
 from .views import create_views
 
 if TYPE_CHECKING:
     import duckdb
 
 TABLES = ("messages", "journal")
+HISTORY = ("commands", "steps", "snapshots")  # there where steps are taken in real time
 NEEDED = {"messages": "item", "journal": "line"}  # the column that came last: older ones lack it
 
 
@@ -27,7 +29,8 @@ class NoLake(LakequeueError):
 
 def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`, `queues`,
-    `consumers` and `changes` over the tables of a home, as they stand now. Times are UTC.
+    `consumers` and `changes` over the tables of a home, as they stand now, and where there are
+    such `commands`, `steps` and `snapshots`. Times are UTC.
 
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables, when they
     cannot be read, or when `deltalake` and `duckdb` are not installed (extra `sql`).
@@ -47,8 +50,9 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     }
     connection = duckdb.connect(config=settings)
     connection.execute("SET TimeZone = 'UTC'")
-    for name in TABLES:
-        connection.register(name, _dataset(tables / name))
+    for name in TABLES + HISTORY:
+        if name in TABLES or is_there(tables / name):
+            connection.register(name, _dataset(tables / name))
     create_views(connection.execute, "duckdb")
     return connection
 
@@ -56,13 +60,18 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
 def tables_of(home: Path | str) -> Path:
     """The folder of a home's tables; raises NoLake when it has none."""
     tables = Path(home).expanduser().absolute() / "tables"
-    missing = [name for name in TABLES if not (tables / name / "_delta_log").is_dir()]
+    missing = [name for name in TABLES if not is_there(tables / name)]
     if missing:
         raise NoLake(
             f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
             "engine that has written its tables? (lakequeue.tables_interval_s is not 0)"
         )
     return tables
+
+
+def is_there(table: Path) -> bool:
+    """Whether a Delta table is there: a version of it, for its folder is made before."""
+    return any((table / "_delta_log").glob("*.json"))
 
 
 def _dataset(table: Path) -> Any:
@@ -74,8 +83,10 @@ def _dataset(table: Path) -> Any:
         dataset = found.to_pyarrow_dataset()
     except Exception as error:  # whatever was done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
-    wanted = NEEDED[table.name]
-    if wanted not in dataset.schema.names:
+    if problem := refusal_of(str(table), found.metadata().configuration):
+        raise NoLake(problem)
+    wanted = NEEDED.get(table.name)
+    if wanted is not None and wanted not in dataset.schema.names:
         raise NoLake(
             f"The Delta table {table} was written by an earlier version, without the column "
             f"{wanted!r}: start the engine on this home once, and it is added"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..state.commands.moving import DEAD_OF, MOVED_FROM
 from ..state.message import DELAYED, GONE, LEASED, NAMES, READY, TABLE
 
 # What they call the same: epoch ms of a timestamp; the newest value that is not null.
@@ -94,7 +95,9 @@ _NAMES_OF_CONSUMERS = (
 
 _QUEUED = f"""
 SELECT c.vpn, c.queue, c.message_id, c.state,
-  CASE WHEN c.entered_by <> '' AND c.entered_by NOT LIKE '{REDRIVEN}%' THEN c.entered_by END
+  CASE WHEN c.entered_by LIKE '{MOVED_FROM}%'
+    THEN nullif(regexp_extract(c.entered_by, '{DEAD_OF}([a-z_]+)$', 1), '')
+    WHEN c.entered_by <> '' AND c.entered_by NOT LIKE '{REDRIVEN}%' THEN c.entered_by END
     AS dead_reason,
   c.entered_at, c.time AS since, c.deliveries,
   CASE WHEN c.state = '{NAMES[LEASED]}' THEN coalesce(n.consumer, c.subscription) END AS consumer,

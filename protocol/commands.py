@@ -217,6 +217,14 @@ class Queues(Command, frozen=True, tag="queues"):
     after: Name = ""
 
 
+class Captures(Command, frozen=True, tag="captures"):
+    """The topics, and the expressions, that the queues of the VPN capture, as a list of texts. The
+    engine asks when it starts. start: the part of the list to begin with. Where not all are given,
+    the answer's ``more`` is the ``start`` to ask with next."""
+
+    start: Count = 0
+
+
 class Usage(Command, frozen=True, tag="usage"):
     """What the VPN and the broker use of their limits, and refusals that are no queue's."""
 
@@ -238,12 +246,34 @@ class Browse(Command, frozen=True, tag="browse"):
     start: OrderKey | None = None
 
 
-class Purge(Named, frozen=True, kw_only=True, tag="purge"):
-    """Remove messages, by predicate or by ids (R6)."""
+class Change(Named, frozen=True, kw_only=True):
+    """An administrator changes messages of a queue, all or by predicate or ids (R6).
+
+    dry_run: nothing is changed, and the answer is how many would be; who, why: for the journal.
+    """
 
     queue: Name
     where: Text | None = None
     ids: Ids | None = None
+    dry_run: bool = False
+    who: Name = ""
+    why: Name = ""
+
+
+class Purge(Change, frozen=True, kw_only=True, tag="purge"):
+    """Remove messages."""
+
+
+class Move(Change, frozen=True, kw_only=True, tag="move"):
+    """Put messages into another queue of the VPN; leased ones stay."""
+
+    to: Name
+
+
+class Edit(Change, frozen=True, kw_only=True, tag="edit"):
+    """Change headers of messages in this queue: a text for each name, null removes the header."""
+
+    headers: dict[Name, Name | None]
 
 
 class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):
@@ -282,6 +312,29 @@ class Events(Command, frozen=True, tag="events"):
     limit: Count = 1000
 
 
+class Bridge(Command, frozen=True, tag="bridge"):
+    """Make a bridge, or define it again (H1–H3). Without ``from`` it begins at the broker that is
+    told."""
+
+    definition: dict[str, Any]
+
+
+class DeleteBridge(Command, frozen=True, tag="delete_bridge"):
+    """Delete a bridge; what waits at its near end is gone, not sent. Answers how many that were."""
+
+    name: Name
+
+
+class Bridges(Command, frozen=True, tag="bridges"):
+    """The names of the VPN's bridges, sorted."""
+
+
+class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
+    """Everything about one bridge: what waits, what is on its way, which endpoints hold it."""
+
+    name: Name
+
+
 class RecordsLost(Command, frozen=True, tag="records_lost"):
     """Kafka deleted records of a topic before they were read. The engine says so, for the events.
 
@@ -293,6 +346,13 @@ class RecordsLost(Command, frozen=True, tag="records_lost"):
     reader: Name = "engine"
 
 
+class BeginAgain(Command, frozen=True, tag="begin_again"):
+    """The state of this queue was made again from the Delta tables: leases end, deliveries count
+    from nothing (R3). The engine says so when it starts on a home that was rebuilt."""
+
+    queue: Name
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -300,8 +360,9 @@ class Tick(Command, frozen=True, tag="tick"):
 AnyCommand = (
     Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
     | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
-    | Browse | Purge | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events | RecordsLost
-    | Tick | MoveQueue
+    | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
+    | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge | Bridges | DescribeBridge
+    | MoveQueue
 )
 
 OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on

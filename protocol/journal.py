@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 SCHEMA = pa.schema(
@@ -98,11 +99,38 @@ class Journal:
 _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
 
 
-_NUMBERS = {
-    "message_id": pa.uint64(), "deliveries": pa.int32(), "partition": pa.int32(),
-    "offset": pa.int64(), "item": pa.int32(), "step": pa.int64(), "time": pa.int64(),
-    "until": pa.int64(),
+_KINDS = {
+    "message_id": (np.uint64, pa.uint64()), "deliveries": (np.int32, pa.int32()),
+    "partition": (np.int32, pa.int32()), "offset": (np.int64, pa.int64()),
+    "item": (np.int32, pa.int32()), "until": (np.int64, pa.int64()),
 }  # fmt: skip
+
+
+class _Numbers:
+    """A column of numbers as it grows, segment by segment; of which some say nothing."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.known: list[bool] = []  # per segment
+
+    def add(self, values: list[int] | int | None, n: int) -> None:
+        """A segment's values, one for all, or none."""
+        if isinstance(values, list):
+            self.values += values or [0] * n
+            self.known.append(bool(values))
+        else:
+            self.values += [values or 0] * n
+            self.known.append(values is not None)
+
+    def array(self, name: str, lengths: list[int]) -> pa.Array:
+        """As Arrow's."""
+        dtype, kind = _KINDS[name]
+        values = np.fromiter(self.values, dtype, len(self.values))
+        if name == "until":
+            return pa.array(values, kind, mask=values >= NO_END)
+        if all(self.known):
+            return pa.array(values, kind)
+        return pa.array(values, kind, mask=~np.repeat(np.array(self.known), lengths))
 
 
 def encode(journal: Journal) -> bytes:
@@ -112,28 +140,30 @@ def encode(journal: Journal) -> bytes:
     """
     names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
     codes: dict[str, list[int]] = {name: [] for name in _NAMED}
-    numbers: dict[str, list[int | None]] = {name: [] for name in _NUMBERS}
+    numbers = {name: _Numbers() for name in _KINDS}
+    lengths: list[int] = []
     for s in journal.segments:
         n = len(s.ids) or 1
+        lengths.append(n)
         for name, table in names.items():
-            codes[name] += [table.setdefault(getattr(s, name), len(table))] * n
-        numbers["message_id"] += s.ids or [None]
-        numbers["deliveries"] += [s.counts] * n if isinstance(s.counts, int) else s.counts
-        numbers["partition"] += s.partitions or [None] * n
-        numbers["offset"] += s.offsets or [None] * n
-        numbers["item"] += s.items or [None] * n
-        numbers["step"] += [s.step or journal.step] * n
-        numbers["time"] += [s.time or journal.time] * n
-        numbers["until"] += (
-            [_end(s.until)] * n if isinstance(s.until, int) else map(_end, s.until)
-        )
+            codes[name].append(table.setdefault(getattr(s, name), len(table)))
+        numbers["message_id"].add(s.ids, n)
+        numbers["deliveries"].add(s.counts, n)
+        numbers["partition"].add(s.partitions, n)
+        numbers["offset"].add(s.offsets, n)
+        numbers["item"].add(s.items, n)
+        numbers["until"].add(s.until, n)
     columns: dict[str, pa.Array] = {
         name: pa.DictionaryArray.from_arrays(
-            pa.array(codes[name], pa.int32()), pa.array(list(table), pa.string())
+            pa.array(np.repeat(np.array(codes[name], np.int32), lengths)),
+            pa.array(list(table), pa.string()),
         )
         for name, table in names.items()
     }
-    columns |= {name: pa.array(numbers[name], kind) for name, kind in _NUMBERS.items()}
+    for name, of_journal in (("step", journal.step), ("time", journal.time)):
+        values = np.array([getattr(s, name) or of_journal for s in journal.segments], np.int64)
+        columns[name] = pa.array(np.repeat(values, lengths))
+    columns |= {name: column.array(name, lengths) for name, column in numbers.items()}
     batch = pa.record_batch([columns[f.name] for f in SCHEMA], schema=SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS) as writer:

@@ -26,15 +26,18 @@ HEADER = "lq"
 PRIORITY_DEFAULT = 4
 PRIORITY_MAX = 255
 RUN_MAX = 8
+# Before a queue's name as destination: that queue alone, whoever else takes its topic.
+QUEUE_ALONE = "#queue/"
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a publisher says of a message.
 
-    to: queue or topic; producer, seq: for de-duplication and receipts (P1); ttl_ms: from publish
-    (X4); priority: 0–255; deliver_at: epoch ms (L12); dmq: may go to a dead message queue (P7);
-    reply: the partition of ``<vpn>.receipts`` where the producer listens; count: messages in the
-    record, 0 for one that is no run.
+    to: queue or topic, or ``#queue/`` and the name of a queue that alone gets it; producer, seq:
+    for de-duplication and receipts (P1); ttl_ms: from publish (X4); priority: 0–255; deliver_at:
+    epoch ms (L12); dmq: may go to a dead message queue (P7); reply: the partition of
+    ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for one that is
+    no run.
     """
 
     to: Topic = ""

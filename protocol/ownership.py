@@ -27,22 +27,21 @@ Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # epoch ms; the lar
 class Want(Said, frozen=True):
     """A host has room: it may be given ``credits`` messages, beside those on their way.
 
-    filters: of those of its consumers that have room; None lets everything through. owner: the
-    number of the queue there, as known from what it gave, 0 if it gave nothing yet; got: how many
-    it gave so far. Without credits the want ends.
+    filters: of those of its consumers that have room; None lets everything through. got: how many
+    came so far. Without credits the want ends.
     """
 
     kind: ClassVar[str] = "want"
     vpn: Name
     queue: Name
-    owner: Count
     got: Count
     credits: Credits
     filters: Annotated[list[Text | None], msgspec.Meta(max_length=FILTERS_MAX)]
 
 
 class Here(Said, frozen=True):
-    """The queue is hosted by who says it, from now on: what was said of it before was not heard."""
+    """The queue is new at who says it: what was asked of it before was asked of nobody, and of what
+    was given to it nothing has come but what it confirms from now on."""
 
     kind: ClassVar[str] = "here"
     vpn: Name
@@ -65,7 +64,6 @@ class Grant(Said, frozen=True):
     kind: ClassVar[str] = "grant"
     vpn: Name
     queue: Name
-    owner: Count
     fresh: bool
     refs: Annotated[list[Id], _rows]
     ids: Annotated[list[Id], _rows]
@@ -88,14 +86,14 @@ class Grant(Said, frozen=True):
     dead: dict[int, dict[str, Any]]
 
     def __post_init__(self) -> None:
-        columns = self.__struct_fields__[4:-1]
+        columns = self.__struct_fields__[3:-1]
         lengths = {len(getattr(self, name)) for name in columns}
         if len(lengths) > 1:
             raise ValueError(f"grant: columns of {sorted(lengths)} messages – one length only")
 
     def parts(self) -> Iterator[Self]:
         """See `Said.parts`."""
-        columns = self.__struct_fields__[4:-1]
+        columns = self.__struct_fields__[3:-1]
         for part in slices(self.sizes):
             first, last = part.start, part.stop
             dead = {at - first: one for at, one in self.dead.items() if first <= at < last}

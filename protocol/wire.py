@@ -10,8 +10,10 @@ subscription in both, so that several can share an inbox.
 from __future__ import annotations
 
 import base64
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, assert_never
 
 import msgspec
@@ -126,14 +128,14 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
     key = d.subscription.encode()
     headers = headers_json([(FRAMING, b"batch")])
     lengths = list(map(len, d.payloads))
-    columns = zip(lengths, d.keys, d.headers, strict=True)
-    sizes = [n + len(key or b"") + len(own or b"") for n, key, own in columns]
+    ends = list(accumulate(lengths))
+    if any(d.keys) or any(d.headers):
+        columns = zip(lengths, d.keys, d.headers, strict=True)
+        ends = list(accumulate(n + len(key or b"") + len(own or b"") for n, key, own in columns))
     start, total = 0, len(d.ids)
     while start < total:
-        stop, size = start, 0
-        while stop < total and (stop == start or size + sizes[stop] <= BATCH_BYTES):
-            size += sizes[stop]
-            stop += 1
+        begun = ends[start - 1] if start else 0
+        stop = max(bisect_right(ends, begun + BATCH_BYTES, start), start + 1)
         part = slice(start, stop)
         meta: dict[str, Any] = {
             "queue": d.queue,

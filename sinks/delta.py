@@ -24,24 +24,9 @@ from ..protocol import topics
 from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
+from .delta_tables import COLUMNS, JOURNAL, MESSAGES, append, stored_offsets
 
-MESSAGES, JOURNAL = "messages", "journal"
 TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
-_JOURNAL_SCHEMA = (
-    "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
-    "message_id STRING, subscription STRING, reason STRING, deliveries INT, topic STRING, "
-    "`partition` INT, `offset` LONG, item INT, time TIMESTAMP, line INT, until TIMESTAMP"
-)
-_MESSAGES_SCHEMA = (
-    "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
-    "payload BINARY, lq STRING, headers STRING"
-)
-# Minimum and maximum per file only of what people search by.
-_SKIPPING = {
-    MESSAGES: "topic,partition,offset,time",
-    JOURNAL: "step,queue,event,message_id,time",
-}
-
 
 # A record that holds a run is a row for each of its messages, see `protocol/messages.py`; one whose
 # value is no run, whatever its header says, is one row. Of the key and headers there is one copy.
@@ -60,22 +45,6 @@ _PAYLOADS = """CASE WHEN ends = array_sort(ends)
     ELSE array(value) END"""
 
 
-def create_tables(spark: SparkSession, folder: Path | str) -> None:
-    """Create the tables that are not there, and give those of an earlier version the columns that
-    they lack: what stands in them has no value there."""
-    for name, schema in ((MESSAGES, _MESSAGES_SCHEMA), (JOURNAL, _JOURNAL_SCHEMA)):
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS delta.`{folder}/{name}` ({schema}) "
-            f"USING delta TBLPROPERTIES ('delta.checkpointInterval' = '100', "
-            f"'delta.dataSkippingStatsColumns' = '{_SKIPPING[name]}')"
-        )
-        there = spark.read.format("delta").load(f"{folder}/{name}").columns
-        lacks = [c for c in schema.split(", ") if c.split(" ")[0].strip("`") not in there]
-        if lacks:
-            columns = ", ".join(lacks)
-            spark.sql(f"ALTER TABLE delta.`{folder}/{name}` ADD COLUMNS ({columns})")
-
-
 class TableWriter:
     """The `foreachBatch` function of the tables query. Runs in the driver, one call at a time.
 
@@ -92,14 +61,9 @@ class TableWriter:
             .groupBy("broker", "vpn").agg(f.max(f.struct("step", "part")).alias("last")).collect()
         )  # fmt: skip
         self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
-        stored = (
-            spark.read.format("delta").load(f"{folder}/{MESSAGES}").groupBy("topic", "partition")
-            .agg(f.max("offset").alias("offset"), f.max(f.unix_micros("time")).alias("time"))
-            .collect()
-        )  # fmt: skip
         # Expressions are made once: PySpark asks the Java process for each function by name.
         journal = f.col("topic").endswith(f".{topics.JOURNAL}")
-        known = _not_stored({(r.topic, r.partition): (r.offset, r.time) for r in stored})
+        known = not_stored(stored_offsets(spark, folder, MESSAGES))
         self._is_journal = journal
         self._is_message = ~journal if known is None else ~journal & known
         self._message = [
@@ -123,19 +87,16 @@ class TableWriter:
         try:
             records = batch.where(self._is_message).select(*self._message)
             messages = records.withColumn("ends", self._ends).select("*", self._items)
-            self._append(MESSAGES, messages.drop("value", "ends"))
+            append(self._folder, MESSAGES, messages.drop("value", "ends"))
             last = dict(self._last)
             journal = self._new_only(batch.where(self._is_journal), last)
             if journal is not None:
-                self._append(JOURNAL, journal)
+                append(self._folder, JOURNAL, journal)
             self._last = last
         finally:
             batch.unpersist()
         if self._on_batch is not None:
             self._on_batch(batch_id)
-
-    def _append(self, table: str, rows: DataFrame) -> None:
-        rows.coalesce(1).write.format("delta").mode("append").save(f"{self._folder}/{table}")
 
     def _new_only(
         self, batch: DataFrame, last: dict[tuple[str, str], tuple[int, int]]
@@ -159,10 +120,10 @@ class TableWriter:
         fresh = named.where("step IS NOT NULL")
         for topic, offsets in old.items():
             fresh = fresh.where((f.col("topic") != topic) | ~f.col("offset").isin(offsets))
-        return fresh.select("broker", "step", "value").mapInArrow(_decode, _JOURNAL_SCHEMA)
+        return fresh.select("broker", "step", "value").mapInArrow(_decode, COLUMNS[JOURNAL])
 
 
-def _not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
+def not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
     """Whether a record is not in the table yet; None: there is nothing in it. Times are µs since
     1970: as Python's datetimes they would pass through the machine's time zone.
 

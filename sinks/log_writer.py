@@ -18,11 +18,18 @@ from confluent_kafka import KafkaException, Producer
 from ..protocol.errors import LakequeueError
 
 OPEN_S_MAX = 30.0
-TRANSACTION_MS = 90_000  # beside a batch: for its end, and a machine that stands still
+# A transaction is open for a batch; beside it three more, for its end and for a machine that stands
+# still, within these bounds.
+MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
 
 
 class Stopping(LakequeueError):
     """The engine stops, and Kafka does not answer: what is not written will be taken again."""
+
+
+def transaction_s(batch_s: float) -> float:
+    """How long a transaction of the log may be open."""
+    return batch_s + min(max(3 * batch_s, MARGIN_S_MIN), MARGIN_S_MAX)
 
 
 class StepLog:
@@ -38,7 +45,7 @@ class StepLog:
             {
                 **kafka,
                 "transactional.id": f"lakequeue-{topic}",
-                "transaction.timeout.ms": int(batch_s * 1000) + TRANSACTION_MS,
+                "transaction.timeout.ms": int(transaction_s(batch_s) * 1000),
                 "acks": "all",
                 "linger.ms": 0,
                 "message.max.bytes": 12_000_000,

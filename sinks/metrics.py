@@ -1,60 +1,45 @@
-"""Prometheus metrics of the job, from each batch's progress."""
+"""Prometheus metrics of the engine; `metric_table` says which, and where each comes from.
+
+A scrape reads what is in memory and asks nobody: batches and queries come with Spark's progress,
+queues with a look that `streaming.queue_watch` takes now and then, times of messages with the
+journal.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
-BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30)
+from . import metric_table as table
+from .message_times import MessageTimes
+from .queue_figures import QueueFigures
 
-# Of the loop, by broker: figure of a batch (`streaming.figures`), metric, meaning.
-_LOOP_COUNTERS = (
-    ("steps", "steps", "Steps taken, by broker"),
-    ("records_out", "output_records", "Records written to Kafka, by broker"),
-    ("refused", "refused_records", "Records that Kafka will never take, by broker"),
-    ("replayed", "replayed_steps", "Logged steps taken again after a failure, by broker"),
-    ("state_bytes", "state_written_bytes", "Bytes of pages given to Spark's state, by broker"),
-)
-_LOOP_GAUGES = (
-    ("wait_p50_ms", "wait_p50_seconds", "From publish to step, the median of the last batch"),
-    ("wait_p99_ms", "wait_p99_seconds", "From publish to step, the 99th percentile"),
-    ("gap_ms", "boundary_seconds", "Without steps, for the sake of a snapshot, since the last one"),
-    ("save_ms", "save_seconds", "To save pages at the end of the last batch"),
-    ("cache_bytes", "page_cache_bytes", "Memory of the page cache"),
-)
+_BROKER = "broker-0"  # of a micro-batch, which does not say whose it is
+_STEP_PHASE = table.BY_NAME["step_seconds"]
 
 
 class Metrics:
-    """Counters and times of the engine's query; `serve` shows them over HTTP."""
+    """Counters and times of the engine; `serve` shows them over HTTP.
 
-    def __init__(self) -> None:
+    wanted: called at each scrape, before it is answered: someone looks. queues: how many queues
+    have series of their own.
+    """
+
+    def __init__(self, queues: int = 50) -> None:
         self.registry = CollectorRegistry()
-        self._batches = Counter("lakequeue_batches", "Batches run", registry=self.registry)
-        self._rows = Counter("lakequeue_input_records", "Records read", registry=self.registry)
-        self._seconds = Histogram(
-            "lakequeue_batch_seconds", "Time of a batch", buckets=BUCKETS, registry=self.registry
-        )
-        self._state = Gauge("lakequeue_state_pages", "Pages in the state", registry=self.registry)
-        self._memory = Gauge(
-            "lakequeue_state_memory_bytes", "Memory of the state store", registry=self.registry
-        )
-        self._malformed = Counter(
-            "lakequeue_malformed_records", "Records that cannot be understood, by VPN", ["vpn"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._lost = Counter(
-            "lakequeue_lost_records", "Records that Kafka deleted before they were read, by topic",
-            ["topic"], registry=self.registry,
-        )  # fmt: skip
-        self._counts = {
-            key: Counter(f"lakequeue_{name}", text, ["broker"], registry=self.registry)
-            for key, name, text in _LOOP_COUNTERS
+        self.wanted: Callable[[], None] = lambda: None
+        self.queues = QueueFigures(queues)
+        self.times = MessageTimes(self.queues.place)
+        self._made = {
+            metric.name: _make(metric, self.registry)
+            for metric in table.TABLE
+            if metric.source in (table.ENGINE, table.BATCH, table.QUERY)
         }
-        self._levels = {
-            key: Gauge(f"lakequeue_{name}", text, ["broker"], registry=self.registry)
-            for key, name, text in _LOOP_GAUGES
-        }
+        self.registry.register(_Looked(self))
         self._server: Any = None
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
@@ -63,32 +48,49 @@ class Metrics:
         ms = int(progress["durationMs"].get("triggerExecution", 0))
         seen = progress.get("observedMetrics", {}).get("engine") or {}
         rows = int(seen.get("records_in", progress["numInputRows"]))
+        broker = str(seen.get("broker") or _BROKER)
         if "steps" in seen:
-            self._loop(seen)
-        self._batches.inc()
-        self._rows.inc(rows)
-        self._seconds.observe(ms / 1000)
+            self._loop(broker, seen)
+        self._made["batches"].labels(broker).inc()
+        self._made["input_records"].labels(broker).inc(rows)
+        self._made["batch_seconds"].labels(broker).observe(ms / 1000)
         self.batches = [*self.batches[-9_999:], (rows, ms)]
         for operator in progress["stateOperators"]:
-            self._state.set(operator["numRowsTotal"])
-            self._memory.set(operator["memoryUsedBytes"])
+            self._made["state_pages"].labels(broker).set(operator["numRowsTotal"])
+            self._made["state_memory_bytes"].labels(broker).set(operator["memoryUsedBytes"])
 
-    def _loop(self, seen: dict[str, Any]) -> None:
+    def _loop(self, broker: str, seen: dict[str, Any]) -> None:
         """What a batch in real time said of itself."""
-        broker = str(seen.get("broker") or "")
-        for key, counter in self._counts.items():
-            counter.labels(broker).inc(seen.get(key) or 0)
-        for key, gauge in self._levels.items():
-            value = seen.get(key) or 0
-            gauge.labels(broker).set(value / 1000 if key.endswith("_ms") else value)
+        for metric in table.of(table.BATCH):
+            if metric is _STEP_PHASE:
+                continue
+            value = (seen.get(metric.figure) or 0) * metric.scale
+            made = self._made[metric.name].labels(broker)
+            made.inc(value) if metric.kind == table.COUNTER else made.set(value)
+        for figure, phase in table.PHASES.items():
+            seconds = (seen.get(figure) or 0) * _STEP_PHASE.scale
+            self._made["step_seconds"].labels(broker, phase).inc(seconds)
+
+    def query(self, progress: dict[str, Any]) -> None:
+        """One batch of any of the engine's streaming queries is done."""
+        name, made = str(progress.get("name") or "unnamed"), self._made
+        made["query_batches"].labels(name).inc()
+        made["query_input_rows"].labels(name).inc(max(0, progress.get("numInputRows") or 0))
+        for phase, ms in (progress.get("durationMs") or {}).items():
+            made["query_phase_seconds"].labels(name, phase).inc(max(0, ms) / 1000)
+        operators = progress.get("stateOperators") or []
+        made["query_state_rows"].labels(name).set(sum(o["numRowsTotal"] for o in operators))
+        made["query_state_bytes"].labels(name).set(sum(o["memoryUsedBytes"] for o in operators))
+        made["query_lag_records"].labels(name).set(_behind(progress))
+        made["query_last_batch_time_seconds"].labels(name).set_to_current_time()
 
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""
-        self._malformed.labels(vpn).inc(count)
+        self._made["malformed_records"].labels(vpn).inc(count)
 
     def lost(self, topic: str, count: int) -> None:
         """Records are gone before they were read: retention was shorter than the engine's rest."""
-        self._lost.labels(topic).inc(count)
+        self._made["lost_records"].labels(topic).inc(count)
 
     def serve(self, port: int) -> str:
         """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""
@@ -101,3 +103,42 @@ class Metrics:
         if self._server is not None:
             self._server.shutdown()
             self._server = None
+
+
+class _Looked(Collector):
+    """What is known of queues, at a scrape."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing at the registration: the table has no name twice."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """The families."""
+        self._metrics.wanted()
+        yield from self._metrics.queues.families()
+        yield from self._metrics.times.families()
+
+
+def _make(metric: table.Metric, registry: CollectorRegistry) -> Any:
+    if metric.kind == table.HISTOGRAM:
+        return Histogram(
+            metric.family, metric.text, metric.labels, buckets=metric.buckets, registry=registry
+        )
+    kind = Counter if metric.kind == table.COUNTER else Gauge
+    return kind(metric.family, metric.text, metric.labels, registry=registry)
+
+
+def _behind(progress: Mapping[str, Any]) -> int:
+    """How many records the sources of a query are behind, as Spark's Kafka source tells."""
+    total = 0
+    for source in progress.get("sources") or ():
+        latest, ends = source.get("latestOffset"), source.get("endOffset")
+        if not isinstance(latest, dict) or not isinstance(ends, dict):
+            continue
+        for topic, partitions in latest.items():
+            done = ends.get(topic) or {}
+            total += sum(max(0, at - done.get(p, 0)) for p, at in partitions.items())
+    return total

@@ -1,26 +1,25 @@
 """Which topics there are, and which of them a broker reads.
 
-A thread of the loop looks every few seconds, and at once when a queue captures a topic: new topics
-and new partitions are read without a restart. A topic that is captured by its name is made when it
-is missing. Expressions are Python's (`re.fullmatch`), as in the core: what a queue takes and what
-is read for it cannot differ.
+A thread looks every few seconds, and at once when a queue captures a topic: what comes to exist is
+read from then on, new partitions too. No topic is made here: most queues are never written to by
+their topic, and a topic that nobody made costs nothing, however many queues would capture it.
+Expressions are compiled as in the core: what a queue takes and what is read for it cannot differ.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..definitions import is_regex
 from ..protocol import topics
-from .kafka_source import LEGAL_TOPIC
+from ..protocol.patterns import compiled
 from .step_batch import Place
 
 log = logging.getLogger("lakequeue.loop")
@@ -30,39 +29,34 @@ ASK_S_MAX = 10.0
 # Of what is asked of a partition's leader: while that is dead and no other one is known, librdkafka
 # 2.16 knocks at it 4,000 times a second, until the question has been too long.
 LEADER_S_MAX = 2.0
-MESSAGE_BYTES_MAX = 12_000_000
 
 
-def captured_topics(known: Iterable[str], captured: Iterable[str]) -> list[str]:
+def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str]:
     """Those of the known topics that queues capture (Q2); never the engine's own, nor Kafka's."""
-    names = [t for t in sorted(known) if not t.startswith("__") and topics.split(t) is None]
-    found: set[str] = set()
-    for text in captured:
-        if is_regex(text):
-            with contextlib.suppress(re.error):
-                found |= set(filter(re.compile(text).fullmatch, names))
-        else:
-            found |= {text} & set(names)
+    names = {t for t in known if not t.startswith("__") and topics.split(t) is None}
+    found: set[str] = names.intersection(captured)
+    for text in filter(is_regex, captured):
+        with contextlib.suppress(ValueError):  # one of an earlier version
+            found.update(filter(compiled(text).fullmatch, names))
     return sorted(found)
 
 
 class Discovery(threading.Thread):
-    """Looks for topics. All in this thread: found is told all topics and their sizes; watch where
-    each of the places ends."""
+    """Looks for topics. All in this thread: found is told all topics and their sizes; watch, if
+    there is one, where each of the places ends."""
 
     def __init__(
         self,
         kafka: dict[str, Any],
         found: Callable[[dict[str, int]], None],
-        places: Callable[[], list[Place]],
-        watch: Callable[[dict[Place, int]], None],
+        places: Callable[[], list[Place]] = list,
+        watch: Callable[[dict[Place, int]], None] | None = None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-topics")
         self._admin = AdminClient(kafka)
         self._found, self._places, self._watch = found, places, watch
         self._now = threading.Event()
         self._closing = False
-        self._wanted: set[str] = set()
         self._trim: tuple[str, int] | None = None
 
     def sizes(self) -> dict[str, int]:
@@ -74,12 +68,8 @@ class Discovery(threading.Thread):
             if about.error is None and not name.startswith("__")
         }
 
-    def want(self, captured: Iterable[str]) -> None:
-        """Queues capture these: look now, and make those that are missing."""
-        self._wanted |= {
-            t for t in captured
-            if not is_regex(t) and LEGAL_TOPIC.fullmatch(t) and topics.split(t) is None
-        }  # fmt: skip
+    def look(self) -> None:
+        """Look now: a queue captures more. From any thread."""
         self._now.set()
 
     def trim(self, topic: str, before: int) -> None:
@@ -99,25 +89,21 @@ class Discovery(threading.Thread):
                 log.info("topics cannot be listed: %s", error)
 
     def _look(self) -> None:
-        sizes = self.sizes()
-        missing = sorted(self._wanted - sizes.keys())
-        if missing:
-            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
-            made = self._admin.create_topics([NewTopic(t, 1, -1, config=config) for t in missing])
-            for topic, answer in made.items():
-                try:
-                    answer.result(ASK_S_MAX)
-                    sizes[topic] = 1
-                except (KafkaException, TimeoutError) as error:
-                    log.warning("topic %r cannot be made: %s", topic, error)
-        self._found(sizes)
+        self._found(self.sizes())
+        if self._watch is not None:
+            self._watch(self._ends())
+        self._remove_what_is_trimmed()
+
+    def _ends(self) -> dict[Place, int]:
         asked = {TopicPartition(*place): OffsetSpec.latest() for place in self._places()}
         ends = {}
         answers = self._admin.list_offsets(asked, request_timeout=LEADER_S_MAX) if asked else {}
         for place, answer in answers.items():
             with contextlib.suppress(KafkaException, TimeoutError):
                 ends[place.topic, place.partition] = answer.result(ASK_S_MAX).offset
-        self._watch(ends)
+        return ends
+
+    def _remove_what_is_trimmed(self) -> None:
         if self._trim is not None:
             (topic, before), self._trim = self._trim, None
             last = [TopicPartition(topic, 0, before)]

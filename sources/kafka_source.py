@@ -7,51 +7,48 @@ limit, so that a batch stays small however much has piled up.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ..definitions import is_regex
 from ..protocol import topics
 from ..protocol.kafka_settings import for_spark, kafka_settings
 from ..protocol.messages import HEADER
 
 RECORDS_PER_BATCH = 5_000
-LEGAL_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 def publish_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
-    """The Kafka source's option that names where messages come from.
-
-    The VPNs' publish topics and what queues capture (Q2), never the engine's own output. A plain
-    list where no queue has a regular expression: a pattern makes Spark list all topics each time.
-    """
-    own = [topics.topic(vpn, topics.PUBLISH) for vpn in sorted(vpns)]
-    return _option(own, captured)
+    """The Kafka source's option that names where messages come from: the VPNs' publish topics and
+    the topics that are there and that queues capture (Q2)."""
+    return _list([topics.topic(vpn, topics.PUBLISH) for vpn in sorted(vpns)], captured)
 
 
 def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str]:
     """What the Delta tables are written from: messages and journals."""
     kinds = (topics.PUBLISH, topics.JOURNAL)
-    return _option([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
+    return _list([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
+
+
+def history_topics(vpns: Iterable[str], brokers: Iterable[str]) -> dict[str, str]:
+    """What the history's tables are written from: commands, what brokers say to each other, and the
+    logs of steps. Those are read uncommitted, as the source does: their transactions are a fence
+    and stay open for long."""
+    named = sorted(brokers)
+    kinds = (topics.STEPS, topics.MESH) if len(named) > 1 else (topics.STEPS,)
+    names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
+    return _list(names + [topics.topic(b, kind) for b in named for kind in kinds], ())
 
 
 def commands_topics(vpns: Iterable[str]) -> dict[str, str]:
     """The commands topics of the VPNs."""
-    return _option([topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)], ())
+    return _list([topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)], ())
 
 
-def _option(own: list[str], captured: Iterable[str]) -> dict[str, str]:
-    others = sorted({t for t in captured if topics.split(t) is None})
-    if not any(is_regex(t) for t in others):
-        return {"subscribe": ",".join(own + [t for t in others if LEGAL_TOPIC.fullmatch(t)])}
-    parts = [re.escape(t) for t in own]
-    foreign = "|".join(f"(?:{t if is_regex(t) else re.escape(t)})" for t in others)
-    kinds = "|".join(topics.OWN)
-    parts.append(rf"(?!__)(?!.*\.(?:{kinds})$)(?:{foreign})")
-    return {"subscribePattern": "^(?:" + "|".join(parts) + ")$"}
+def _list(own: list[str], captured: Iterable[str]) -> dict[str, str]:
+    """Never a pattern: with one, Spark lists all topics for each batch."""
+    return {"subscribe": ",".join([*own, *sorted(captured)])}
 
 
 def read_stream(

@@ -250,6 +250,7 @@ class LiveInputs:
         self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
+        self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
@@ -310,7 +311,7 @@ class LiveInputs:
         """Whether commands were read to their end once, and nothing of that is left to take."""
         if not self._ready and not self._commands.ahead:
             commands = {place for place in self._expected if is_command(place[0])}
-            self._ready = commands <= self._commands.at_end
+            self._ready = bool(commands) and commands <= self._commands.at_end
         return self._ready
 
     def up_to(self) -> int | None:
@@ -372,6 +373,8 @@ class LiveInputs:
 
     def watch(self, ends: dict[Place, int]) -> None:
         """Partitions end here now: see `Reader.watch`."""
+        expected = self._expected
+        self.behind = sum(max(0, end - expected.get(place, end)) for place, end in ends.items())
         self._commands.watch(ends)
         self._messages.watch(ends)
 

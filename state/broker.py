@@ -60,7 +60,7 @@ class BrokerHeader(msgspec.Struct):
     unacked: int = 0  # leased over all queues (B4)
     waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
     unserved: bool = False  # a budget ended before all of these were served
-    pending: dict[int, bool] = {}  # queues with commands that go on, the next one first
+    pending: dict[int, bool] = {}  # queues with commands that go on, the next first: in bulk?
     turn: int = 0  # the queue that delivery served last
     alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
     marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
@@ -68,6 +68,7 @@ class BrokerHeader(msgspec.Struct):
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0
+    links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
 
 
@@ -100,7 +101,8 @@ class Broker:
         self.more_to_do = False  # in the next step, at once
         self.early: list[tuple[Queue, int]] = []  # arrivals that were acknowledged before (L9)
         self.arrived_in: list[Queue] = []  # queues that got messages since the last look
-        self.command_budget = Budget(self.limits.command_rows, self.limits.command_bytes)
+        self.command_budget = Budget(self.limits.command_rows)
+        self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
         self.at: Any = None  # what is being done, should it fail: see `isolation`
         self._queues: dict[int, Queue | None] = {}
         self._vpn_names = {number: name for name, number in header.vpns.items()}

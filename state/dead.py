@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 def dead_letter(
     broker: Broker, queue: Queue, ids: Array, sizes: Array, counts: Array, reason: str,
-    detail: str,
+    detail: str, edits: dict[int, dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Messages have left the queue as dead: their matches move, or are let go."""
+    """Messages have left the queue as dead: their matches move, or are let go. edits: what was
+    edited of some, by id (R6)."""
     target, why = _target(broker, queue)
     allowed = broker.spool.gather(ids, "dmq").astype(bool)
     moved: list[int] = []
@@ -37,6 +38,8 @@ def dead_letter(
     plain = np.zeros(len(ids), bool)
     if target is not None and takes_as_they_are(target, int(sizes.sum())):
         plain = allowed & broker.spool.may_move(ids, queue.number, target.number)
+        if edits:
+            plain &= ~np.isin(ids, np.fromiter(edits, np.uint64, len(edits)))
     # In their order: what goes together goes together with its neighbours only.
     for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(plain)) + 1):
         if target is not None and plain[run[0]]:
@@ -53,7 +56,7 @@ def dead_letter(
                 why = refusal or why
                 continue
             moved.append(number)
-            one = {**about, "deliveries": int(counts[at])}
+            one = {**about, "deliveries": int(counts[at]), **edits.get(number, {})}
             _move(broker, queue, target, number, size, one)
     if moved and target is not None:
         enter(broker, target)
@@ -141,7 +144,7 @@ def _move(
         _join(broker, target, number, about)
         broker.spool.release(queue.number, np.array([number], np.uint64))
         return
-    if target.header.deferred and came_early(target, number):
+    if target.header.deferred and came_early(broker, target, number):
         broker.early.append((target, target.next_place()))
         target.arrivals.leaving += 1
         target.arrivals.leaving_bytes += size

@@ -63,30 +63,28 @@ class Wanted(msgspec.Struct, array_like=True):
 
     limit: int = 0  # so many messages may be given to it, from the beginning
     given: int = 0
+    confirmed: int = 0  # of these; the others are on their way
     filters: list[str | None] = []  # of its consumers with room; None lets everything through
 
 
 class Asked(msgspec.Struct, array_like=True):
     """What this queue has asked of another broker's, and what it got (H4)."""
 
-    owner: int = 0  # the queue's number there, once something came
     got: int = 0  # messages that came, from the beginning
     limit: int = 0  # so many were asked for, from the beginning
     filters: list[str | None] = []
 
 
 class Held(msgspec.Struct, array_like=True):
-    """A barrier of another broker's, for which this queue drains (O3)."""
+    """A barrier of another broker's, for which this queue drains (O3); its payload has a page."""
 
     number: int  # the barrier's id
     generation: int  # what enters from now on has this one or a higher one
-    payload: bytes
-    key: bytes | None
-    headers: bytes | None
     priority: int
     time: int
     expires: int
     said: list[Any] | None = None  # what was said last of being drained
+    full: bool = False  # there is no room for what is left here
 
 
 class Holding(msgspec.Struct, array_like=True):
@@ -130,8 +128,10 @@ class QueueHeader(msgspec.Struct):
     ordered: bool = False  # some message has a priority or a generation
     ordered_from: int = 0  # none before this place has: there the order is by place
     generation: int = 0  # barriers that entered since the queue was last empty (O3)
-    barriers: list[list[int]] = []  # [place, generation] of barriers that wait, ascending (O3)
-    deferred: list[list[int]] = []  # [first id, last id, expires] of acks that came early (L9)
+    barriers: list[list[int]] = []  # the top of the index of barriers that wait (O3)
+    next_barrier_page: int = 0
+    deferred: list[list[int]] = []  # [first, last id, expires] of early acks, ascending (L9)
+    deferred_until: int = NEVER  # none of these expires before
     filters: dict[str, FilterState] = {}  # by their text (F5)
     next_filter: int = 0
     again: bool = False  # delivery stopped at its budget

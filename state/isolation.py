@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.journal import Journal
 from ..protocol.messages import Records
 from ..protocol.outputs import Output
+from .commands.given_definitions import forget
 from .queue import Queue
 from .storage import Overlay, Store, StoreFailed
 
@@ -46,6 +47,7 @@ class Refusals:
             queue = broker.queue(number)
             if queue is not None:
                 queue.header.faulted = why
+                forget(broker, broker.vpn_of(queue), queue.definition.name)
                 broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)
         return broker
 

@@ -18,9 +18,10 @@ class Limits:
     """
 
     # Rows and bytes in a step, of all queues together.
-    command_rows: int = 10_000  # rows that commands look at or change: acks, purges, redrives
-    command_bytes: int = 8_000_000  # payloads, and expressions, that they read
-    due_rows: int = 4_000  # rows whose time has come
+    command_rows: int = 10_000  # rows that acks and their like look at or change
+    bulk_rows: int = 2_000  # rows that a purge, a redrive, a deletion, an expression looks at
+    bulk_bytes: int = 2_000_000  # payloads, and expressions, that these read
+    due_rows: int = 2_000  # rows whose time has come
     due_names: int = 1_000  # queues, sessions, producers whose time has come
     delivery_rows: int = 20_000
     delivery_bytes: int = 16_000_000
@@ -31,6 +32,10 @@ class Limits:
     compact_bytes_per_step: int = 1_000_000
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
+    # Of each bridge (H1–H3).
+    bridge_rows: int = 10_000  # messages on their way, unanswered
+    bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
+    bridge_holds: int = 1_000  # lanes that are known by name while they are held
     # What waits for its turn, or for its message.
     pending_commands: int = 10_000  # of one queue
     subscriptions: int = 10_000  # of one queue, and of one session
@@ -41,7 +46,8 @@ class Limits:
     browse_rows: int = 10_000  # messages that one answer looks at
     browse_bytes: int = 4_000_000  # payloads that it reads
     browse_pages: int = 500  # pages of any kind that it reads
-    queues_listed: int = 1_000
+    queues_listed: int = 200
+    captures_listed: int = 2_000
     # What is remembered.
     events: int = 1_000
     producer_idle_ms: int = 7 * 86_400_000  # then a producer's sequences are forgotten (P1)
@@ -78,9 +84,16 @@ class Budget:
         """Whether nothing is left; a single message may overdraw the bytes."""
         return self.rows <= 0 or self.bytes <= 0
 
+    def share(self, n: int) -> Budget:
+        """An equal share of what is left for one of ``n``; a row and a byte at least."""
+        if self.spent:
+            return Budget(0, 0)
+        return Budget(max(self.rows // n, 1), max(self.bytes // n, 1))
+
     def fits(self, sizes: np.ndarray) -> int:
         """How many of the first of these sizes the bytes allow, one at least; none of none."""
-        fitting = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), self.bytes, side="right"))
+        ends = sizes.cumsum(dtype=np.int64)
+        fitting = int(ends.searchsorted(self.bytes, side="right"))
         return min(max(fitting, 1), len(sizes))
 
     def take(self, rows: int, size: int = 0) -> None:

@@ -11,7 +11,7 @@ is forgotten.
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.outputs import Receipts
 from .storage import NEVER, ValuePages
@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64
+
+
+class Answered(Protocol):
+    """Who hears what becomes of a message: a producer's history, or a bridge's."""
+
+    def stored(self, seq: int, number: int, count: int = 1) -> None:
+        """It was stored, or acknowledged without being stored (0)."""
+        ...
+
+    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
+        """It was refused."""
+        ...
+
+    def discarded(self, seq: int, reason: str, queue: str) -> None:
+        """A queue threw it away."""
+        ...
 
 
 class ProducerHistory:

@@ -7,8 +7,7 @@ finds and keeps them; their states change in `message` and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from .header import QueueHeader
 from .limits import Limits
 from .message.entry import Arrivals
 from .message.pages import QueuePage
-from .message.table import DELAYED, GONE, LEASED
+from .message.table import GONE, LEASED
 from .rules.filters import Filters
 from .rules.lanes import Lanes
 from .rules.order import key_of
@@ -27,6 +26,8 @@ from .storage import NEVER, NO_ID, Array, Directory, ReadyIndex, Store, by_page
 _encode = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(QueueHeader)
 _DTYPES = {name: dtype for name, dtype, _ in QueuePage.FIELDS}
+
+PageRows = list[tuple[QueuePage, Array, Array | slice]]  # page, rows in it, where in what was asked
 
 
 class Queue:
@@ -45,10 +46,14 @@ class Queue:
         self.aside = ReadyIndex(
             store, f"a/{self.number}/", header.aside, header.next_aside, limits
         )
+        self.barriers = ReadyIndex(  # by `order.barrier_key`
+            store, f"i/{self.number}/", header.barriers, header.next_barrier_page, limits
+        )
         self.lanes = Lanes(store, f"l/{self.number}/", header, limits)
         self.filters = Filters(store, header, limits)
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
+        self._soonest = self.directory.deadline()  # or earlier: of rows that have changed since
         self.arrivals = Arrivals()
         self.leased_before = header.leased
         self.wanted = False  # something changed that may let a message go out
@@ -72,18 +77,21 @@ class Queue:
         header = self.header
         self.settle()
         for number, page in sorted(self._pages.items()):
-            if page.dirty:
-                tail = number >= header.next_seq >> self.bits
-                if tail or page.state[: page.used].any():
-                    self._store.put(f"p/{self.number}/{number}", page.pack())
-                else:
-                    self._store.delete(f"p/{self.number}/{number}")
+            tail = number >= header.next_seq >> self.bits
+            if not page.dirty or tail or page.state[: page.used].any():
+                page.settle(self._store, f"p/{self.number}/{number}")
+            else:
+                self._store.delete(f"p/{self.number}/{number}")
+        self._pages.clear()
         self.directory.flush()
         self.ready.flush()
         self.aside.flush()
         self.filters.flush()
         if header.keyed or header.lanes:
             self.lanes.flush()
+        self.barriers.flush()
+        header.barriers = self.barriers.directory()
+        header.next_barrier_page = self.barriers.pages
         header.ready = self.ready.directory()
         header.next_ready = self.ready.pages
         header.aside = self.aside.directory()
@@ -97,7 +105,8 @@ class Queue:
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
-        for index in (self.ready, self.aside, self.lanes, *self.filters.indexes()):
+        indexes = (self.ready, self.aside, self.barriers, self.lanes)
+        for index in (*indexes, *self.filters.indexes()):
             index.drop()
             index.flush()
         self._store.delete(f"q/{self.number}")
@@ -111,12 +120,12 @@ class Queue:
         if page is None:
             data = self._store.get(f"p/{self.number}/{number}")
             if data:
-                page = self._pages[number] = QueuePage.unpack(number, data, self.bits)
+                page = self._pages[number] = QueuePage.read(number, data, self.bits)
             elif create:
                 page = self._pages[number] = QueuePage(number, self.bits)
         return page
 
-    def rows(self, seqs: Array) -> list[tuple[QueuePage, Array, Array | slice]]:
+    def rows(self, seqs: Array) -> PageRows:
         """The rows of places, grouped by page. The page of each is there."""
         out = []
         for number, rows, where in by_page(np.asarray(seqs, np.int64), self.bits):
@@ -133,21 +142,23 @@ class Queue:
 
     def gather(self, seqs: Array, name: str) -> Array:
         """One column for many places."""
-        out = np.zeros(len(seqs), dtype=_DTYPES[name])
-        for page, rows, where in self.rows(seqs):
-            out[where] = getattr(page, name)[rows]
-        return out
+        return self.columns(seqs, name)[0]
 
-    def dead_of(self, seqs: Array) -> dict[int, dict[str, Any]]:
-        """What dead messages among these carry (X5), by position."""
-        dead: dict[int, dict[str, Any]] = {}
-        for page, rows, where in self.rows(seqs):
-            if page.extras:
-                positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
-                for position, row in zip(positions, rows.tolist(), strict=True):
-                    if row in page.extras:
-                        dead[position] = page.extras[row]
-        return dead
+    def columns(self, seqs: Array, *names: str) -> list[Array]:
+        """Columns for many places."""
+        return self.columns_of(self.rows(seqs), len(seqs), names)
+
+    @staticmethod
+    def columns_of(found: PageRows, n: int, names: Iterable[str]) -> list[Array]:
+        """Columns for ``n`` places whose rows were found."""
+        if len(found) == 1:
+            page, rows, _ = found[0]
+            return [getattr(page, name)[rows] for name in names]
+        out = [np.zeros(n, dtype=_DTYPES[name]) for name in names]
+        for page, rows, where in found:
+            for column, name in zip(out, names, strict=True):
+                column[where] = getattr(page, name)[rows]
+        return out
 
     def keys(self, seqs: Array) -> list[int]:
         """The keys of places, ascending (`order`)."""
@@ -171,6 +182,10 @@ class Queue:
             if len(rows):
                 yield page, rows
 
+    def first_barrier(self) -> int | None:
+        """The barrier that goes next, as `order.barrier_key` (O3)."""
+        return self.barriers.first()
+
     def first_live(self) -> int | None:
         """The earliest place that still holds a message."""
         for page, rows in self.live_rows():
@@ -181,25 +196,30 @@ class Queue:
 
     def _summarise(self, page: QueuePage) -> None:
         states = page.state[: page.used]
-        leased = int((states == LEASED).sum())
-        live = int((states != GONE).sum())
+        alive = np.flatnonzero(states)  # not GONE
         deadline, id_min, id_max = NEVER, NO_ID, 0
-        if live:
-            alive = states != GONE
-            ids = page.id[: page.used][alive]
-            id_min, id_max = int(ids.min()), int(ids.max())
-            expires = page.expires[: page.used]
-            deadline = int(np.where(alive, expires, NEVER).min())
-            timed = (states == LEASED) | (states == DELAYED)
-            if timed.any():
-                until = page.until[: page.used]
-                deadline = min(deadline, int(np.where(timed, until, NEVER).min()))
-        self.directory.update(page.number, live, leased, deadline, id_min, id_max)
+        if len(alive):
+            ids, least = page.id[alive], np.minimum.reduce
+            id_min, id_max = int(least(ids)), int(np.maximum.reduce(ids))
+            # Of what is ready, `until` is NEVER.
+            deadline = min(int(least(page.expires[alive])), int(least(page.until[alive])))
+        leased = states.tobytes().count(LEASED)
+        self.directory.update(page.number, len(alive), leased, deadline, id_min, id_max)
 
-    def changed(self, page: QueuePage) -> None:
-        """Rows of this page were written."""
+    def changed(self, page: QueuePage, due: int = NEVER) -> None:
+        """Rows of this page were written; what they are due for now is not before ``due``."""
         page.dirty = True
         self._unsummed.add(page.number)
+        if due < self._soonest:
+            self._soonest = due
+
+    def is_due(self, now: int) -> bool:
+        """Whether the time of some row has come."""
+        if self._soonest > now:
+            return False
+        self.settle()
+        self._soonest = self.directory.deadline()  # or earlier: of rows that have changed since
+        return self._soonest <= now
 
     def settle(self) -> None:
         """Bring the directory up to date with the rows."""
@@ -217,10 +237,9 @@ class Queue:
         self.settle()
         if header.faulted:
             return NEVER
-        deferred = min((d[2] for d in header.deferred), default=NEVER)
         again = 0 if header.again else NEVER
         unheard = min((s.again_at() for s in header.subscriptions), default=NEVER)
-        return min(self.directory.deadline(), deferred, again, unheard)
+        return min(self.directory.deadline(), header.deferred_until, again, unheard)
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter."""

@@ -9,8 +9,10 @@ where a queue of the VPN captures their topic, so that a wildcard takes nothing 
 from __future__ import annotations
 
 from ..definitions import QueueDefinition, is_regex
+from ..protocol.messages import QUEUE_ALONE
 from ..protocol.outputs import Capture
 from ..protocol.patterns import compiled
+from .bridges.endpoint import is_endpoint
 from .broker import Broker, bucket
 from .commands.topic_subscriptions import subscribed
 from .queue import Queue
@@ -61,14 +63,24 @@ class Routes:
         self._of_record: dict[str, list[tuple[str, list[Queue]]]] = {}
 
     def of_destination(self, vpn: str, to: str) -> list[Queue]:
-        """The queues for a message addressed to a queue (Q3) or a topic."""
+        """The queues for a message addressed to a queue (Q3), to one alone (R4), or to a topic."""
         found = self._of_destination.get((vpn, to))
+        if is_endpoint(to.removeprefix(QUEUE_ALONE)):
+            return []  # nobody but its bridge puts anything there
         if found is None:
-            named = self._broker.find(vpn, to)
-            topic = named.definition.default_publish_target if named else to
+            if to.startswith(QUEUE_ALONE):
+                alone = self._broker.find(vpn, to.removeprefix(QUEUE_ALONE))
+                found = self._of_destination[vpn, to] = [] if alone is None else [alone]
+                return found
+            topic = self.target_of(vpn, to)
             numbers = {*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)}
             found = self._of_destination[vpn, to] = self._queues(numbers)
         return found
+
+    def target_of(self, vpn: str, to: str) -> str:
+        """The topic that a message addressed to a queue (Q3) or a topic goes to."""
+        named = self._broker.find(vpn, to)
+        return named.definition.default_publish_target if named else to
 
     def of_record(self, topic: str) -> list[tuple[str, list[Queue]]]:
         """For a record on a plain Kafka topic: per VPN, the queues that capture it (Q2)."""
@@ -78,7 +90,9 @@ class Routes:
             for vpn in sorted(self._broker.header.vpns):
                 numbers = set(self._capturing(vpn, topic))
                 if numbers:
-                    numbers |= subscribed(self._broker, vpn, topic)
+                    # each broker reads such a topic by itself: bridges do not carry it (H1)
+                    of_topics = subscribed(self._broker, vpn, topic)
+                    numbers |= of_topics.difference(self._broker.header.links)
                     found.append((vpn, self._queues(numbers)))
             self._of_record[topic] = found
         return found

@@ -26,19 +26,23 @@ from ..sources.live import kafka_client
 log = logging.getLogger("lakequeue.engine")
 
 POLL_S = 0.25
+Heard = Callable[[str, pa.Table], None]
 _ALERTS = ("_high", "_cleared")
 # Of an event's details, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
 
 
-def alerts_in(value: bytes) -> list[Alert]:
-    """The alerts of a journal record; none of what is no journal record."""
+def decoded(value: bytes) -> pa.Table | None:
+    """A journal record; None for what is none."""
     try:
         table = journal.decode(value)
     except (pa.ArrowInvalid, OSError):
-        return []
-    if table.schema != journal.SCHEMA:
-        return []
+        return None
+    return table if table.schema == journal.SCHEMA else None
+
+
+def alerts_in(table: pa.Table) -> list[Alert]:
+    """The alerts of a journal record."""
     found = []
     for batch in table.to_batches():
         names = batch["event"].dictionary.to_pylist()
@@ -57,10 +61,11 @@ def _alert(row: dict[str, Any]) -> Alert:
 
 
 class AlertReader:
-    """Says each alert once: a journal record that was written twice is the same one."""
+    """Says each alert once: a journal record that was written twice is the same one. heard: gets
+    the broker and the events of each record, alerts or not."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], heard: Heard = lambda broker, events: None):
+        self._say, self._heard = say, heard
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
 
     def read(
@@ -75,20 +80,28 @@ class AlertReader:
         if at <= self._last.get((broker, topic), (-1, 0)):
             return
         self._last[broker, topic] = at
-        for alert in alerts_in(value):
+        if (events := decoded(value)) is None:
+            return
+        self._heard(broker, events)
+        for alert in alerts_in(events):
             self._say(f"{broker}: {alert.text()}")
 
 
 class AlertWatch(threading.Thread):
-    """Reads the journals of these VPNs from now on; say gets a sentence for each alert."""
+    """Reads the journals of these VPNs from now on; say gets a sentence for each alert, heard all
+    that happened."""
 
     def __init__(
-        self, bootstrap: str, vpns: list[str], say: Callable[[str], None] = log.warning
+        self,
+        bootstrap: str,
+        vpns: list[str],
+        heard: Heard,
+        say: Callable[[str], None] = log.warning,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-alerts")
         self._kafka = kafka_client(bootstrap, "lakequeue-alerts")
         self._topics = [topics.topic(vpn, topics.JOURNAL) for vpn in vpns]
-        self._reader = AlertReader(say)
+        self._reader = AlertReader(say, heard)
         self._stopping = threading.Event()
 
     def run(self) -> None:

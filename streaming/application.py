@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, topics
-from ..sources.discovery import captured_topics
 from ..sources.live import InputLimits, kafka_client
 from ..state import Home
 from .broker_query import BrokerQuery, query_name
@@ -23,7 +22,14 @@ from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
-from .queries import REAL_TIME, end_between_batches, start_batches, start_loop, start_tables
+from .queries import (
+    REAL_TIME,
+    end_between_batches,
+    start_batches,
+    start_history,
+    start_loop,
+    start_tables,
+)
 from .slots import check_slots, default_master
 
 if TYPE_CHECKING:
@@ -37,7 +43,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
+HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
+# More batches than Spark retains (`minBatchesToRetain`) must not lie between two snapshots: what
+# changed in them would not be known any more, and each would have the whole state.
+SNAPSHOTS_INTERVAL_S = 60
+LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
 END_S_MAX = 60.0
+PLAN_S_MAX = 20.0
 
 
 class SparkApplication:
@@ -67,6 +79,7 @@ class SparkApplication:
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
         self.tables_query: StreamingQuery | None = None
+        self.history_query: StreamingQuery | None = None
 
     # ------------------------------------------------------------ start
 
@@ -82,6 +95,23 @@ class SparkApplication:
         for broker in self.brokers.values():
             if not broker.failure:
                 self.start_query(broker)
+                if not self._alone:
+                    self._wait_planned(broker)
+
+    def _wait_planned(self, broker: BrokerQuery) -> None:
+        """Until a query's first job has begun, or not for longer than some seconds.
+
+        While it plans, Spark starts a Python process that must answer within 10 s; several at once
+        on a slow machine do not.
+        """
+        assert self.spark is not None
+        assert broker.query is not None
+        group = str(broker.query.runId)
+        until = time.monotonic() + PLAN_S_MAX
+        while broker.is_active and time.monotonic() < until:
+            if self.spark.sparkContext.statusTracker().getJobIdsForGroup(group):
+                return
+            time.sleep(0.1)
 
     def _session(self) -> SparkSession:
         from .spark import is_local, package_zip, spark_session
@@ -91,7 +121,7 @@ class SparkApplication:
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
             master = default_master(len(self.brokers))
         if master is not None:
-            check_slots(master, len(self.brokers), self._tables_interval_s() > 0)
+            self.check_slots(len(self.brokers), master)
         home = self._folder.path
         spark = spark_session(
             "lakequeue",
@@ -110,6 +140,14 @@ class SparkApplication:
             spark.sparkContext.addPyFile(str(package_zip(home)))
         return spark
 
+    def check_slots(self, brokers: int, master: str | None = None) -> None:
+        """Raise LakequeueError where one of so many would never have its turn. master: Spark's; by
+        default the one that runs."""
+        if master is None:
+            assert self.spark is not None
+            master = self.spark.sparkContext.master
+        check_slots(str(master), brokers, self.tables_interval_s() > 0)
+
     def start_query(self, broker: BrokerQuery) -> None:
         """Start a broker's query, from its checkpoint on."""
         from ..sources.kafka_source import RECORDS_PER_BATCH
@@ -125,7 +163,7 @@ class SparkApplication:
         else:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
-                self.spark, self._bootstrap, home, self._vpns, self._readable_topics(),
+                self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, limit, name, checkpoint, given,
             )  # fmt: skip
 
@@ -133,22 +171,24 @@ class SparkApplication:
     def _alone(self) -> bool:
         return len(self.brokers) == 1
 
-    def _tables_interval_s(self) -> int:
+    def tables_interval_s(self) -> int:
+        """How often the tables are written; 0: never."""
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
     def _loop_options(self, spark: SparkSession, home: Home, run: str) -> Options:
         from .loop import Options
         from .version import code_version
 
-        default = Options({}, "", 0, 0, [], [], "", "")
+        default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
         return Options(
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
-            home.epoch, self._vpns, sorted(self._captured.known) if self._alone else [],
-            code_version(), run,
+            home.epoch, self._vpns, code_version(), run,
             alone=self._alone,
             keep=int(retained) + 3,
+            rebuilt=self._folder.rebuilt(home.name),
+            log_kept_s=LOG_KEPT_S if self._history_interval_s() else 0.0,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
@@ -159,35 +199,42 @@ class SparkApplication:
             ),
         )  # fmt: skip
 
-    def _readable_topics(self) -> list[str]:
-        """Captured topics and expressions, without those that Kafka's source cannot read: its
-        regular expressions are Java's. Publishes by clients still match those."""
-        assert self.spark is not None
-        pattern = self.spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]
-        good = []
-        for text in sorted(self._captured.known):
-            try:
-                pattern.compile(text)
-                good.append(text)
-            except Exception as error:  # py4j's; told to the operator
-                why = str(error).splitlines()[0]
-                log.error("no plain Kafka topics for %r: Java does not read it (%s)", text, why)
-        return good
-
     def start_tables(self) -> None:
         """Start the query of the Delta tables, if there is to be one."""
         assert self.spark is not None
-        interval_s = self._tables_interval_s()
+        interval_s = self.tables_interval_s()
         if not interval_s:
             return
-        if self._real_time:  # what the loop reads, by its own expressions
-            captured = captured_topics(self._captured.partitions, self._captured.known)
-        else:
-            captured = self._readable_topics()
         self.tables_query = start_tables(
-            self.spark, self._bootstrap, self._vpns, captured, self._folder.tables,
+            self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
             self._folder.path / "tables-checkpoint", interval_s,
         )  # fmt: skip
+
+    def start_history(self) -> None:
+        """Start the query of what steps took and were, if there is to be one. Micro-batches have no
+        log of steps."""
+        assert self.spark is not None
+        interval_s = self._history_interval_s()
+        if not interval_s:
+            return
+        checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
+        self.history_query = start_history(
+            self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
+            self._folder.path / "history-checkpoint", interval_s,
+            self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+        )  # fmt: skip
+
+    def restart_history(self) -> None:
+        """There are more brokers: what writes their history begins anew."""
+        if self.history_query is not None:
+            self._end_batches(self.history_query, END_S_MAX)
+            self.start_history()
+
+    def _history_interval_s(self) -> int:
+        """0 where there is no such query."""
+        value = self._settings.value
+        tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
+        return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
 
     def read_more(self) -> None:
         """More topics are captured: the queries that do not find them themselves begin anew."""
@@ -210,6 +257,8 @@ class SparkApplication:
         self._start()
         if self.tables_query is not None:
             self.start_tables()
+        if self.history_query is not None:
+            self.start_history()
 
     # ------------------------------------------------------------ stop
 
@@ -230,6 +279,7 @@ class SparkApplication:
         until = time.monotonic() + batch_s
         self.end(self.brokers.values(), batch_s)
         self._end_batches(self.tables_query, until - time.monotonic())
+        self._end_batches(self.history_query, until - time.monotonic())
         self.spark.stop()
 
     def kill(self) -> None:

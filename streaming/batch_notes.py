@@ -41,8 +41,6 @@ class BatchNotes:
         match kind:
             case "capture":
                 self._captured.heard(rest)
-            case "topic":
-                self._captured.heard_of_topic(rest)
             case "deadline":
                 name, _, at = rest.rpartition(":")
                 self._ticker.set(name, int(at))

@@ -1,9 +1,13 @@
-"""The topics that queues capture beside their VPN's own (Q2): known, remembered, heard of.
+"""The topics that queues capture beside their VPN's own (Q2), of those that there are.
 
-A queue may capture a topic at any time, by its name or by an expression. A broker's loop finds the
-topics itself; Spark's Kafka source reads a list that is fixed when a query starts. So the engine
-hears of each capture with the progress of a batch, and starts anew the queries that must read more.
-A driver that died before it heard would never: the state knows, and is asked at each start.
+A queue may capture a topic at any time, by its name or by an expression, and a topic may come to
+exist at any time. A broker's loop finds the topics itself; Spark's Kafka source reads a list that
+is fixed when a query starts. So the engine hears of each capture with the progress of a batch,
+looks which topics there are, and starts anew the queries that must read more. A driver that died
+before it heard would never: the state knows, and is asked at each start.
+
+Most queues capture a topic that nobody ever makes, for clients write to `<vpn>.publish`. Nothing is
+made, read, or started again for these.
 """
 
 from __future__ import annotations
@@ -11,11 +15,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from confluent_kafka import KafkaException
+
 from ..client.connection import Connection
 from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
-from ..definitions import Configuration, is_regex
-from ..protocol import commands
+from ..definitions import Configuration
+from ..protocol import NotConnected, commands
+from ..sources.discovery import Discovery, captured_topics
+from ..sources.live import kafka_client
 from .broker_query import BrokerQuery
 from .home import HomeFolder
 from .topics_admin import ensure_topics
@@ -24,8 +32,9 @@ log = logging.getLogger("lakequeue.engine")
 
 
 class CapturedTopics:
-    """Of one engine. brokers: names and numbers; known: topics and expressions; partitions: of each
-    topic that is read; unasked: VPNs of a broker whose queues may capture more than is known."""
+    """Of one engine. brokers: names and numbers; partitions: of each topic that there is; reads:
+    the captured ones of these, as the queries that were started last read them; unasked: VPNs of a
+    broker whose queues may capture more than is known."""
 
     def __init__(
         self,
@@ -40,54 +49,69 @@ class CapturedTopics:
         self._configuration = configuration
         self._vpns = vpns
         self._brokers = brokers
-        self.known: set[str] = set()
+        self._texts = {q.underlying_topic for q in configuration.queues}
+        self._discovery: Discovery | None = None
         self.partitions: dict[str, int] = {}
+        self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
-        self._heard: set[str] = set()
-        self._news = False
+        self.more = False  # the queries do not read yet what there is, or what is gone
 
     def open(self) -> None:
-        """What the home and the configuration know; their topics are made where they are
-        missing."""
-        named = [q.underlying_topic for q in self._configuration.queues]
-        self.known = self._folder.captured() | set(named)
-        self._ensure()
-        self._folder.remember_captured(self.known)
+        """Make the engine's own topics, and begin to look for others."""
+        self.share_out()
+        self._texts |= self._folder.captured()
+        self._read(captured_topics(self.partitions, self._texts))
+        self.watch()
 
-    def _ensure(self) -> None:
+    def share_out(self) -> None:
+        """Make the engine's own topics, with partitions for each broker. Raises LakequeueError."""
         require_broker(self._bootstrap)
-        named = [t for t in self.known if not is_regex(t)]
         before = self._folder.numbers
         count = max([before, *(b.number + 1 for b in self._brokers.values())])
         self.partitions = ensure_topics(
-            self._bootstrap, self._vpns, named, self._brokers, count, before
+            self._bootstrap, self._vpns, (), self._brokers, count, before
         )
+
+    def watch(self) -> None:
+        """Begin to look which topics there are."""
+        kafka = kafka_client(self._bootstrap, "lakequeue-topics")
+        self._discovery = Discovery(kafka, self._found)
+        self._discovery.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._discovery is not None:
+            self._discovery.close()
+
+    def _read(self, names: list[str]) -> None:
+        self.reads = names
+        self._folder.remember_captured(names)
 
     # ------------------------------------------------------------ more of them
 
     def heard(self, text: str) -> None:
-        """A queue captures this topic or expression."""
-        if text not in self.known:
-            self._heard.add(text)
+        """A queue captures this topic or expression. From any thread."""
+        if text not in self._texts:
+            self._texts.add(text)
+            if self._discovery is not None:
+                self._discovery.look()
 
-    def heard_of_topic(self, name: str) -> None:
-        """A topic is there that is captured by an expression."""
-        if name not in self.partitions:
-            self._news = True
-
-    @property
-    def more(self) -> bool:
-        """Whether there is something that the queries do not read yet."""
-        return bool(self._heard) or self._news
+    def _found(self, sizes: dict[str, int]) -> None:
+        """All topics, as they are now."""
+        if captured_topics(sizes, list(self._texts)) != self.reads:
+            self.more = True
 
     def learn(self) -> None:
-        """What was heard of is known from now on. Raises NotConnected; nothing is forgotten."""
-        heard = set(self._heard)
-        self.known |= heard
-        self._folder.remember_captured(self.known)
-        self._ensure()
-        self._heard -= heard
-        self._news = False
+        """Queries that start now read what there is. Raises NotConnected."""
+        assert self._discovery is not None
+        require_broker(self._bootstrap)
+        self.more = False
+        try:
+            self.partitions = self._discovery.sizes()
+        except KafkaException as error:
+            self.more = True
+            raise NotConnected(f"topics cannot be listed: {error}") from error
+        self._read(captured_topics(self.partitions, list(self._texts)))
 
     # ------------------------------------------------------------ asking the state
 
@@ -106,8 +130,9 @@ class CapturedTopics:
             transport = open_kafka(self._bootstrap, "lakequeue-start")
             connection = Connection(transport, vpn, "lakequeue-start", number=number)
             try:
-                for queue in connection.request(commands.Queues(), timeout=timeout_s):
-                    self.heard(queue["definition"]["underlying_topic"])
+                asked = commands.Captures()
+                for text in connection.request_list(asked, "start", timeout=timeout_s):
+                    self.heard(text)
             finally:
                 connection.close()
             self.unasked.discard((broker, vpn))

@@ -38,8 +38,11 @@ from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
 from .losses import LossWatch, notices
-from .queries import MICRO_BATCH, REAL_TIME, TABLES_QUERY
+from .more_brokers import Wishes, add_broker
+from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
+from .queue_watch import QueueWatch
 from .supervision import within
+from .tables_lock import TablesLock
 from .ticker import Ticker
 
 if TYPE_CHECKING:
@@ -56,7 +59,8 @@ STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
-    ``lakequeue.tables_interval_s`` (0: no tables query), ``lakequeue.ui_port``,
+    ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
+    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``lakequeue.ui_port``,
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
@@ -84,6 +88,7 @@ class Engine:
         self._progress = progress or (lambda text: None)
         self._folder = HomeFolder(self.home)
         self.tables = self._folder.tables
+        self._lock_of_tables = TablesLock(self.tables)
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
@@ -92,7 +97,9 @@ class Engine:
         self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
-        self._alerts = AlertWatch(bootstrap_servers, self._vpns)
+        self._alerts = AlertWatch(bootstrap_servers, self._vpns, self.metrics.times.journal)
+        self._queue_watch = QueueWatch(bootstrap_servers, self._vpns, self.metrics.queues)
+        self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
             bootstrap_servers, lambda loss: self._on_loss("", loss.topic, loss.count, loss.query)
@@ -114,6 +121,7 @@ class Engine:
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
             self._stopping, self._records.state,
         )  # fmt: skip
+        self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
         self._refuse_several_in_batches()
 
     @property
@@ -141,11 +149,15 @@ class Engine:
         self._folder.open(self.trigger)
         self._number_brokers()
         self.captured.open()
+        if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
+            self._lock_of_tables.take()
         self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for broker in self.brokers.values():
             self._begin(broker)
+            for vpn, queue in self._folder.rebuilt_queues():
+                self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -159,6 +171,8 @@ class Engine:
         self._folder.remember_checkpoints()
         with self.watch.java_lives():
             self.application.start_tables()
+            self.application.start_history()
+        self._wishes.open()
         self._serve()
 
     def _number_brokers(self) -> None:
@@ -178,13 +192,32 @@ class Engine:
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
 
+    def add_broker(self, name: str) -> None:
+        """Add a broker to the engine while it runs. Raises LakequeueError."""
+        if self.trigger == MICRO_BATCH:
+            raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
+        with self._lock:
+            add_broker(name, self.application, self.captured, self._folder, self._begin_more)
+
+    def _begin_more(self, new: BrokerQuery) -> None:
+        numbers = {b.name: b.number for b in self.brokers.values()}
+        peers = commands.encode_command(commands.Peers(brokers=numbers))
+        for broker in self.brokers.values():
+            if broker is not new:
+                self._tell(self._vpns[0], broker, peers)
+        self._begin(new)
+
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
 
         return ProgressListener(
             lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,
-            self._losses.batch,
+            self._any_batch,
         )  # fmt: skip
+
+    def _any_batch(self, progress: dict[str, Any]) -> None:
+        self._losses.batch(progress)
+        self.metrics.query(progress)
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -246,7 +279,7 @@ class Engine:
     def _on_loss(self, broker: str, topic: str, records: int, query: str = "") -> None:
         """broker: whose loop lost them; empty: the first is told, it was another reader."""
         self.metrics.lost(topic, records)
-        reader = "tables" if query == TABLES_QUERY else "engine"
+        reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
         told = self.brokers.get(broker) or next(iter(self.brokers.values()))
         for vpn, command in notices(topic, records, reader, self._vpns):
             try:
@@ -284,11 +317,15 @@ class Engine:
             self._heartbeat.stop()
             self._answers.stop()
             self._alerts.stop()
+            self._wishes.stop()
+            self.captured.close()
+            self._queue_watch.stop()
             self._stop_spark()
             if self._transport is not None:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")
             self.metrics.stop()
         finally:
+            self._lock_of_tables.release()
             self._stopped.set()
             if held:
                 self._lock.release()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lakequeue.engine")
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # of one broker, and of each one more
 ASK_TIMEOUT_S = 30.0
 LOOK_S = 0.25
 CALLS_LOST_MAX = 5  # one after the other
@@ -88,7 +88,8 @@ class EngineWatch:
 
     def wait_until_up(self) -> None:
         """The engine answers: its definitions have been read."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        start_s = START_TIMEOUT_S + START_EACH_S * (len(self._brokers) - 1)
+        deadline = time.monotonic() + start_s
         self._captured.ask_again(b.name for b in self._brokers)
         while self._captured.unasked:
             self.restart_if_passing()
@@ -97,7 +98,7 @@ class EngineWatch:
             except Timeout as error:
                 if time.monotonic() > deadline:
                     raise LakequeueError(
-                        f"the first batch did not end within {START_TIMEOUT_S:.0f} s: "
+                        f"the first batch did not end within {start_s:.0f} s: "
                         f"see {self._see}"
                     ) from error
             self._tell_who_runs()
@@ -158,9 +159,13 @@ class EngineWatch:
                 with self._alone(broker):
                     self._recover(broker.query, partial(self._start, broker))
         self._tell_who_runs()
-        tables = self._application.tables_query
-        if tables is not None and not tables.isActive:
-            self._recover(tables, self._application.start_tables)
+        application = self._application
+        for restart, query in (
+            (application.start_tables, application.tables_query),
+            (application.start_history, application.history_query),
+        ):
+            if query is not None and not query.isActive:
+                self._recover(query, restart)
 
     def _ask(self) -> None:
         """Ask what is captured, beside the watch: a broker that is being started again answers

@@ -24,6 +24,7 @@ from typing import Any
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
 from ..state import FORMAT
+from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -57,6 +58,7 @@ class HomeFolder:
             problem = self.problem(trigger)
             if problem:
                 raise LakequeueError(problem)
+            self._drop_rebuilt()
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
             whole = {"format": FORMAT, **about, "epoch": self.epoch}
@@ -106,7 +108,8 @@ class HomeFolder:
                     f"{self.path / place} belongs to another home (it has the number "
                     f"{found[place]}, not {number})"
                 )
-        if not found and any(self.tables.glob("*/_delta_log")):
+        rebuilt = any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
+        if not found and not rebuilt and any(self.tables.glob("*/_delta_log")):
             return self._missing(f"{self.path / CHECKPOINT} is gone")
         return ""
 
@@ -130,9 +133,10 @@ class HomeFolder:
     def _missing(self, what: str) -> str:
         return (
             f"{what}: the queues were in it, and without it acknowledged messages would come "
-            "again and ids be given twice. Put it back from a backup of the whole home. Or begin "
-            "anew with an empty --home and a Kafka with fresh topics; everything that ever came "
-            f"in and what became of it stands in {self.tables}"
+            "again and ids be given twice. Put it back from a backup of the whole home, or make a "
+            "new home of the tables with `lakequeue rebuild`. Or begin anew with an empty --home "
+            "and a Kafka with fresh topics; everything that ever came in and what became of it "
+            f"stands in {self.tables}"
         )
 
     def remember_checkpoints(self) -> None:
@@ -141,6 +145,28 @@ class HomeFolder:
         found = self._checkpoints()
         if about and found != about.get("checkpoints"):
             _write(self.path / ABOUT, {**about, "checkpoints": found})
+
+    # ------------------------------------------------------------ what was rebuilt (R3)
+
+    def rebuilt(self, broker: str) -> str:
+        """The file of a broker's rebuilt state, which no checkpoint has taken the place of; empty:
+        there is none."""
+        file = state_file(self.path, broker)
+        return str(file) if file.is_file() else ""
+
+    def rebuilt_queues(self) -> list[tuple[str, str]]:
+        """VPN and name of every queue in a rebuilt state."""
+        if not any(self.path.glob(f"{FOLDER}/*{SUFFIX}")):
+            return []
+        found = json.loads((self.path / FOLDER / QUEUES).read_text())
+        return [(vpn, queue) for vpn, queue in found]
+
+    def _drop_rebuilt(self) -> None:
+        """A rebuilt state is of no use once Spark has committed a state after it."""
+        for file in self.path.glob(f"{FOLDER}/*{SUFFIX}"):
+            broker = file.name.removesuffix(SUFFIX)
+            if any(self.path.glob(f"{CHECKPOINT}/{broker}/commits/[0-9]*")):
+                file.unlink()
 
     def _about(self) -> dict[str, Any]:
         file = self.path / ABOUT
@@ -196,11 +222,11 @@ class HomeFolder:
     # ------------------------------------------------------------ what is kept beside it
 
     def captured(self) -> set[str]:
-        """The topics that queues captured when the engine last ran. What counts is the engine's
+        """The captured topics that the engine read when it last ran. What counts is the engine's
         state, which is asked at each start; this list saves a restart of the queries then."""
         return set(self._kept(CAPTURED, []))
 
-    def remember_captured(self, captured: set[str]) -> None:
+    def remember_captured(self, captured: Iterable[str]) -> None:
         """Keep the list for the next start."""
         _write(self.path / CAPTURED, sorted(captured))
 

@@ -16,7 +16,9 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +34,7 @@ from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
+from .rebuilt import restore
 from .state_store import StatePages
 from .stepper import Mark, Stepper
 
@@ -46,14 +49,14 @@ STOPPED_S = 0.3
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
     name on the control topic; alone: there is no other broker; alone_s: how long steps go on when
-    no batch follows."""
+    no batch follows; rebuilt: a file with the state to begin with where there is none, see
+    `rebuilt`; log_kept_s: how long the log is kept beyond what snapshots need, for the tables."""
 
     kafka: dict[str, Any]
     broker: str
     number: int
     epoch: int
     vpns: list[str]
-    captured: list[str]
     code: str
     run: str
     alone: bool = True
@@ -62,6 +65,8 @@ class Options:
     batch_bytes: int = 128_000_000
     replay_s: float = 2.0
     alone_s: float = 10.0
+    rebuilt: str = ""
+    log_kept_s: float = 0.0
     cache_bytes: int = 160_000_000
     limits: InputLimits = field(default_factory=InputLimits)
 
@@ -79,6 +84,7 @@ class Loop:
         self.failed = False
         self.saved = -1  # the step that this worker saved last
         self._parts: list[Any] = []
+        self._unneeded: deque[tuple[float, int]] = deque()  # when, and where the log might begin
 
     # ------------------------------------------------------------ a batch
 
@@ -104,9 +110,19 @@ class Loop:
         self._cache.detach()
         self.saved = mark.snapshot.step
         if len(mark.snapshot.marks) == self.options.keep:
-            self._discovery.trim(self._topic, mark.snapshot.marks[0])
+            self._trim(mark.snapshot.marks[0])
         mark.figures.save_ms = round((time.monotonic() - begun) * 1000)
         return mark.figures, mark.notes
+
+    def _trim(self, before: int) -> None:
+        """No snapshot needs the log before this offset; who writes it to the tables may, for a
+        while."""
+        now = time.monotonic()
+        self._unneeded.append((now, before))
+        while now - self._unneeded[0][0] >= self.options.log_kept_s:
+            self._discovery.trim(self._topic, self._unneeded.popleft()[1])
+            if not self._unneeded:
+                return
 
     # ------------------------------------------------------------ opening
 
@@ -117,8 +133,10 @@ class Loop:
         self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
         self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
         self._outbox = Outbox(o.kafka, self._stopped)
-        self._cache = PageCache(state, o.cache_bytes)
         saved = state.load()
+        if saved is None and o.rebuilt:
+            saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
+        self._cache = PageCache(state, o.cache_bytes)
         snapshot = Snapshot() if saved is None else _decode(saved)
         home = Home(o.broker, o.number, o.epoch)
         self.driver = Driver(
@@ -129,16 +147,14 @@ class Loop:
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
         )
         self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
-        self.driver.captured.update(dict.fromkeys(o.captured))
         figures = Figures()
         self._replay(figures)  # what stands there, while others are fenced
         self._log.fenced()
         self._replay(figures)  # what they still wrote until then
         self._stepper.found(self._discovery.sizes())
         self._discovery.start()
-        self._discovery.want(self.driver.captured)
         self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
-        self._stepper.begin(figures, self._discovery.want)
+        self._stepper.begin(figures, self._discovery.look)
         self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
 
     def _replay(self, figures: Figures) -> None:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
 TRIGGERS = (REAL_TIME, MICRO_BATCH)
 TABLES_QUERY = "lakequeue-tables"
+HISTORY_QUERY = "lakequeue-history"
 TABLES_RECORDS = 25_000  # up to eight messages in each
+HISTORY_RECORDS = 200_000
 # The last line of a Python worker's traceback, as it stands in Spark's error.
 _PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
 # What the loop says when it must not go on.
@@ -89,7 +91,8 @@ def start_tables(
     interval_s: int,
 ) -> StreamingQuery:
     """Start the query that writes the Delta tables, every so many seconds."""
-    from ..sinks.delta import TableWriter, create_tables
+    from ..sinks.delta import TableWriter
+    from ..sinks.delta_tables import create_tables
     from ..sources import kafka_source as source
 
     create_tables(spark, tables)
@@ -98,6 +101,35 @@ def start_tables(
     return (
         stream.writeStream.foreachBatch(TableWriter(spark, tables))
         .queryName(TABLES_QUERY)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=f"{interval_s} seconds")
+        .start()
+    )
+
+
+def start_history(
+    spark: SparkSession,
+    bootstrap: str,
+    vpns: list[str],
+    brokers: Mapping[str, Path],
+    tables: Path,
+    checkpoint: Path,
+    interval_s: int,
+    snapshots_s: int,
+) -> StreamingQuery:
+    """Start the query that writes what steps took and were, every so many seconds. brokers: with
+    the checkpoint of each; snapshots_s: 0 writes no snapshots."""
+    from ..sinks.history import HistoryWriter
+    from ..sinks.snapshots import SnapshotWriter
+    from ..sources import kafka_source as source
+
+    snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s) if snapshots_s else None
+    stream = source.read_stream(
+        spark, bootstrap, source.history_topics(vpns, brokers), HISTORY_RECORDS
+    )
+    return (
+        stream.writeStream.foreachBatch(HistoryWriter(spark, tables, snapshots))
+        .queryName(HISTORY_QUERY)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{interval_s} seconds")
         .start()

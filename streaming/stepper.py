@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,15 +83,14 @@ class Stepper(threading.Thread):
         self._failure: BaseException | None = None
         self._closing = False
         self._news: dict[str, int] | None = None
-        self._reads: set[str] = set()
         self._paused_s = 0.0
         self._longest_s = 0.0
 
     # ------------------------------------------------------------ the batch's thread
 
-    def begin(self, figures: Figures, want: Callable[[Iterable[str]], None]) -> None:
-        """Start. figures: of the replay; want: told what queues capture."""
-        self._opened, self._want = figures, want
+    def begin(self, figures: Figures, look: Callable[[], None]) -> None:
+        """Start. figures: of the replay; look: called when queues capture more."""
+        self._opened, self._look = figures, look
         self._learn()
         self._counts = self._count()
         self.start()
@@ -183,7 +182,7 @@ class Stepper(threading.Thread):
         if self._visited:
             self._cache.write_behind()
         if len(driver.captured) != captured:
-            self._want(driver.captured)
+            self._look()
 
     def _learn(self) -> None:
         """Topics as they are now: for replies, and to be read."""
@@ -191,8 +190,6 @@ class Stepper(threading.Thread):
         driver = self._driver
         driver.learn(sizes)
         captured = captured_topics(sizes, driver.captured)
-        driver.notes += [f"topic:{name}" for name in captured if name not in self._reads]
-        self._reads |= set(captured)
         o = self._options
         places = own_places(sizes, o.vpns, o.broker, o.number, o.alone)
         places += places_of(sizes, captured)
@@ -235,6 +232,7 @@ class Stepper(threading.Thread):
         figures.step_ms = round(1000 * (now.cost_s - before.cost_s))
         figures.step_max_ms, self._longest_s = round(1000 * self._longest_s), 0.0
         figures.gap_ms = round(1000 * stood)
+        figures.lag_records = self._inputs.behind
         figures.cache_bytes = self._cache.held_bytes
         figures.state_pages = self._cache.written_pages
         figures.state_bytes = self._cache.written_bytes

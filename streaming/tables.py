@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..lake import TABLES, create_views, tables_of
+from ..lake import HISTORY, TABLES, create_views, tables_of
+from ..lake.opening import is_there
 from .jars import ensure_jars
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ CORES = 2  # an engine beside it needs the others
 
 
 def open_tables(home: Path | str) -> SparkSession:
-    """A session with the views `messages` and `journal` of a home's tables (R1), and those over
-    them: `queued`, `lifecycle`, `queues`, `consumers`, `changes`.
+    """A session with views of a home's tables (R1): `messages` and `journal`, those over them
+    (`queued`, `lifecycle`, `queues`, `consumers`, `changes`), and `commands`, `steps` and
+    `snapshots` where there are such.
 
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables.
     """
@@ -32,7 +34,9 @@ def open_tables(home: Path | str) -> SparkSession:
     spark = spark_session(
         "lakequeue-tables", master=f"local[{CORES}]", jars=ensure_jars().spark, extra=warehouse
     )
-    for name in TABLES:
+    for name in TABLES + HISTORY:
+        if name in HISTORY and not is_there(tables / name):
+            continue
         spark.read.format("delta").load(str(tables / name)).createOrReplaceTempView(name)
     create_views(spark.sql, "spark")
     return spark

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
 from ..client.kafka_python import refusals_told
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
-from ..sources.kafka_source import LEGAL_TOPIC
 
 PARTITIONS = {
     # A producer writes to one: what it sends stands before few others' messages only.
@@ -40,13 +40,14 @@ DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
 def ensure_topics(
     bootstrap: str,
     vpns: Collection[str],
-    captured: Iterable[str],
+    others: Iterable[str],
     brokers: Iterable[str] = (),
     count: int = 1,
     before: int = 0,
 ) -> dict[str, int]:
-    """Make the VPNs' and the brokers' topics and those that queues capture by name, where they are
-    missing. count: numbers that brokers were given; with more than one each gets its partitions.
+    """Make the VPNs' and the brokers' topics, and others with one partition, where they are
+    missing. What queues capture is not among them: who writes to such a topic makes it.
+    count: numbers that brokers were given; with more than one each gets its partitions.
     before: as many brokers ran on these topics; 0: none did.
 
     Returns all topics of the cluster, each with its number of partitions.
@@ -64,7 +65,7 @@ def ensure_topics(
     wanted |= dict.fromkeys(own, 1)
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
-    wanted |= {t: 1 for t in captured if LEGAL_TOPIC.fullmatch(t) and t not in wanted}
+    wanted |= {t: 1 for t in others if t not in wanted}
     try:
         with refusals_told(bootstrap):
             admin = KafkaAdminClient(
@@ -99,8 +100,10 @@ def ensure_topics(
 def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:
     """Give the topics that brokers share the partitions that they lack."""
     short = {name: count for name, count in shared.items() if sizes[name] < count}
-    if short:
-        admin.create_partitions(short)
+    for name, count in short.items():
+        # A Kafka with much to do describes a topic as it was before.
+        with contextlib.suppress(InvalidPartitionsError):
+            admin.create_partitions({name: count})
     return short
 
 

@@ -2,10 +2,11 @@
 
     python docs/examples/plain_kafka.py 127.0.0.1:9092 orders
 
-Asks the engine about the queue, subscribes, publishes messages to the queue's underlying topic
-without any header, reads the deliveries, acknowledges them, and asks again. `lakequeue` is not
-imported: what is said here is in docs/reference/protocol.md. Exit status 0 when every message was
-delivered and acknowledged, 1 with a sentence when not. Needs `pip install kafka-python`.
+Asks the engine about the queue, makes the queue's underlying topic where nobody has made it,
+subscribes, publishes messages to that topic without any header, reads the deliveries, acknowledges
+them, and asks again. `lakequeue` is not imported: what is said here is in
+docs/reference/protocol.md. Exit status 0 when every message was delivered and acknowledged, 1 with
+a sentence when not. Needs `pip install kafka-python`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import time
 import uuid
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
 HEARTBEAT_S = 4.0  # the engine ends a session after 15 s without one (heartbeat_timeout)
@@ -31,6 +33,7 @@ class Client:
     """One session with the engine: an inbox to read from, commands to write."""
 
     def __init__(self, bootstrap: str, vpn: str, timeout: float) -> None:
+        self.bootstrap = bootstrap
         self.deadline = time.monotonic() + timeout
         self.session = f"plain-{uuid.uuid4().hex[:8]}"
         self.commands = f"{vpn}.commands"
@@ -44,6 +47,15 @@ class Client:
         self.consumer.assign([place])
         # The inbox is shared and keeps old records: begin at its end, before anything is asked.
         self.consumer.seek(place, self.consumer.end_offsets([place])[place])
+
+    def make(self, topic: str) -> None:
+        """Make a topic that is not there. The engine sees it within 10 s, and reads all of it."""
+        admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
+        try:
+            if topic not in admin.list_topics():
+                admin.create_topics([NewTopic(topic, 1, -1)])
+        finally:
+            admin.close()
 
     def publish(self, topic: str, value: bytes) -> None:
         """A plain record: no key, no header. Returns when Kafka has it."""
@@ -141,6 +153,7 @@ def run(client: Client, queue: str, count: int) -> None:
         filter=mine,
     )  # fmt: skip
     print(f"subscribed  {client.session}, inbox {client.inbox}")
+    client.make(topic)
     payloads = {json.dumps({"run": run_id, "n": n}).encode() for n in range(count)}
     for payload in sorted(payloads):
         client.publish(topic, payload)

@@ -28,6 +28,8 @@ from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
 from ..storage import NEVER
+from . import given_definitions
+from .moving import because
 from .places import wanted_rows
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import Task, begin, cancel_all, resume
@@ -43,8 +45,17 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
         broker.header.vpn_limits[vpn] = limits
 
 
-def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
-    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition | None:
+    """Define a queue, or define it again (Q9); the same definition again changes nothing, and then
+    None is given."""
+    if given_definitions.is_as_given(broker, vpn, command.definition):
+        return None
+    definition = _define(broker, vpn, command)
+    given_definitions.remember(broker, vpn, definition.name, command.definition)
+    return definition
+
+
+def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
@@ -97,8 +108,9 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
-    """A queue that is new here."""
+def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = "") -> Queue:
+    """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
+    captures no topic."""
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
@@ -106,7 +118,10 @@ def create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
     )
     key = f"n/{vpn}/{bucket(definition.name)}"
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
-    add_route(broker, definition, queue.number)
+    if link:
+        broker.header.links[number] = link
+    else:
+        add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
     join(broker, queue)
     broker.event("defined", vpn, definition.name)
@@ -140,6 +155,7 @@ def forget(broker: Broker, vpn: str, queue: Queue) -> None:
     names = dict(broker.values.read(key) or {})
     names.pop(name, None)
     broker.values.write(key, names)
+    given_definitions.forget(broker, vpn, name)
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)
@@ -176,7 +192,9 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     while not done and not budget.spent:
         part = wanted_rows(broker, queue, task, command.where, ranges, budget)
         done, task.cursor = part.last, part.next
-        apply(broker, queue, part.seqs, Event.PURGE, reason=command.where or "")
+        if not command.dry_run:
+            reason = because(command, command.where or "")
+            apply(broker, queue, part.seqs, Event.PURGE, reason=reason)
         task.done["n"] = task.done.get("n", 0) + len(part.seqs)
     task.result = task.done.get("n", 0)
     return done

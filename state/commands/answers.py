@@ -13,9 +13,6 @@ from ..broker import Broker
 Problems = list[tuple[str, str, str | int | float | None, str]] | None
 
 
-LATER = object()  # the answer comes in a later step
-
-
 @dataclass(slots=True)
 class PartialAnswer:
     """A part of a long answer; more: where the next one begins, None where this is the last."""
@@ -24,14 +21,19 @@ class PartialAnswer:
     more: int | str | None
 
 
+class _Elsewhere:
+    """What another broker answers."""
+
+
+ELSEWHERE = _Elsewhere()
+
+
 def answer(broker: Broker, command: Command, result: Any) -> None:
     """Answer, if an answer is wanted."""
     to, more = command.reply, None
-    if result is LATER:
-        return
     if isinstance(result, PartialAnswer):
         result, more = result.result, result.more
-    if to is not None:
+    if to is not None and result is not ELSEWHERE:
         epoch = broker.header.epoch
         broker.emit(Reply(to.topic, to.partition, to.request, result, more=more, epoch=epoch))
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from ..mesh import keeper, moving
-from . import administration, inspection, leases, sessions, topic_subscriptions
+from ..bridges import keeper as bridges
+from ..mesh import keeper
+from ..mesh.moving import give_all
+from . import administration, inspection, leases, moving, sessions, topic_subscriptions
+from .beginning_again import begin_again
 from .redriving import redrive
 from .turns import IN_TURN
 
@@ -23,8 +26,13 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.RecordsLost: administration.records_lost,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
+    c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
+    c.Bridge: bridges.bridge,
+    c.DeleteBridge: bridges.concerning,
+    c.DescribeBridge: bridges.concerning,
+    c.Bridges: bridges.names,
 }
 OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
     c.Subscribe: sessions.subscribe,
@@ -45,10 +53,14 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Returned: leases.hand_back,
         c.Unsubscribe: sessions.unsubscribe,
         c.Purge: administration.purge,
+        c.Move: moving.move,
+        c.Edit: moving.edit,
         c.Redrive: redrive,
+        c.BeginAgain: begin_again,
         c.Delete: administration.remove_messages,
-        c.MoveQueue: moving.give_all,
+        c.MoveQueue: give_all,
     }
 )
-INSPECTIONS = frozenset({c.Queues, c.Usage, c.Events, c.Describe, c.Browse})
-TOLERANT = frozenset({c.Unsubscribe, c.TransportAck})  # no such queue: nothing to do
+INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
+OF_ENDPOINT = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})  # of a bridge
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do

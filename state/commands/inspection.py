@@ -12,18 +12,21 @@ import msgspec
 import numpy as np
 
 from ...expressions import compile_program
-from ...protocol.commands import Browse, Describe, Events, Queues, Usage
-from ..broker import Broker
+from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
+from ..bridges.endpoint import is_endpoint
+from ..bridges.link import load
+from ..broker import BUCKETS, Broker, BrokerHeader
 from ..header import Subscription
 from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
 from ..rules.active_set import first_inactive
+from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
-from ..rules.order import first_key_of, seq_of
-from ..storage import Array, Overlay
+from ..rules.order import first_key_of, generation_of, seq_of
+from ..storage import Array, Content, Overlay
 from .answers import PartialAnswer
 from .topic_subscriptions import topics_of
 
@@ -35,11 +38,24 @@ def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> d
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
-    names = [n for n in broker.queue_names(vpn) if n > command.after]
+    names = [n for n in broker.queue_names(vpn) if n > command.after and not is_endpoint(n)]
     part = names[: broker.limits.queues_listed]
     found = [broker.find(vpn, name) for name in part]
     more = part[-1] if len(part) < len(names) else None
     return PartialAnswer([describe(broker, q) for q in found if q is not None], more)
+
+
+def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
+    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics. No queue
+    is loaded for it."""
+    texts = []
+    if command.start == 0:
+        texts = sorted({*(broker.values.read(f"R/{vpn}") or {}).values()})
+    for number in range(command.start, BUCKETS):
+        texts += sorted(broker.values.read(f"r/{vpn}/{number}") or ())
+        if len(texts) >= broker.limits.captures_listed and number + 1 < BUCKETS:
+            return PartialAnswer(texts, number + 1)
+    return PartialAnswer(texts, None)
 
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
@@ -91,6 +107,18 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     }
 
 
+def _peers(header: BrokerHeader) -> dict[str, Any]:
+    """What passed between this broker and others of its home, if there are any."""
+    if not header.peers:
+        return {}
+    peers = [
+        {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
+         "repeated": p.repeated}
+        for n, p in sorted(header.peers.items())
+    ]  # fmt: skip
+    return {"peers": peers}
+
+
 def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
     """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
     header, system = broker.header, broker.header.system
@@ -112,11 +140,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "delivered_unacked": broker.unacked_total,
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
-            "peers": [
-                {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
-                 "repeated": p.repeated}
-                for n, p in sorted(header.peers.items())
-            ],
+            **_peers(header),
         },
     }
 
@@ -130,6 +154,8 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return None
     if not header.egress:
         return "egress shut down"
+    if queue.number in broker.header.links:
+        return _blocked_link(broker, queue)
     if not header.subscriptions:
         return "no consumer"
     if limit is not None and header.leased >= limit:
@@ -140,15 +166,23 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return f"faulted: {header.faulted}"
     if header.keyed and not queue.ready:
         return "partition_key"  # the key of each ready message has one under way (O4)
-    if header.barriers:
+    barrier = queue.first_barrier()
+    if barrier is not None:
         first = queue.ready.first()
-        if first is None or first >= first_key_of(header.barriers[0][1] + 1):
+        if first is None or first >= first_key_of(generation_of(barrier) + 1):
             return "barrier"
     if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"
     if first_inactive(queue) is not None and not header.again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
     return None
+
+
+def _blocked_link(broker: Broker, queue: Queue) -> str | None:
+    """Why messages wait at the endpoint of a bridge."""
+    link = load(broker, queue.number)
+    held = sorted({h.endpoint or h.reason for h in link.held.values()}) if link else []
+    return f"held by {', '.join(held[:10])}" if held else None
 
 
 def _at_limit(broker: Broker) -> bool:
@@ -207,7 +241,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
         if not here.all():
             keys = [key for key, yes in zip(keys, here.tolist(), strict=True) if yes]
             seqs = seqs[here]
-        sizes = queue.gather(seqs, "size") + np.int64(len(command.where or ""))
+        sizes = broker.spool.spans(queue.gather(seqs, "id")) + len(command.where or "")
         n = 0 if out and len(seqs) and sizes[0] > budget.bytes else budget.fits(sizes)
         cut = n < len(seqs)
         if cut:
@@ -271,20 +305,17 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
     known = dict(zip(seqs.tolist(), broker.spool.origins(ids).tolist(), strict=True))
     out = []
     for seq, content, priority in zip(
-        seqs.tolist(), broker.spool.contents(ids),
+        seqs.tolist(), as_edited(queue, seqs, broker.spool.contents(ids)),
         broker.spool.gather(ids, "priority").tolist(), strict=True,
     ):  # fmt: skip
         page, row = queue.row(seq)
         state = int(page.state[row])
         until, expires = int(page.until[row]), int(page.expires[row])
-        payload, key, headers = content or (b"", None, None)
         out.append(
             {
                 "id": str(known[seq]),
                 "state": NAMES[state],
-                "payload": payload,
-                "key": key,
-                "headers": headers,
+                **_fitting(content or (b"", None, None)),
                 "priority": priority,
                 "delivery_count": int(page.deliveries[row]),
                 "entered": int(page.entered[row]),
@@ -293,7 +324,25 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
                 "ready_at": until if state == DELAYED else None,
                 "holder": (peers if state == MOVING else names).get(int(page.holder[row])),
                 "is_barrier": bool(page.barrier[row]),
-                "dead": page.extras.get(row),
+                "dead": dead_part(page.extras.get(row)),
             }
         )
     return out
+
+
+SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is a record, and has them as base64
+
+
+def _fitting(content: Content) -> dict[str, Any]:
+    """Payload, key and headers as far as they fit into an answer; cut: what of them does not."""
+    payload, key, headers = content
+    left = SHOWN_BYTES_MAX
+    shown: dict[str, bytes | None] = {"key": key, "headers": headers, "payload": payload}
+    cut = []
+    for name, whole in shown.items():
+        if whole is not None and len(whole) > left:
+            # Headers are JSON: a part of them says nothing.
+            shown[name] = None if name == "headers" else whole[:left]
+            cut.append(name)
+        left -= len(shown[name] or b"")
+    return {**shown, "cut": cut}

@@ -23,7 +23,7 @@ from ..mesh.directory import is_moving, moved, on_its_way
 from ..mesh.saying import say
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse
-from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, TOLERANT
+from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
 from .turns import begin
 
 Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
@@ -126,6 +126,11 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return
     queue = broker.find(vpn, command.queue)
+    if queue is not None and queue.number in broker.header.links and kind not in OF_ENDPOINT:
+        raise ConfigError(
+            f"queue: {command.queue!r} – is the endpoint of a bridge: it can be looked at, purged, "
+            f"shut down, and goes with its bridge"
+        )
     if queue is None:
         elsewhere = moved(broker, vpn, command.queue)
         if elsewhere is not None:

@@ -25,6 +25,7 @@ from ..limits import Budget
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
+from ..rules.edits import EDITED, dead_part, edits_part
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
@@ -58,7 +59,7 @@ class _RedrivePart:
         for seq, state in zip(seqs.tolist(), states, strict=True):
             page, row = self.source.row(seq)
             dead = page.extras.get(row) or {}
-            simple = "also" not in dead and state != LEASED
+            simple = "also" not in dead and EDITED not in dead and state != LEASED
             name = dead.get("queue", "") if simple else ""
             if not runs or runs[-1][0] != name:
                 runs.append((name, []))
@@ -100,7 +101,8 @@ class _RedrivePart:
         )  # fmt: skip
         for seq, number, size, state, priority, content in columns:
             page, row = source.row(seq)
-            dead = page.extras.get(row)
+            extra = page.extras.get(row)
+            dead = dead_part(extra)
             if dead is None or state == LEASED or content is None:
                 self.stay(NOT_DEAD if dead is None else LEASED_HERE)
                 continue
@@ -111,9 +113,9 @@ class _RedrivePart:
                     self.stay(found)
                     left.append(name)
                 else:
-                    self.enter(found, number, size)
+                    self.enter(found, number, size, edits_part(extra))
             if left:
-                page.extras[row] = _from(dead, left)
+                page.extras[row] = {**_from(dead, left), **edits_part(extra)}
                 source.changed(page)
             else:
                 self.gone.append(seq)
@@ -142,11 +144,13 @@ class _RedrivePart:
         program = self.programs[target.number]
         return match(target, program, content[0], priority, content[1]) or FILTERED
 
-    def enter(self, found: Match, number: int, size: int) -> None:
+    def enter(self, found: Match, number: int, size: int, edits: dict[str, Any]) -> None:
         """The message gets a match with its queue again."""
         broker, target = self.broker, found.queue
         broker.spool.add(number, (target.number, target.next_place()))
         expires = expires_at(target.definition, broker.now, NEVER, own_only=True)
+        if edits:
+            target.arrivals.dead[len(target.arrivals.ids)] = edits
         target.arrivals.add(
             number, [size], found.priority, expires, NEVER, found.barrier, found.lane
         )

@@ -4,7 +4,9 @@ What an ack, a purge or a redrive has to do may be more than a step's budget. Th
 next step where it stopped, and so that a queue's commands stay in the order of their log (C5: a
 cancel never overtakes the acks before it), every later one of the same queue waits behind it. All
 queues with such work take turns with an equal share of the budget, so one queue's purge of a
-million holds up nobody else's acks. What waits is bounded; beyond that a command is refused.
+million holds up nobody else's acks. What means messages by the million, in *bulk*, has a small
+budget of its own: a step with a part of it is hardly longer than others, and the acks in it have
+theirs. What waits is bounded; beyond that a command is refused.
 
 A handler does what its budget allows, from ``task.cursor`` on, and says whether it is done.
 """
@@ -42,6 +44,8 @@ class Task:
 
 Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
 IN_TURN: dict[type, Handler] = {}  # filled by the table
+_BULK = frozenset({c.Purge, c.Redrive, c.Delete})
+
 
 def begin(
     broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "", bounded: bool = True
@@ -53,7 +57,7 @@ def begin(
     _announce(queue, command, why)
     waiting = _tasks(broker, queue)
     if not waiting:
-        budget = broker.command_budget
+        budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
         if not budget.spent and _advance(broker, queue, task, command, budget):
             return
     elif bounded and len(waiting) >= broker.limits.pending_commands:
@@ -63,19 +67,14 @@ def begin(
         )
     task.command = c.encode_command(command)
     waiting.append(task.packed())
-    _keep(broker, queue, waiting)
+    broker.values.write(f"w/{queue.number}", waiting)
+    broker.header.pending.setdefault(queue.number, _is_bulk(command))
 
 
 def _tasks(broker: Broker, queue: Queue) -> list[list[Any]]:
     """The commands of a queue that wait, the one whose turn it is first. To be changed in place."""
     tasks: list[list[Any]] = broker.values.read(f"w/{queue.number}") or []
     return tasks
-
-
-def _keep(broker: Broker, queue: Queue, waiting: list[list[Any]]) -> None:
-    broker.values.write(f"w/{queue.number}", waiting)
-    if waiting:
-        broker.header.pending[queue.number] = True
 
 
 def _announce(queue: Queue, command: Any, why: str) -> None:
@@ -94,32 +93,40 @@ def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Bud
     return True
 
 
+def _is_bulk(command: Any) -> bool:
+    """Whether a command means messages without naming them."""
+    return type(command) in _BULK or getattr(command, "where", None) is not None
+
+
 def go_on(broker: Broker) -> None:
-    """What earlier commands have left to do, each queue with an equal share of the budget."""
+    """What earlier commands have left to do, each queue with an equal share of the budgets."""
     pending = broker.header.pending
-    if not pending:
-        return
-    total = broker.command_budget
-    for number in list(pending):
-        if total.spent:
-            return
-        share = Budget(max(total.rows // len(pending), 1), max(total.bytes // len(pending), 1))
-        before = share.rows, share.bytes
+    for number, is_bulk in list(pending.items()):
+        if (broker.bulk_budget if is_bulk else broker.command_budget).spent:
+            continue  # it goes on in the next step, before those that had their turn in this one
+        n = len(pending)
+        bulk, others = broker.bulk_budget.share(n), broker.command_budget.share(n)
+        before = bulk.rows, bulk.bytes, others.rows
         queue = broker.queue(number)
         del pending[number]
         if queue is not None and not queue.header.faulted:
             broker.at = queue
-            if _go_on_with(broker, queue, share):
-                pending[number] = True  # behind all others
-        total.take(before[0] - share.rows, before[1] - share.bytes)
+            waiting = _go_on_with(broker, queue, bulk, others)
+            if waiting:
+                pending[number] = _is_bulk(c.decode_command(waiting[0][1]))  # behind all others
+        broker.bulk_budget.take(before[0] - bulk.rows, before[1] - bulk.bytes)
+        broker.command_budget.take(before[2] - others.rows)
 
 
-def _go_on_with(broker: Broker, queue: Queue, budget: Budget) -> bool:
-    """Go on with the commands of one queue; whether some are left."""
+def _go_on_with(broker: Broker, queue: Queue, bulk: Budget, others: Budget) -> list[list[Any]]:
+    """Go on with the commands of one queue; those that are left."""
     waiting = _tasks(broker, queue)
-    while waiting and not budget.spent:
+    while waiting:
         task = Task(*waiting[0])
         command = c.decode_command(task.command)
+        budget = bulk if _is_bulk(command) else others
+        if budget.spent:
+            break
         try:
             if not _advance(broker, queue, task, command, budget):
                 waiting[0] = task.packed()
@@ -130,13 +137,14 @@ def _go_on_with(broker: Broker, queue: Queue, budget: Budget) -> bool:
     if queue.dropped:
         waiting = []
     broker.values.write(f"w/{queue.number}", waiting)
-    return bool(waiting)
+    return waiting
 
 
 def resume(broker: Broker, queue: Queue) -> None:
     """The queue was left alone and is served again: so are the commands that wait there."""
-    if _tasks(broker, queue):
-        broker.header.pending[queue.number] = True
+    waiting = _tasks(broker, queue)
+    if waiting:
+        broker.header.pending[queue.number] = _is_bulk(c.decode_command(waiting[0][1]))
 
 
 def cancel_all(broker: Broker, queue: Queue) -> None:

@@ -23,7 +23,7 @@ from ...expressions import compile_program, is_true
 from ...protocol.outputs import Deliveries
 from ...protocol.ownership import Drained, Hold, Release
 from ..header import Held, Holding, Subscription
-from ..rules.order import first_key_of
+from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import NEVER, Content
 from .hosting import other_hosts
 from .saying import say
@@ -47,11 +47,11 @@ def holder(broker: Broker, queue: Queue) -> int | None:
 
 def fence(broker: Broker, queue: Queue) -> int | None:
     """The generation from which on messages are held back, behind a barrier here or elsewhere."""
-    header = queue.header
-    fences = [header.barriers[0][1] + 1] if header.barriers else []
+    barrier = queue.first_barrier()
+    fences = [] if barrier is None else [generation_of(barrier) + 1]
     first = holder(broker, queue)
     if first is not None:
-        fences.append(header.held[first].generation)
+        fences.append(queue.header.held[first].generation)
     return min(fences, default=None)
 
 
@@ -65,8 +65,8 @@ def entering(broker: Broker, queue: Queue) -> int | None:
 
 def _is_drained(broker: Broker, queue: Queue) -> bool:
     """Whether nothing is left before the line but barriers that stand there."""
-    header = queue.header
-    own = header.barriers[:1]
+    header, barrier = queue.header, queue.first_barrier()
+    own = [] if barrier is None else [seq_of(barrier)]
     if not header.depth:
         return True
     line = fence(broker, queue)
@@ -74,10 +74,10 @@ def _is_drained(broker: Broker, queue: Queue) -> bool:
         return header.depth == len(own)
     first = queue.first_live()
     assert first is not None
-    if first < header.ordered_from and [first] != [place for place, _ in own]:
+    if first < header.ordered_from and [first] != own:
         return False
     below = first_key_of(line)
-    barriers = set(queue.keys(np.array([b[0] for b in own], np.int64)))
+    barriers = set(queue.keys(np.array(own, np.int64)))
     before = {*queue.ready.peek(1, below), *queue.aside.peek(2, below)}
     return before <= barriers
 
@@ -167,6 +167,18 @@ def joined(queue: Queue, host: int) -> None:
         queue.header.holding.drained.pop(host, None)
 
 
+def hold_again(queue: Queue) -> None:
+    """There was no room here for what is left at the others, and some has come free."""
+    if queue.header.holding is not None:
+        queue.header.holding.drained.clear()
+
+
+def is_full(queue: Queue, host: int) -> None:
+    """The broker that holds has no room for what is left here: it stays, until that holds again."""
+    if host in queue.header.held:
+        queue.header.held[host].full = True
+
+
 def let_go(broker: Broker, queue: Queue, goes: bool) -> None:
     """Release the other hosts, if they are held."""
     holding, d = queue.header.holding, queue.definition
@@ -197,11 +209,14 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
         say(broker, sender, Drained(said.vpn, said.queue, said.number, {}, {}, 0))
         return
     header = queue.header
-    header.generation += 1
-    header.held[sender] = Held(
-        said.number, header.generation, said.payload, said.key, said.headers, said.priority,
-        said.time, said.expires,
-    )  # fmt: skip
+    known = header.held.get(sender)
+    if known is None or known.number != said.number:
+        header.generation += 1
+        line = header.generation
+    else:
+        line = known.generation
+    header.held[sender] = Held(said.number, line, said.priority, said.time, said.expires)
+    broker.values.write(_page(queue, sender), [said.payload, said.key, said.headers])
     if sender < broker.header.number:
         let_go(broker, queue, False)
     queue.wanted = True
@@ -211,7 +226,8 @@ def report(broker: Broker, queue: Queue) -> None:
     """At the end of a step: hold for a barrier that has come, release others if there is none any
     more, and say that this queue is drained, if it is and that is new."""
     header = queue.header
-    first = header.barriers[0][0] if header.barriers else None
+    barrier = queue.first_barrier()
+    first = None if barrier is None else seq_of(barrier)
     number = None if first is None else _id_at(queue, first)
     if header.holding is not None and header.holding.number != number:
         let_go(broker, queue, False)
@@ -221,7 +237,7 @@ def report(broker: Broker, queue: Queue) -> None:
     if host is None or not _is_drained(broker, queue):
         return
     held = header.held[host]
-    waiting = receivers(queue, (held.payload, held.key, held.headers), held.priority)
+    waiting = receivers(queue, _content(broker, queue, host), held.priority)
     got, given = _counts(queue)
     going = len(waiting) if header.egress else 0
     if held.said != [got, given, going]:
@@ -236,15 +252,41 @@ def release(broker: Broker, sender: int, said: Release) -> None:
     held = None if queue is None else queue.header.held.get(sender)
     if queue is None or held is None or held.number != said.number:
         return
-    del queue.header.held[sender]
-    queue.wanted = True
     if said.goes and queue.header.egress:
-        content = held.payload, held.key, held.headers
+        content = _content(broker, queue, sender)
         for subscription in receivers(queue, content, held.priority):
-            _deliver(broker, queue, subscription, held)
+            _deliver(broker, queue, subscription, held, content)
+    _end(broker, queue, sender)
+    queue.wanted = True
 
 
-def _deliver(broker: Broker, queue: Queue, subscription: Subscription, held: Held) -> None:
+def _end(broker: Broker, queue: Queue, host: int) -> None:
+    """Nothing is held for this broker any more."""
+    del queue.header.held[host]
+    broker.values.write(_page(queue, host), None)
+
+
+def _page(queue: Queue, host: int) -> str:
+    return f"y/{queue.number}/{host}"
+
+
+def _content(broker: Broker, queue: Queue, host: int) -> Content:
+    payload, key, headers = broker.values.read(_page(queue, host))
+    return payload, key, headers
+
+
+def leave(broker: Broker, queue: Queue) -> None:
+    """The queue is deleted here: it holds nobody, and nobody waits for it."""
+    let_go(broker, queue, False)
+    d, (got, given) = queue.definition, _counts(queue)
+    for host, held in list(queue.header.held.items()):
+        say(broker, host, Drained(d.vpn, d.name, held.number, got, given, 0))
+        _end(broker, queue, host)
+
+
+def _deliver(
+    broker: Broker, queue: Queue, subscription: Subscription, held: Held, content: Content
+) -> None:
     header = queue.header
     broker.emit(
         Deliveries(
@@ -252,8 +294,8 @@ def _deliver(broker: Broker, queue: Queue, subscription: Subscription, held: Hel
             partition=subscription.partition, framing=subscription.framing, lease_ms=0,
             epoch=broker.header.epoch, barrier=True, ids=[held.number],
             numbers=[header.next_delivery], counts=[1], priorities=[held.priority],
-            expires=[held.expires], times=[held.time], payloads=[held.payload], keys=[held.key],
-            headers=[held.headers],
+            expires=[held.expires], times=[held.time], payloads=[content[0]], keys=[content[1]],
+            headers=[content[2]],
         )
     )  # fmt: skip
     header.next_delivery += 1

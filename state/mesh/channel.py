@@ -20,7 +20,7 @@ from ...protocol import mesh
 from ...protocol.errors import LakequeueError
 from ...protocol.messages import Records
 from ..rejection import count_of_vpn, reject_record
-from .dispatch import KINDS
+from .dispatch import KINDS, REFUSED
 from .peer import Peer
 from .peers import check_name
 
@@ -35,6 +35,7 @@ def hear(broker: Broker, records: Records, refused: Refusals) -> None:
     for at in range(len(records)):
         place = records.topics[at], records.partitions[at], records.offsets[at]
         broker.at = place
+        new = None  # what is heard for the first time
         try:
             envelope = mesh.decode(records.values[at])
             if envelope.epoch != broker.header.epoch:
@@ -42,6 +43,7 @@ def hear(broker: Broker, records: Records, refused: Refusals) -> None:
                 continue
             if not _is_new(broker, vpn, envelope):
                 continue
+            new = envelope
             if place in refused.records:
                 raise ValueError(f"it failed: {refused.records[place]}")
             _handle(broker, envelope)
@@ -49,6 +51,8 @@ def hear(broker: Broker, records: Records, refused: Refusals) -> None:
             why = str(error)
             broker.event("mesh_refused", vpn, why=why)
             reject_record(broker, vpn, *place, records.keys[at], records.values[at], why)
+            if new is not None:
+                _answer_refused(broker, new)
     broker.at = None
 
 
@@ -68,6 +72,19 @@ def _is_new(broker: Broker, vpn: str, envelope: mesh.Envelope) -> bool:
         broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
     peer.heard = envelope.number
     return True
+
+
+def _answer_refused(broker: Broker, envelope: mesh.Envelope) -> None:
+    """Tell who said it that it was refused, where somebody waits for an answer."""
+    found = REFUSED.get(envelope.kind)
+    if found is None:
+        return
+    kind, handler = found
+    try:
+        said = mesh.decode_body(envelope, kind)
+    except ValueError:
+        return  # nobody knows what it was about
+    handler(broker, envelope.sender, said)
 
 
 def _handle(broker: Broker, envelope: mesh.Envelope) -> None:

@@ -10,15 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.directory import Carried, Carry, Entries, PassMessage, PassOn
 from ...protocol.mesh import Said
 from ...protocol.moving import Arrive, Expected, HandOver
 from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
+from ..bridges.far import refuse_all, take_in
+from ..bridges.keeper import hear_command
+from ..bridges.link import receipt
 from . import barriers, directory, keeper, moving, ownership, passing
 
 Handler = Callable[[Any, int, Any], None]
 
 KINDS: dict[str, tuple[type[Said], Handler]] = {
+    "bridge_send": (BridgeSend, take_in),
+    "bridge_receipt": (BridgeReceipt, receipt),
+    "bridge_command": (BridgeCommand, hear_command),
     "arrive": (Arrive, moving.arrive),
     "expected": (Expected, moving.expected),
     "hand_over": (HandOver, moving.handed_over),
@@ -34,4 +41,9 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),
+}
+
+# What is answered where a record of this kind was refused: who said it would wait for ever.
+REFUSED: dict[str, tuple[type[Said], Handler]] = {
+    "bridge_send": (BridgeSend, refuse_all),
 }

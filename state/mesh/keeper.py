@@ -21,7 +21,7 @@ from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.outputs import Reply
 from ..broker import Broker
 from ..commands import administration
-from ..commands.answers import LATER, answer, refuse, what_is_wrong
+from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
 from ..commands.turns import begin
 from . import directory, moving
 from .directory import DELETING, KEEPER, MOVING, PLACING, THERE
@@ -62,8 +62,9 @@ def define(broker: Broker, vpn: str, command: c.Define) -> Any:
         return _pass_on(broker, vpn, command)
     header = broker.header
     if not header.peers:
-        definition = administration.define(broker, vpn, command)
-        _note(broker, vpn, definition.name, _entry(definition, [header.number]))
+        changed = administration.define(broker, vpn, command)
+        if changed is not None:
+            _note(broker, vpn, changed.name, _entry(changed, [header.number]))
         return None
     definition = parse_definition({"vpn": vpn, **command.definition})
     check_names(broker, definition)
@@ -99,6 +100,10 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
     own = broker.find(vpn, name)
     if known is None and own is None:
         raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+    if own is not None and own.number in header.links:
+        raise ConfigError(
+            f"queue: {name!r} – is the endpoint of a bridge, and goes with its bridge"
+        )
     _check_settled(name, known)
     if own is not None:
         administration.delete(broker, vpn, own, command)
@@ -145,7 +150,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     number = _open(broker, ticket)
     plain = c.encode_command(msgspec.structs.replace(command, reply=None))
     tell(broker, known.hosts[0], Carry(number, vpn, plain))
-    return LATER
+    return ELSEWHERE
 
 
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
@@ -203,7 +208,7 @@ def _have_carried(broker: Broker, ticket: Ticket, command: c.Command) -> Any:
     plain = c.encode_command(msgspec.structs.replace(command, reply=None))
     for host in ticket.waits:
         say(broker, host, Carry(number, ticket.vpn, plain))
-    return LATER
+    return ELSEWHERE
 
 
 def _open(broker: Broker, ticket: Ticket) -> int:
@@ -221,7 +226,7 @@ def _open(broker: Broker, ticket: Ticket) -> int:
 
 
 def _key(number: int) -> str:
-    return f"y/{number}"
+    return f"Y/{number}"
 
 
 def _keep(broker: Broker, number: int, ticket: Ticket | None) -> None:
@@ -324,7 +329,7 @@ def _refuse(broker: Broker, ticket: Ticket, why: Carried) -> None:
 
 def _pass_on(broker: Broker, vpn: str, command: c.Command) -> Any:
     say(broker, KEEPER, PassOn(vpn, c.encode_command(command)))
-    return LATER
+    return ELSEWHERE
 
 
 def hear_pass_on(broker: Broker, sender: int, said: PassOn) -> None:

@@ -130,7 +130,7 @@ def look(broker: Broker, queue: Queue) -> None:
     say(broker, to, HandOver(ticket, vpn, definition.name, state))
     administration.forget(broker, vpn, queue)
     queue.drop()
-    broker.event("moved", vpn, definition.name, to=broker.header.peers[to].name)
+    broker.event("went", vpn, definition.name, to=broker.header.peers[to].name)
 
 
 # ---------------------------------------------------------------- where it goes

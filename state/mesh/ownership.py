@@ -33,6 +33,7 @@ from ..header import Asked, Wanted
 from ..limits import Budget
 from ..message import DELAYED, MOVING, READY, Event, apply, enter
 from ..phases.selection import choose_for
+from ..rules.edits import extras_of
 from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
 from ..storage import NEVER, Array
@@ -58,9 +59,13 @@ def joined(broker: Broker, sender: int, said: Here) -> None:
     """Another broker hosts the queue: what was asked of it before was asked of nobody."""
     queue = broker.find(said.vpn, said.queue)
     if queue is not None:
-        asked = queue.header.asked.get(sender)
-        if asked is not None:
-            asked.limit, asked.filters = asked.got, []
+        queue.header.asked.pop(sender, None)
+        before = queue.header.wanted.pop(sender, None)
+        if before is not None:  # what is on its way will come to the new one
+            on_its_way = max(before.given - before.confirmed, 0)
+            queue.header.wanted[sender] = Wanted(given=on_its_way)
+            for text in before.filters:
+                forget_filter(queue, text)
         barriers.joined(queue, sender)
         queue.wanted = True
 
@@ -71,8 +76,8 @@ def leave(broker: Broker, queue: Queue) -> None:
     for host in other_hosts(broker, queue):
         asked = queue.header.asked.get(host)
         if asked is not None and asked.limit > asked.got:
-            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, 0, []))
-    barriers.let_go(broker, queue, False)
+            say(broker, host, Want(d.vpn, d.name, asked.got, 0, []))
+    barriers.leave(broker, queue)
 
 
 # ---------------------------------------------------------------- wanting
@@ -81,7 +86,7 @@ def leave(broker: Broker, queue: Queue) -> None:
 def want(broker: Broker, queue: Queue) -> None:
     """Say to the other hosts what this one has room for, where that has changed enough."""
     hosts = other_hosts(broker, queue)
-    if not hosts:
+    if not hosts or queue.wanted:  # a budget ended delivery: what is here comes first
         return
     room, filters = _room(broker, queue)
     for host in hosts:
@@ -98,13 +103,13 @@ def want(broker: Broker, queue: Queue) -> None:
         if not enough:
             asked.limit, asked.filters = asked.got + room, filters
             d = queue.definition
-            say(broker, host, Want(d.vpn, d.name, asked.owner, asked.got, room, filters))
+            say(broker, host, Want(d.vpn, d.name, asked.got, room, filters))
 
 
 def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
     """How many messages consumers here could take beside those that are here, and their filters."""
     header, definition = queue.header, queue.definition
-    if not header.egress or header.barriers or queue.wanted or _is_short(broker, queue):
+    if not header.egress or queue.barriers or queue.number in broker.header.short:
         return 0, []
     room = CREDITS_MAX
     if definition.max_backlog is not None:
@@ -122,25 +127,20 @@ def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
     return room, filters
 
 
-def _is_short(broker: Broker, queue: Queue) -> bool:
-    """Whether it had no room for what it was granted, and none has come free since."""
-    level = broker.header.short.get(queue.number)
-    if level is None:
-        return False
-    if broker.spool.header.bytes < level:
-        del broker.header.short[queue.number]
-        return False
-    return True
-
-
 def look_for_room(broker: Broker) -> None:
-    """Queues that were short of room are looked at when some has come free."""
-    for number, level in list(broker.header.short.items()):
+    """Queues that had no room for what they were granted are served when some has come free."""
+    for number in short_no_more(broker):
+        del broker.header.short[number]
         queue = broker.queue(number)
-        if queue is None:
-            del broker.header.short[number]
-        elif broker.spool.header.bytes < level:
+        if queue is not None:
+            barriers.hold_again(queue)
             queue.wanted = True
+
+
+def short_no_more(broker: Broker) -> list[int]:
+    """Queues that were short of room, and some has come free since."""
+    size = broker.spool.header.bytes
+    return [number for number, level in broker.header.short.items() if size < level]
 
 
 def wanted(broker: Broker, sender: int, said: Want) -> None:
@@ -149,18 +149,12 @@ def wanted(broker: Broker, sender: int, said: Want) -> None:
     if queue is None:
         return
     known = queue.header.wanted
-    before = known.get(sender) or Wanted()
-    if said.owner != queue.number or said.got > before.given:
-        before.given = said.got  # this queue, or the one that asks, was not there before
-    texts = set(before.filters) - set(said.filters)
-    limit = said.got + said.credits
-    if limit <= before.given:
-        known[sender] = Wanted(limit, before.given, list(said.filters))
-    else:
-        if before.limit <= before.given:
-            known.pop(sender, None)  # who begins to ask stands behind those who do already
-        known[sender] = Wanted(limit, before.given, list(said.filters))
-        queue.wanted = True
+    one = known.setdefault(sender, Wanted())
+    texts = set(one.filters) - set(said.filters)
+    if one.limit <= one.given:  # who begins to ask stands behind those who do already
+        known[sender] = known.pop(sender)
+    one.limit, one.filters = said.got + said.credits, list(said.filters)
+    queue.wanted = True
     for text in texts:
         forget_filter(queue, text)
 
@@ -185,6 +179,8 @@ def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
         return False
     holder = barriers.holder(broker, queue)
     if holder is not None:  # until its barrier is through, all that is left goes there
+        if header.held[holder].full:
+            return False
         return _grant_to(broker, queue, holder, [None], NEVER, budget, looks)
     for host, one in list(header.wanted.items()):
         room = one.limit - one.given if host in broker.header.peers else 0
@@ -259,14 +255,14 @@ def give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = Fal
         return spool.gather(ids, name).tolist()
 
     said = Grant(
-        queue.definition.vpn, queue.definition.name, queue.number, fresh,
+        queue.definition.vpn, queue.definition.name, fresh,
         refs=ids.tolist(), ids=spool.origins(ids).tolist(),
         payloads=[c[0] for c in found], keys=[c[1] for c in found], headers=[c[2] for c in found],
         sizes=rows("size"), priorities=known("priority"), times=known("time"),
         ttl_ends=known("ttl_ends"), dmq=[bool(n) for n in known("dmq")],
         levels=rows("priority"), lanes=rows("lane"), barriers=[bool(n) for n in rows("barrier")],
         expires=rows("expires"), until=rows("until"), entered=rows("entered"),
-        deliveries=rows("deliveries"), cancels=rows("cancels"), dead=queue.dead_of(seqs),
+        deliveries=rows("deliveries"), cancels=rows("cancels"), dead=extras_of(queue, seqs),
     )  # fmt: skip
     name = broker.header.peers[host].name
     apply(broker, queue, seqs, Event.GRANT, holder=host + 1, subscription=f"broker:{name}")
@@ -280,8 +276,12 @@ def taken(broker: Broker, sender: int, said: Taken) -> None:
     if queue is None:
         return
     name = f"broker:{broker.header.peers[sender].name}"
+    one = queue.header.wanted.setdefault(sender, Wanted())
+    one.confirmed += len(said.refs) + len(said.refused)
     seqs = _moving(broker, queue, sender, said.refs)
     apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
+    if said.refused:
+        barriers.is_full(queue, sender)
     for ref, expires, until in said.refused:
         seqs = _moving(broker, queue, sender, [ref])
         if not len(seqs):
@@ -315,7 +315,7 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
     refused: list[tuple[int, int, int]] = []
     if queue is not None:
         asked = queue.header.asked.setdefault(sender, Asked())
-        asked.owner, asked.got = said.owner, asked.got + len(said.refs)
+        asked.got += len(said.refs)
     for at, ref in enumerate(said.refs):
         here = queue is not None and (
             queue.header.arriving or _has_room(broker, queue, said.sizes[at])

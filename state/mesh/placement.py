@@ -83,4 +83,4 @@ def users_of(broker: Broker, vpn: str, name: str) -> dict[str, int]:
 
 
 def _key(vpn: str, dead: str) -> str:
-    return f"K/{vpn}/{bucket(dead)}"
+    return f"Z/{vpn}/{bucket(dead)}"

@@ -8,12 +8,14 @@ else writes a state, and nothing is done by half: what is not in the table chang
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..dead import dead_letter
+from ..rules.edits import edits_part
 from ..rules.lanes import LaneChange
+from ..rules.order import barrier_key
 from ..storage import NEVER, Array
 from .index import follow_lanes, leave_ready, make_ready, set_aside
 from .pages import QueuePage
@@ -24,7 +26,6 @@ from .table import (
     GONE,
     LEASED,
     MOVING,
-    NAMES,
     READY,
     RELEASED,
     SOURCES,
@@ -33,12 +34,11 @@ from .table import (
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..queue import Queue
+    from ..queue import PageRows, Queue
 
-_ALLOWED = {
-    event: np.array([state in states for state in NAMES]) for event, states in SOURCES.items()
-}
-_REDELIVERED = frozenset({Event.DELIVER, Event.REDELIVER})
+_ALLOWED = {event: bytes(sorted(states)) for event, states in SOURCES.items()}
+_DELIVERED = frozenset({Event.DELIVER, Event.REDELIVER})
+_CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
 
 class IllegalTransition(Exception):
@@ -55,7 +55,8 @@ class _Moved:
         self.holders = np.zeros(n, np.uint32)
         self.was_ready: list[Array] = []  # places that leave the ready index
         self.is_ready: list[Array] = []  # places that enter it
-        self.barriers: set[int] = set()  # places of barriers that are gone
+        self.barriers: list[int] = []  # keys of those that are gone
+        self.edits: dict[int, dict[str, Any]] = {}  # of messages that are gone, by id (R6)
 
 
 def apply(
@@ -81,13 +82,13 @@ def apply(
     effect = EFFECTS[event]
     pages = queue.rows(seqs)
     for page, rows, _ in pages:
-        states = page.state[rows]
-        if not _ALLOWED[event][states].all():
-            bad = int(states[~_ALLOWED[event][states]][0])
-            raise IllegalTransition(f"{queue.definition.name}: {event} from state {bad}")
+        others = page.state[rows].tobytes().translate(None, _ALLOWED[event])
+        if others:
+            raise IllegalTransition(f"{queue.definition.name}: {event} from state {others[0]}")
     moved = _Moved(len(seqs))
-    lanes = LaneChange(queue, seqs) if queue.header.keyed else None
-    if effect.to == LEASED and event in _REDELIVERED:
+    header = queue.header
+    lanes = LaneChange(queue, seqs) if header.keyed else None
+    if effect.to == LEASED and event in _DELIVERED:
         _deliver(queue, pages, holder)
     for page, rows, where in pages:
         _move(queue, page, rows, where, effect.to, until, moved, event)
@@ -99,10 +100,10 @@ def apply(
         changed = np.concatenate((changed, follow_lanes(broker, queue, lanes)))
     if event is not Event.RENEW:
         set_aside(queue, changed)
-    if not queue.header.depth:  # nothing is left whose order would have to be kept
-        queue.header.ordered = queue.header.keyed = False
-        if not queue.header.held:
-            queue.header.generation = 0
+    if not header.depth:  # nothing is left whose order would have to be kept
+        header.ordered = header.keyed = False
+        if not header.held:
+            header.generation = 0
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:
@@ -112,14 +113,16 @@ def apply(
     if effect.match == RELEASED:
         broker.spool.release(queue.number, moved.ids)
     elif effect.match == DEAD:
-        dead_letter(broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail)
+        dead_letter(
+            broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail, moved.edits
+        )
     if effect.to != LEASED:
         queue.wanted = True
     return moved.ids
 
 
 def _deliver(
-    queue: Queue, pages: list[tuple[QueuePage, Array, Array | slice]], holder: int
+    queue: Queue, pages: PageRows, holder: int
 ) -> None:
     """What only a delivery changes besides: who holds it, its attempt, its number."""
     header = queue.header
@@ -142,45 +145,52 @@ def _move(
     """The rows of one page change their state."""
     header = queue.header
     states = page.state[rows]
+    before = states.tobytes()
+    leased = before.count(LEASED)
     moved.ids[where] = page.id[rows]
-    if event is Event.HAND_BACK:  # L5: handed back untouched is no attempt
+    if event in (Event.HAND_BACK, Event.HOLD):  # L5: handed back untouched is no attempt
         page.deliveries[rows] -= 1
-    elif event in (Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST):
+    elif event in _CANCELED:
         page.cancels[rows] += 1
     moved.counts[where] = page.deliveries[rows]
-    held = rows[states == LEASED]
-    if len(held):
+    if leased:
         moved.holders[where] = np.where(states == LEASED, page.holder[rows], 0)
         if to != LEASED:
-            _let_go(queue, page, held)
+            _let_go(queue, page, rows[states == LEASED])
     if to == LEASED:
-        header.leased += len(rows) - len(held)
-    header.delayed += (to == DELAYED) * len(rows) - int((states == DELAYED).sum())
+        header.leased += len(rows) - leased
+    header.delayed += (to == DELAYED) * len(rows) - before.count(DELAYED)
     if header.moving:
         moving = rows[states == MOVING]
         header.moving -= len(moving)
         page.holder[moving] = 0
     header.moving += (to == MOVING) * len(rows)
-    plain = page.barrier[rows] == 0
-    free = plain & (page.lane[rows] == 0)  # of lanes only the next one is in the index (O4)
+    plain = page.barrier[rows] == 0 if queue.barriers else None
+    free = rows  # of lanes only the next one is in the index (O4), and barriers are not (O3)
+    if plain is not None or header.keyed:
+        free = rows[(page.barrier[rows] == 0) & (page.lane[rows] == 0)]
     base = page.base
-    leaving = rows[(states == READY) & free]
+    leaving = free[page.state[free] == READY] if before.count(READY) else free[:0]
     if len(leaving):
         moved.was_ready.append(leaving.astype(np.int64) + base)
+    ends = until if to in (LEASED, DELAYED) else NEVER
     page.state[rows] = to
-    page.until[rows] = until if to in (LEASED, DELAYED) else NEVER
+    page.until[rows] = ends
     if to == READY:
-        moved.is_ready.append(rows[free].astype(np.int64) + base)
+        moved.is_ready.append(free.astype(np.int64) + base)
     elif to == GONE:
         sizes = page.size[rows].astype(np.int64)
         moved.sizes[where] = sizes
         header.depth -= len(rows)
-        header.bytes -= int(sizes.sum())
-        if header.barriers and not plain.all():
-            moved.barriers.update((rows[~plain].astype(np.int64) + base).tolist())
+        header.bytes -= int(np.add.reduce(sizes))
+        if plain is not None:
+            gone = rows[~plain]
+            ranks = zip(gone.tolist(), page.generation[gone].tolist(), strict=True)
+            moved.barriers += [barrier_key(base + row, rank) for row, rank in ranks]
         for row in rows.tolist() if page.extras else ():
-            page.extras.pop(row, None)
-    queue.changed(page)
+            if edits := edits_part(page.extras.pop(row, None)):
+                moved.edits[int(page.id[row])] = edits
+    queue.changed(page, ends)
 
 
 def _let_go(queue: Queue, page: QueuePage, rows: Array) -> None:
@@ -188,7 +198,7 @@ def _let_go(queue: Queue, page: QueuePage, rows: Array) -> None:
     holders = page.holder[rows]
     for subscription in queue.header.subscriptions:
         if subscription.held:
-            subscription.held -= int((holders == subscription.number).sum())
+            subscription.held -= int(np.count_nonzero(holders == subscription.number))
     queue.header.leased -= len(rows)
     page.holder[rows] = 0
 
@@ -199,9 +209,7 @@ def _index(broker: Broker, queue: Queue, moved: _Moved) -> None:
         leave_ready(queue, np.concatenate(moved.was_ready))
     if moved.is_ready:
         make_ready(broker, queue, np.concatenate(moved.is_ready))
-    header = queue.header
-    if moved.barriers:
-        header.barriers = [b for b in header.barriers if b[0] not in moved.barriers]
+    queue.barriers.discard(sorted(moved.barriers))
 
 
 def _write_down(
@@ -232,5 +240,5 @@ def _write_down(
 
 
 def _column(counts: Array) -> list[int] | int:
-    first = int(counts[0])
-    return first if (counts == first).all() else counts.tolist()
+    values: list[int] = counts.tolist()
+    return values[0] if values.count(values[0]) == len(values) else values

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..rules.lanes import LaneChange
-from ..storage import NEVER, Array
+from ..rules.order import barrier_key
+from ..storage import NEVER, Array, uniform, write_rows
 from .index import follow_lanes, make_ready, set_aside
 from .table import EFFECTS, READY, Event
 
@@ -33,7 +34,7 @@ class Arrivals:
     until: list[int] = field(default_factory=list)  # NEVER: ready now; else delayed till then
     barriers: list[int] = field(default_factory=list)
     lanes: list[int] = field(default_factory=list)
-    dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position (X5)
+    dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # extras, by position (X5, R6)
     before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     # What another broker had done with them: by position, (entered, deliveries, cancels).
     generation: int | None = None  # of all of them, where they belong before what is here (O3)
@@ -88,22 +89,26 @@ def enter(broker: Broker, queue: Queue) -> None:
         return
     header = queue.header
     first = header.next_seq
-    until = np.array(arrivals.until, np.int64)
+    barriers = uniform(arrivals.barriers, np.uint8)
+    lanes = uniform(arrivals.lanes, np.uint64)
+    if any(arrivals.barriers):  # a barrier has no lane
+        lanes = np.where(np.array(arrivals.barriers, bool), 0, np.array(arrivals.lanes, np.uint64))
+    until = uniform(arrivals.until, np.int64)
     later = until != NEVER
     states = np.where(later, EFFECTS[Event.ENTER_LATER].to, EFFECTS[Event.ENTER].to)
-    columns = {
-        "id": np.array(arrivals.ids, np.uint64),
-        "state": states,
-        "barrier": np.array(arrivals.barriers, np.uint8),
-        "priority": np.array(arrivals.priorities, np.uint64),
+    columns: dict[str, int | Array] = {
+        "id": np.fromiter(arrivals.ids, np.uint64, total),
+        "state": int(states) if states.ndim == 0 else states,
+        "barrier": barriers,
+        "priority": uniform(arrivals.priorities, np.uint64),
         "generation": _generations(queue, first),
-        "lane": np.where(np.array(arrivals.barriers, bool), 0, np.array(arrivals.lanes, np.uint64)),
-        "size": np.array(arrivals.sizes, np.uint32),
-        "entered": np.full(total, broker.now, np.int64),
-        "expires": np.array(arrivals.expires, np.int64),
+        "lane": lanes,
+        "size": uniform(arrivals.sizes, np.uint32),
+        "entered": broker.now,
+        "expires": uniform(arrivals.expires, np.int64),
         "until": until,
     }
-    _write(queue, first, columns)
+    _write(queue, first, total, columns, min(min(arrivals.expires), min(arrivals.until)))
     for at, dead in arrivals.dead.items():
         page, row = queue.row(first + at)
         page.extras[row] = dead
@@ -112,53 +117,56 @@ def enter(broker: Broker, queue: Queue) -> None:
         page.entered[row], page.deliveries[row], page.cancels[row] = entered, deliveries, cancels
     header.next_seq += total
     header.depth += total
-    header.delayed += int(later.sum())
+    header.delayed += total - arrivals.until.count(NEVER)
     header.bytes += arrivals.bytes
     for name in EFFECTS[Event.ENTER].counts:
         queue.count(name, total)
     before_others = arrivals.generation is not None
     if not header.ordered and (
-        columns["priority"].any() or columns["generation"].any() or before_others
+        np.any(columns["priority"]) or np.any(columns["generation"]) or before_others
     ):
         header.ordered, header.ordered_from = True, first
     queue.arrivals = Arrivals()
-    free = (columns["barrier"] == 0) & (columns["lane"] == 0)
-    make_ready(broker, queue, np.flatnonzero((states == READY) & free) + first)
-    changed = np.flatnonzero((states != READY) | ~free) + first
-    if columns["lane"].any():
+    places = np.arange(first, first + total)
+    ready = np.broadcast_to((states == READY) & (barriers == 0) & (lanes == 0), total)
+    make_ready(broker, queue, places[ready])
+    changed = places[~ready]
+    if np.any(lanes):
         header.keyed = True
-        places = np.arange(first, first + total)
         turns = follow_lanes(broker, queue, LaneChange(queue, places, new=True))
         changed = np.concatenate((changed, turns))
     set_aside(queue, changed)
     queue.wanted = True
 
 
-def _generations(queue: Queue, first: int) -> Array:
-    """The generation of each arrival; barriers that enter are noted in the header (O3)."""
+def _generations(queue: Queue, first: int) -> int | Array:
+    """The generation of each arrival; barriers that enter are noted (O3)."""
     header, barriers = queue.header, queue.arrivals.barriers
     if queue.arrivals.generation is not None:
-        return np.full(len(barriers), queue.arrivals.generation, np.uint32)
+        return queue.arrivals.generation
+    if not any(barriers):
+        return header.generation
     generations = np.full(len(barriers), header.generation, np.uint32)
-    for at, barrier in enumerate(barriers if any(barriers) else ()):
-        if barrier:  # it is the last of its generation
-            header.barriers.append([first + at, header.generation])
-            header.generation += 1
-            generations[at + 1 :] = header.generation
+    keys = []
+    for at in np.flatnonzero(barriers).tolist():  # each is the last of its generation
+        keys.append(barrier_key(first + at, header.generation))
+        header.generation += 1
+        generations[at + 1 :] = header.generation
+    queue.barriers.add(keys)
     return generations
 
 
-def _write(queue: Queue, first: int, columns: dict[str, Array]) -> None:
-    """Rows of arrivals, page by page."""
-    total, done = len(columns["id"]), 0
+def _write(
+    queue: Queue, first: int, total: int, columns: dict[str, int | Array], due: int
+) -> None:
+    """Rows of arrivals, page by page; none is due before ``due``."""
+    done = 0
     while done < total:
         seq = first + done
         row = seq & queue.mask
         n = min(queue.mask + 1 - row, total - done)
         page = queue.page(seq >> queue.bits, create=True)
         assert page is not None
-        for name, column in columns.items():
-            getattr(page, name)[row : row + n] = column[done : done + n]
-        page.used = row + n
-        queue.changed(page)
+        write_rows(page, row, columns, slice(done, done + n))
+        queue.changed(page, due)
         done += n

@@ -54,7 +54,7 @@ def set_aside(queue: Queue, seqs: Array) -> None:
         return
     states = queue.gather(seqs, "state")
     out = (states != GONE) & (states != READY)
-    if queue.header.barriers:
+    if queue.barriers:
         out |= (states == READY) & (queue.gather(seqs, "barrier") != 0)
     if queue.header.keyed:
         seqs, first = np.unique(seqs, return_index=True)

@@ -7,7 +7,8 @@ from .table import GONE
 
 
 class QueuePage(ColumnPage):
-    """One message of the queue per row. `extras[row]`: what a dead message carries (X5)."""
+    """One message of the queue per row. `extras[row]`: what a dead message carries (X5),
+    and what was edited (R6)."""
 
     FIELDS = (
         ("id", "<u8", 0),

@@ -37,6 +37,7 @@ class Event(enum.Enum):
     RETURN = "consumer gone"
     RETURN_LAST = "consumer gone, delivered too often"
     HAND_BACK = "handed back untouched"
+    HOLD = "held back by a bridge's far end"
     CANCEL = "canceled"
     CANCEL_LATER = "canceled with a delay"
     CANCEL_LAST = "canceled or delivered too often"
@@ -46,6 +47,7 @@ class Event(enum.Enum):
     PURGE = "purged"
     REPLACE = "replaced by the next, quota 0"
     REDRIVE = "redriven from a dead message queue"
+    MOVE = "moved to another queue"
     DELETE = "its queue is deleted"
     LOSE = "its payload is missing"
     GRANT = "granted to another broker"
@@ -94,6 +96,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
         GONE, ("returned", "expired"), ("returned", "expired"), DEAD, "L5"
     ),
     (LEASED, _E.HAND_BACK): Transition(READY, ("returned",), ("returned",), KEPT, "L5"),
+    (LEASED, _E.HOLD): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H2"),
     (LEASED, _E.CANCEL): Transition(READY, ("canceled",), ("canceled",), KEPT, "L6"),
     (LEASED, _E.CANCEL_LATER): Transition(DELAYED, ("canceled",), ("canceled",), KEPT, "L11"),
     (LEASED, _E.CANCEL_LAST): Transition(
@@ -114,6 +117,8 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (DELAYED, _E.REPLACE): Transition(GONE, ("replaced",), ("replaced",), RELEASED, "S10"),
     (READY, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
     (DELAYED, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
+    (READY, _E.MOVE): Transition(GONE, ("moved",), ("moved",), RELEASED, "R6"),
+    (DELAYED, _E.MOVE): Transition(GONE, ("moved",), ("moved",), RELEASED, "R6"),
     (READY, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (LEASED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (DELAYED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),

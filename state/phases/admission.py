@@ -19,12 +19,13 @@ from ...protocol.messages import (
     Records,
     decode_publish_header,
 )
+from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
 from ..isolation import Refusals
 from ..mesh.directory import is_moving
 from ..mesh.hosting import takes
 from ..message import enter
-from ..producers import ProducerHistory
+from ..producers import Answered, ProducerHistory
 from ..queue import Queue
 from ..rejection import count_of_vpn, reject_record
 from ..routing import Routes
@@ -76,17 +77,13 @@ class Admission:
 
     def take(self, records: Records) -> None:
         """Take in records, in their order."""
-        self._look_at_files(records)
-        columns = zip(
-            records.topics, records.partitions, records.offsets, records.timestamps,
-            records.keys, (v or b"" for v in records.values), records.metas, records.headers,
-            [0] * len(records), strict=True,
-        )  # fmt: skip
+        self.look_at_files(records)
         sources: dict[str, str | None] = {}
         behind = 0  # records before this one are taken in
-        for at, record in enumerate(map(Incoming._make, columns)):
+        for at in range(len(records)):
             if at < behind:
                 continue
+            record = Incoming.of(records, at)
             topic = record.topic
             if topic not in sources:
                 own = topics.split(topic)
@@ -160,7 +157,7 @@ class Admission:
         plain = record.key is None and record.headers is None and header.ttl_ms is None
         return plain and not self._alone and not self._refused
 
-    def _look_at_files(self, records: Records) -> None:
+    def look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
         room = self._broker.spool.file_room(self._broker.header.system.max_spool_files)
         if len(records) * RECORD_MAX < room:
@@ -226,6 +223,32 @@ class Admission:
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
+        self._take_in(vpn, header, seq, producer, queues, record)
+
+    def offer(
+        self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered
+    ) -> None:
+        """Take in one message that another broker brings; ``answer`` hears what became of it."""
+        queues = self._routes.of_destination(vpn, header.to)
+        self._take_in(vpn, header, 0, answer, queues, record)
+
+    def offer_all(
+        self, vpn: str, header: PublishHeader, record: Incoming, span: Span
+    ) -> bool:
+        """As `offer`, for messages that differ in payload and time only, where it is plain that all
+        get in; else False, and nothing was done."""
+        queues = self._routes.of_destination(vpn, header.to)
+        return self._take_all(vpn, header, queues, span.payloads, record, span)
+
+    def has_queues(self, vpn: str, to: str) -> bool:
+        """Whether there are queues for a destination, whatever their filters say."""
+        return bool(self._routes.of_destination(vpn, to))
+
+    def _take_in(
+        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
+        queues: list[Queue], record: Incoming,
+    ) -> None:  # fmt: skip
+        """Take in one message that was not seen before."""
         matches = self._matches(queues, header, record)
         if not matches:
             self._nowhere(vpn, header, seq, producer, record)
@@ -279,7 +302,7 @@ class Admission:
         return self._programs[number]
 
     def _nowhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
+        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
         record: Incoming,
     ) -> None:  # fmt: skip
         """S6: no queue takes it."""
@@ -351,7 +374,7 @@ class Admission:
         self._journal_refusal("discarded", vpn, queue.definition.name, reason, record)
 
     def _refuse(
-        self, vpn: str, seq: int, producer: ProducerHistory | None, queue: Queue,
+        self, vpn: str, seq: int, producer: Answered | None, queue: Queue,
         reason: Reason, record: Incoming,
     ) -> None:  # fmt: skip
         name = queue.definition.name
@@ -376,9 +399,10 @@ class Admission:
     def _store(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
     ) -> int:
+        number = self._broker.spool.next_id()
         for one in matches:
             queue = one.queue
-            if queue.header.deferred and came_early(queue, self._broker.spool.next_id()):
+            if queue.header.deferred and came_early(self._broker, queue, number):
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size
@@ -412,14 +436,17 @@ class Admission:
             [(m.queue.number, m.queue.next_place()) for m in matches],
         )
         for one in matches:
-            queue = one.queue
+            queue, lane, until = one.queue, one.lane, due
+            if queue.number in broker.header.links:
+                to = self._routes.target_of(vpn, header.to)
+                lane, until = wait_for_link(broker, queue, to, due, n), NEVER
             queue.arrivals.add(
                 number, sizes, one.priority, expires_at(queue.definition, broker.now, ttl_ends),
-                due, one.barrier, one.lane,
+                until, one.barrier, lane,
             )  # fmt: skip
             segment = self._segment(vpn, queue, topic)
             segment.ids += range(number, number + n)
-            segment.until += [due] * n  # type: ignore[operator]
+            segment.until += [until] * n  # type: ignore[operator]
             if span is None:
                 segment.partitions += [partition] * n  # type: ignore[operator]
                 segment.offsets += [offset] * n  # type: ignore[operator]

@@ -17,6 +17,7 @@ from ..limits import Budget
 from ..message import DELAYED, GONE, LEASED, Event, apply
 from ..message.pages import QueuePage
 from ..message.returning import give_back
+from ..rules.deferred import forget_late
 from ..storage import Array
 
 if TYPE_CHECKING:
@@ -53,12 +54,10 @@ def act_on_deadlines(broker: Broker) -> None:
 
 def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
     now, header = broker.now, queue.header
-    if header.deferred:
-        header.deferred = [d for d in header.deferred if d[2] > now]
+    forget_late(header, now)
     if header.again:
         queue.wanted = True
-    queue.settle()
-    for number in queue.directory.due(now):
+    for number in queue.directory.due(now) if queue.is_due(now) else ():
         if budget.spent:
             break
         page = queue.page(number)

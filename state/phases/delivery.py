@@ -8,24 +8,27 @@ nor what has expired or lost its payload. Who gets what is decided in `selection
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...protocol.outputs import Deliveries
+from ..bridges.link import forward
 from ..header import Subscription
 from ..limits import Budget
 from ..mesh import barriers
-from ..mesh.ownership import grant, look_for_room, push, want
+from ..mesh.ownership import grant, look_for_room, push, short_no_more, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
+from ..rules.edits import as_edited, dead_part
 from ..rules.fairness import backlog_of
+from ..rules.order import seq_of
 from ..storage import NEVER, Array, Content
 from .selection import Chosen, choose_messages
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..queue import Queue
+    from ..queue import PageRows, Queue
 
 ROUNDS = 64
 
@@ -56,6 +59,7 @@ def deliver(broker: Broker) -> None:
         for queue in broker.active():
             want(broker, queue)
             barriers.report(broker, queue)
+        broker.more_to_do |= bool(short_no_more(broker))
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
@@ -81,12 +85,14 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     """
     broker.at = queue
     header = queue.header
-    share = Budget(max(budget.rows // sharers, 1), max(budget.bytes // sharers, 1))
-    own_looks = Budget(max(looks.rows // sharers, 1), max(looks.bytes // sharers, 1))
+    share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     broker.unacked_total -= header.leased  # now: of the other queues
-    queue.wanted = broker.header.peers != {} and push(broker, queue, share)
-    served = header.barriers or any(not s.ending for s in header.subscriptions)
+    served = queue.barriers or any(not s.ending for s in header.subscriptions)
+    if queue.number in broker.header.links:
+        queue.wanted = forward(broker, queue, share)
+    else:
+        queue.wanted = broker.header.peers != {} and push(broker, queue, share)
     if header.egress and served and not queue.wanted:
         queue.wanted = _serve_within(broker, queue, share, own_looks)
     if (header.wanted or header.held) and not queue.wanted:
@@ -108,18 +114,19 @@ def free_unacked(broker: Broker, queue: Queue) -> int:
 def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver what can be delivered now; whether a budget ended it."""
     while not share.spent:
-        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
+        while queue.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
         chosen = choose_messages(
             broker, queue, free_unacked(broker, queue), share, looks
         )
         if not len(chosen.seqs):
-            return chosen.unfinished
-        contents = broker.spool.contents(queue.gather(chosen.seqs, "id"))
+            return chosen.unfinished or share.spent  # by barriers
+        ids, deliveries = queue.columns(chosen.seqs, "id", "deliveries")
+        contents = broker.spool.contents(ids)
         if None in contents:
             _lose(broker, queue, chosen.seqs, contents)
             continue
-        _send(broker, queue, chosen, contents)
+        _send(broker, queue, chosen, contents, deliveries > 0)
         if chosen.unfinished:
             return True
     return True
@@ -141,9 +148,10 @@ def _lose(
 
 
 def _send(
-    broker: Broker, queue: Queue, chosen: Chosen, contents: list[Content | None]
+    broker: Broker, queue: Queue, chosen: Chosen, contents: list[Content | None], before: Array
 ) -> None:
-    """Lease the messages to who gets them and say so; remove those that leave on send."""
+    """Lease the messages to who gets them and say so; remove those that leave on send. before:
+    which of them were delivered before."""
     definition = queue.definition
     period = definition.lease_period_ms
     until = NEVER if period is None else broker.now + period
@@ -154,7 +162,7 @@ def _send(
     for number, subscription in sorted(by_number.items()):
         mine = np.flatnonzero(numbers == number)
         seqs = chosen.seqs[mine]
-        again = queue.gather(seqs, "deliveries") > 0
+        again = before[mine]
         for event, part in ((Event.DELIVER, seqs[~again]), (Event.REDELIVER, seqs[again])):
             apply(
                 broker, queue, part, event, holder=number, until=until,
@@ -177,17 +185,18 @@ def _say(
     contents: list[Content | None], until: int, again: bool = False,
 ) -> None:  # fmt: skip
     """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
-    ids = queue.gather(seqs, "id")
+    rows = queue.rows(seqs)
+    names = ("id", "deliveries", "delivery", "expires")
+    ids, deliveries, numbers, expires = queue.columns_of(rows, len(seqs), names)
+    contents = as_edited(queue, seqs, contents)
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, seqs, broker.now)
     _emit(
         broker, queue, subscription, ids, contents,
-        counts=queue.gather(seqs, "deliveries").tolist(),
-        numbers=queue.gather(seqs, "delivery").tolist(),
-        expires=queue.gather(seqs, "expires"),
+        counts=deliveries.tolist(), numbers=numbers.tolist(), expires=expires,
         lease_ms=0 if until == NEVER else max(until - broker.now, 1),
-        dead=queue.dead_of(seqs), flow=flow, again=again,
+        dead=_dead_of(rows), flow=flow, again=again,
     )  # fmt: skip
     if again:
         queue.count("retransmitted", len(seqs))
@@ -197,7 +206,7 @@ def _emit(
     broker: Broker, queue: Queue, subscription: Subscription, ids: Array,
     contents: list[Content | None], expires: Array, **more: object,
 ) -> None:  # fmt: skip
-    spool = broker.spool
+    priorities, times = broker.spool.columns(ids, "priority", "time")
     expires[expires == NEVER] = 0
     broker.emit(
         Deliveries(
@@ -207,10 +216,10 @@ def _emit(
             partition=subscription.partition,
             framing=subscription.framing,
             epoch=broker.header.epoch,
-            ids=spool.origins(ids).tolist(),
-            priorities=spool.gather(ids, "priority").tolist(),
+            ids=broker.spool.origins(ids).tolist(),
+            priorities=priorities.tolist(),
             expires=expires.tolist(),
-            times=spool.gather(ids, "time").tolist(),
+            times=times.tolist(),
             payloads=[c[0] for c in contents if c is not None],
             keys=[c[1] for c in contents if c is not None],
             headers=[c[2] for c in contents if c is not None],
@@ -248,10 +257,23 @@ def _send_as_it_was(
             _say(broker, queue, subscription, these, contents, end, again=True)
 
 
+def _dead_of(found: PageRows) -> dict[int, dict[str, Any]]:
+    """What dead messages among these carry, by position."""
+    dead: dict[int, dict[str, Any]] = {}
+    for page, rows, where in found:
+        if page.extras:
+            positions = range(len(rows)) if isinstance(where, slice) else where.tolist()
+            for position, row in zip(positions, rows.tolist(), strict=True):
+                if (part := dead_part(page.extras.get(row))) is not None:
+                    dead[position] = part
+    return dead
+
+
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
-    header = queue.header
-    seq = header.barriers[0][0]
+    header, barrier = queue.header, queue.first_barrier()
+    assert barrier is not None
+    seq = seq_of(barrier)
     if queue.first_live() != seq:
         return False
     place = np.array([seq], np.int64)
@@ -270,10 +292,10 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
         return False
     for subscription in receivers:
         _emit(
-            broker, queue, subscription, ids, contents,
+            broker, queue, subscription, ids, as_edited(queue, place, contents),
             counts=[int(queue.gather(place, "deliveries")[0]) + 1],
             numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
-            barrier=True, dead=queue.dead_of(place),
+            barrier=True, dead=_dead_of(queue.rows(place)),
         )  # fmt: skip
         header.next_delivery += 1
         queue.count("delivered")

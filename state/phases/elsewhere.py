@@ -14,18 +14,19 @@ from ...protocol.messages import PublishHeader, encode_publish_header
 from ..broker import Broker
 from ..mesh.directory import moved, on_its_way
 from ..mesh.saying import say
-from ..producers import ProducerHistory
+from ..producers import Answered, ProducerHistory
 from ..queue import Queue
 from .incoming import Incoming
 
 
 def takes(
-    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
+    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
     record: Incoming,
 ) -> bool:  # fmt: skip
-    """Whether the queue that a message names is on another broker; then all is done."""
+    """Whether the queue that a message names is on another broker; then all is done. A bridge ends
+    at its broker."""
     there = moved(broker, vpn, header.to)
-    if there is None:
+    if there is None or not (producer is None or isinstance(producer, ProducerHistory)):
         return False
     if producer is not None:
         _tell(producer, seq, header, there.hosts)
@@ -35,7 +36,7 @@ def takes(
 
 
 def will_take(
-    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
+    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
     record: Incoming, queue: Queue,
 ) -> bool:  # fmt: skip
     """A queue that takes a message moves: who counts asks again until it is there; what nobody
@@ -60,7 +61,7 @@ def goes_along(
 
 
 def _tell(
-    producer: ProducerHistory, seq: int, header: PublishHeader, hosts: dict[str, int]
+    producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]
 ) -> None:
     where = msgspec.json.encode(hosts).decode()
     producer.refused(seq, Reason.MOVED.value, header.to, where)

@@ -7,7 +7,6 @@ them decides about all, so they are taken in together where that is plain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -32,31 +31,25 @@ class Incoming(NamedTuple):
     headers: str | None
     item: int = 0
 
+    @classmethod
+    def of(cls, records: Records, at: int) -> Incoming:
+        """A record, with its first message's place."""
+        return cls(
+            records.topics[at], records.partitions[at], records.offsets[at],
+            records.timestamps[at], records.keys[at], records.values[at] or b"",
+            records.metas[at], records.headers[at],
+        )  # fmt: skip
 
-@dataclass(slots=True)
-class Span:
+
+class Span(NamedTuple):
     """Messages of records that stand behind each other and are taken in together, in columns."""
 
     payloads: list[bytes]
     records: int
-    times: list[int] = field(default_factory=list)
-    partitions: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    items: list[int] = field(default_factory=list)
-
-    def add(self, records: Records, at: int, n: int, now: int) -> None:
-        """A record with ``n`` messages."""
-        time = time_of(records.timestamps[at], now)
-        if n == 1:
-            self.times.append(time)
-            self.partitions.append(records.partitions[at])
-            self.offsets.append(records.offsets[at])
-            self.items.append(0)
-            return
-        self.times += [time] * n
-        self.partitions += [records.partitions[at]] * n
-        self.offsets += [records.offsets[at]] * n
-        self.items += range(n)
+    times: list[int]
+    partitions: list[int]
+    offsets: list[int]
+    items: list[int]
 
 
 def time_of(timestamp: int, now: int) -> int:
@@ -107,31 +100,60 @@ def span_from(
 ) -> Span | None:
     """The messages of this record and of those behind it that differ from them in payload,
     sequence and time only; None where it stands alone."""
-    topic, size = records.topics[at], sum(map(len, payloads))
-    span = Span(list(payloads), 1)
-    span.add(records, at, len(payloads), now)
-    seq = header.seq + (len(payloads) if header.producer else 0)
+    topic, metas, values = records.topics[at], records.metas, records.values
+    topics, keys, headers = records.topics, records.keys, records.headers
+    first, last = _around_sequence(header, metas[at] or b"")
+    found, counts, size = list(payloads), [len(payloads)], sum(map(len, payloads))
+    seq = header.seq
     for i in range(at + 1, len(records)):
-        meta = records.metas[i]
+        meta = metas[i]
         joined = (
-            meta is not None and records.topics[i] == topic and size < SPAN_BYTES
-            and records.keys[i] is None and records.headers[i] is None
+            meta is not None and size < SPAN_BYTES and topics[i] == topic
+            and keys[i] is None and headers[i] is None
         )  # fmt: skip
         if not joined:
             break
+        if header.producer:
+            seq += counts[-1]
         try:
-            other = decode_publish_header(meta)  # type: ignore[arg-type]
-            if not same_but_for_sequence(header, other, seq):
-                break
-            value = records.values[i]
-            more = decode_run(value, other.count) if other.count else [value or b""]
+            count = header.count
+            if meta != b"%b%d%b" % (first, seq, last):  # most often it is the same text
+                other = decode_publish_header(meta)  # type: ignore[arg-type]
+                if not same_but_for_sequence(header, other, seq):
+                    break
+                count = other.count
+            value = values[i] or b""
+            more = decode_run(value, count) if count else [value]
         except ValueError:
             break  # it is refused when it is looked at by itself
-        span.payloads += more
-        span.records += 1
-        span.add(records, i, len(more), now)
-        seq += len(more) if header.producer else 0
-        size += sum(map(len, more))
-    if span.records == 1:
-        return None
-    return span
+        found += more
+        counts.append(len(more))
+        size += sum(map(len, more)) if count else len(value)
+    return _span(records, at, found, counts, now) if len(counts) > 1 else None
+
+
+def _around_sequence(header: PublishHeader, meta: bytes) -> tuple[bytes, bytes]:
+    """The text of a header before and behind its sequence; what is never found where that is
+    not written once and in the plain way. Inside a string there are no such quotes."""
+    before, name, rest = meta.partition(b'"seq":')
+    number = b"%d" % header.seq
+    plain = rest.startswith(number) and rest[len(number) : len(number) + 1] in (b",", b"}")
+    if not plain or name in rest or b"\\" in meta:
+        return b"", b""
+    return before + name, rest[len(number) :]
+
+
+def _span(records: Records, at: int, payloads: list[bytes], counts: list[int], now: int) -> Span:
+    """The columns of records from ``at`` on, which hold so many messages each."""
+    part = slice(at, at + len(counts))
+    times = [time_of(time, now) for time in records.timestamps[part]]
+    partitions, offsets = records.partitions[part], records.offsets[part]
+    if len(payloads) == len(counts):
+        items = [0] * len(counts)
+    else:
+        times, partitions, offsets = (
+            [value for value, n in zip(column, counts, strict=True) for _ in range(n)]
+            for column in (times, partitions, offsets)
+        )
+        items = [item for n in counts for item in range(n)]
+    return Span(payloads, len(counts), times, partitions, offsets, items)

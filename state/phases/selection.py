@@ -40,13 +40,15 @@ def choose_messages(
 ) -> Chosen:
     """The next messages and their receivers; what they take of the budget is counted."""
     definition, header = queue.definition, queue.header
+    if not queue.ready:
+        return Chosen()
     candidates = candidates_of(definition, header.subscriptions)
     room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
     if definition.max_backlog is not None:
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
-    if not candidates or room <= 0 or not queue.ready:
+    if not candidates or room <= 0:
         return Chosen()
     search = _Search(broker, queue, looks)
     free = sum(c.free for c in candidates)
@@ -78,8 +80,6 @@ def choose_for(
         return np.zeros(0, np.int64), False
     search = _Search(broker, queue, looks)
     keys = sorted({key for text in filters for key in search.first_of(text, most)})
-    if keys and queue.header.keyed:  # with each that leaves, the next of its key takes its place
-        most = 1
     keys = _within(queue, keys[:most], budget)
     return np.array([seq_of(k) for k in keys], np.int64), search.unfinished
 
@@ -101,8 +101,7 @@ class _Search:
         self.broker, self.queue, self.looks = broker, queue, looks
         self.below = _fence(broker, queue)
         self.unfinished = False
-        queue.settle()
-        self.overdue = queue.directory.deadline() <= broker.now  # a budget left something
+        self.overdue = queue.is_due(broker.now)  # a budget left something
 
     def first_of(self, text: str | None, most: int) -> list[int]:
         """Up to ``most`` first keys for the class with this filter; they stay in the index."""

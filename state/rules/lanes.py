@@ -13,7 +13,7 @@ change in a step lie anywhere in it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,14 +50,23 @@ class Lanes(ReadyIndex):
     """The index of lanes of a queue."""
 
     def __init__(self, store: Store, prefix: str, header: QueueHeader, limits: Limits) -> None:
-        small = replace(limits, leaf_keys=min(limits.leaf_keys, LEAF_KEYS))
-        super().__init__(store, prefix, header.lanes, header.next_lane_page, small)
+        small = min(limits.leaf_keys, LEAF_KEYS)
+        super().__init__(store, prefix, header.lanes, header.next_lane_page, limits, small)
         self._header = header
 
     def next_of(self, lane: int) -> int | None:
         """The place of the message that is next in a lane, or None."""
         key = next(self.scan(lane << _SHIFT, (lane + 1) << _SHIFT), None)
         return None if key is None else key & ((1 << SEQ_BITS) - 1)
+
+    def places(self, lane: int, most: int) -> list[int]:
+        """The first places of a lane, the next one first."""
+        keys = self.scan(lane << _SHIFT, (lane + 1) << _SHIFT)
+        return [key & ((1 << SEQ_BITS) - 1) for key in islice(keys, most)]
+
+    def length(self, lane: int) -> int:
+        """How many messages a lane has; reads one page per level."""
+        return self.count_before((lane + 1) << _SHIFT) - self.count_before(lane << _SHIFT)
 
     def flush(self) -> None:
         """Write what changed."""

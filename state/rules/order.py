@@ -24,6 +24,16 @@ def seq_of(key: int) -> int:
     return key & SEQ_MASK
 
 
+def barrier_key(seq: int, generation: int) -> int:
+    """What a barrier stands as among those that wait; its place is `seq_of` it."""
+    return (generation << SEQ_BITS) + seq
+
+
+def generation_of(barrier: int) -> int:
+    """The generation of which a barrier is the last."""
+    return barrier >> SEQ_BITS
+
+
 def first_key_of(generation: int) -> int:
     """A key that is not above any of this generation, and above all of earlier ones."""
     return (generation << 128) - (PRIORITY_MAX << SEQ_BITS)

@@ -60,9 +60,11 @@ class Blocks:
 
 def cut_into_blocks(spans: Array, block_bytes: int) -> list[tuple[int, int]]:
     """Which messages share a block: (start, stop) of as many as fit, and at least one."""
-    ends = np.cumsum(spans)
+    ends = spans.cumsum()
     cuts: list[tuple[int, int]] = []
     start, total = 0, len(spans)
+    if total and int(ends[-1]) <= block_bytes:
+        return [(0, total)]
     while start < total:
         base = int(ends[start - 1]) if start else 0
         stop = max(int(np.searchsorted(ends, base + block_bytes, side="right")), start + 1)

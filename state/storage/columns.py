@@ -14,6 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from .memo import MEMO
+from .store import Store
+
 NEVER = (1 << 63) - 1
 
 Array = NDArray[Any]
@@ -25,11 +28,11 @@ class ColumnPage:
     """Rows of a page; `FIELDS` gives name, dtype and default of each column.
 
     bits: the page has 2 to that power rows; used: rows in use, from 0; extras: small per-row data
-    that few rows have.
+    that few rows have; stored: its bytes when it was read or written.
     """
 
     FIELDS: ClassVar[tuple[tuple[str, str, int], ...]] = ()
-    __slots__ = ("bits", "dirty", "extras", "number", "used")
+    __slots__ = ("bits", "dirty", "extras", "number", "stored", "used")
 
     def __init__(self, number: int, bits: int) -> None:
         self.number = number
@@ -37,6 +40,7 @@ class ColumnPage:
         self.used = 0
         self.extras: dict[int, Any] = {}
         self.dirty = False
+        self.stored: bytes | None = None
         for name, dtype, default in self.FIELDS:
             setattr(self, name, np.full(1 << bits, default, dtype=dtype))
 
@@ -53,6 +57,20 @@ class ColumnPage:
         return _encode([used, packed, extras])
 
     @classmethod
+    def read(cls, number: int, data: bytes, bits: int) -> Self:
+        """The page that these bytes are, to be changed; as it was kept, if it was."""
+        known: Self | None = MEMO.take(data)
+        return cls.unpack(number, data, bits) if known is None else known
+
+    def settle(self, store: Store, key: str) -> None:
+        """Write the page if it changed. It belongs to whoever reads it next."""
+        if self.dirty or self.stored is None:
+            self.dirty = False
+            self.stored = self.pack()
+            store.put(key, self.stored)
+        MEMO.keep(self.stored, self)
+
+    @classmethod
     def unpack(cls, number: int, data: bytes, bits: int) -> Self:
         """The page that `pack` wrote."""
         page = cls.__new__(cls)
@@ -63,6 +81,7 @@ class ColumnPage:
         page.used = used
         page.extras = dict(extras)
         page.dirty = False
+        page.stored = data
         for (name, dtype, default), stored in zip(cls.FIELDS, packed, strict=True):
             column = np.full(1 << bits, default, dtype=dtype)
             if isinstance(stored, list):
@@ -90,8 +109,12 @@ def _pack_column(column: Array) -> int | list[int] | bytes:
     data = column.tobytes()
     if data == data[:size] * used:
         return int(column[0]) if used else 0
-    if size == 8 and int(column[-1]) - int(column[0]) == used - 1 and (np.diff(column) == 1).all():
-        return [int(column[0])]
+    if size == 8:
+        first = int(column[0])
+        if int(column[-1]) - first == used - 1:
+            counting = np.arange(used, dtype=column.dtype) + column[0]
+            if data == counting.tobytes():
+                return [first]
     return data
 
 
@@ -104,14 +127,32 @@ def by_page(numbers: Array, bits: int) -> Iterator[tuple[int, Array, Array | sli
     if not len(numbers):
         return
     mask = (1 << bits) - 1
-    pages = numbers >> bits
-    first, last = int(pages.min()), int(pages.max())
-    if first == last:
-        yield first, (numbers & mask).astype(np.intp), slice(None)
+    first = int(numbers[0]) >> bits
+    # Most often they are few, or in one page.
+    if len(numbers) == 1 or (
+        int(np.minimum.reduce(numbers)) >> bits == first == int(np.maximum.reduce(numbers)) >> bits
+    ):
+        yield first, (numbers & mask).astype(np.intp, copy=False), slice(None)
         return
+    pages = numbers >> bits
     order = np.argsort(pages, kind="stable")
     ordered = pages[order]
     cuts = np.flatnonzero(np.diff(ordered)) + 1
     for positions in np.split(order, cuts):
         rows = (numbers[positions] & mask).astype(np.intp)
         yield int(pages[positions[0]]), rows, positions
+
+
+def uniform(values: list[int], dtype: Any) -> int | Array:
+    """A column that is to be written: one value where all are equal, as most often."""
+    first, n = values[0], len(values)
+    if values[-1] == first and values.count(first) == n:
+        return first
+    return np.fromiter(values, dtype, n)
+
+
+def write_rows(page: ColumnPage, row: int, columns: dict[str, int | Array], part: slice) -> None:
+    """Write a part of columns from a row on, behind which nothing was in use."""
+    stop = page.used = row + part.stop - part.start
+    for name, column in columns.items():
+        getattr(page, name)[row:stop] = column if isinstance(column, int) else column[part]

@@ -24,7 +24,7 @@ class Foreign(ReadyIndex):
     """The index of ids that are not this broker's own."""
 
     def __init__(self, store: Store, header: SpoolHeader, limits: Limits) -> None:
-        super().__init__(store, "i/", header.foreign, header.next_foreign, limits)
+        super().__init__(store, "origin/", header.foreign, header.next_foreign, limits)
         self._header = header
 
     def put(self, rows: list[tuple[int, int]]) -> None:

@@ -30,6 +30,7 @@ class Leaf:
 
     page: int
     keys: list[int]
+    stored: bytes | None = None  # what it was read from or written as
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -80,6 +81,7 @@ class Branch:
     firsts: list[int]
     counts: list[int]
     pages: list[int]
+    stored: bytes | None = None
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -138,9 +140,10 @@ class Branch:
 
 def _pack_keys(keys: list[int]) -> bytes:
     """The words of sorted keys, one column behind the other; one column where one word is enough,
-    which is so for a queue in the order of its places."""
+    which is so for a queue in the order of its places; the first alone where they count up."""
     if keys[0] >= 0 and keys[-1] <= _WORD:
-        return np.array(keys, "<u8").tobytes()
+        counting = keys[-1] - keys[0] == len(keys) - 1  # none is there twice
+        return np.array(keys[:1] if counting else keys, "<u8").tobytes()
     words = [split_key(key) for key in keys]
     high = np.array([w[0] for w in words], "<i8")
     rest = np.array([[w[1] for w in words], [w[2] for w in words]], "<u8")
@@ -151,28 +154,27 @@ def _unpack_keys(data: bytes, n: int) -> list[int]:
     words: list[int] = np.frombuffer(data, "<u8").tolist()
     if len(words) == n:
         return words
+    if len(words) == 1:
+        return list(range(words[0], words[0] + n))
     assert len(words) == 3 * n, f"{len(words)} words for {n} keys"
     high: list[int] = np.frombuffer(data, "<i8", n).tolist()
     rest = zip(high, words[n : 2 * n], words[2 * n :], strict=True)
     return [(h << 128) + (m << 64) + s for h, m, s in rest]
 
 
-def pack_leaf(leaf: Leaf) -> bytes:
-    """A leaf as bytes."""
-    return _pack_keys(leaf.keys)
-
-
-def pack_branch(branch: Branch) -> bytes:
-    """A branch as bytes: how many entries, counts, pages, first keys."""
-    head = np.array([len(branch), *branch.counts, *branch.pages], "<u8")
-    return head.tobytes() + _pack_keys(branch.firsts)
+def pack(node: Leaf | Branch) -> bytes:
+    """A leaf as bytes: its keys; a branch: how many entries, counts, pages, first keys."""
+    if isinstance(node, Leaf):
+        return _pack_keys(node.keys)
+    head = np.array([len(node), *node.counts, *node.pages], "<u8")
+    return head.tobytes() + _pack_keys(node.firsts)
 
 
 def unpack(page: int, level: int, data: bytes, count: int) -> Leaf | Branch:
     """The page that was packed. count: of the keys in it, as the entry says."""
     if not level:
-        return Leaf(page, _unpack_keys(data, count))
+        return Leaf(page, _unpack_keys(data, count), data)
     n = int(np.frombuffer(data, "<u8", 1)[0])
     head = np.frombuffer(data, "<u8", 1 + 2 * n).tolist()
     firsts = _unpack_keys(data[8 + 16 * n :], n)
-    return Branch(page, level, firsts, head[1 : 1 + n], head[1 + n :])
+    return Branch(page, level, firsts, head[1 : 1 + n], head[1 + n :], data)

@@ -8,6 +8,8 @@ the message goes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ...protocol.ids import COUNTER_MASK, Ranges, join_ranges, make_id, without
@@ -19,6 +21,7 @@ from .store import Store
 
 NO_KEY = 0xFFFFFFFF
 PAST = -1
+_COUNTER_MASK = np.uint64(COUNTER_MASK)
 
 
 class MessagePage(ColumnPage):
@@ -71,6 +74,9 @@ class MessagePage(ColumnPage):
         return spans
 
 
+_DTYPES = {name: dtype for name, dtype, _ in MessagePage.FIELDS}
+
+
 class Messages:
     """The message pages of one broker during one step."""
 
@@ -90,7 +96,7 @@ class Messages:
         page = self._pages.get(number)
         if page is None and number not in self._pages:
             data = self._store.get(f"m/{number}")
-            page = MessagePage.unpack(number, data, self._bits) if data else None
+            page = MessagePage.read(number, data, self._bits) if data else None
             self._pages[number] = page
         if page is None and create:
             page = self._pages[number] = MessagePage(number, self._bits)
@@ -98,18 +104,23 @@ class Messages:
 
     def rows(self, ids: Array) -> list[tuple[MessagePage | None, Array, Array | slice]]:
         """The page rows of messages, grouped by page; None for a page that is gone."""
-        counters = np.asarray(ids, np.uint64) & np.uint64(COUNTER_MASK)
+        counters = np.asarray(ids, np.uint64) & _COUNTER_MASK
         return [
             (self.page(number), rows, where)
             for number, rows, where in by_page(counters.astype(np.int64), self._bits)
         ]
 
     def gather(self, ids: Array, name: str) -> Array:
-        """One column of the message pages for many messages."""
-        out = np.zeros(len(ids), dtype=next(d for n, d, _ in MessagePage.FIELDS if n == name))
+        """One column of the message pages for many messages; 0 where a page is gone."""
+        return self.columns(ids, name)[0]
+
+    def columns(self, ids: Array, *names: str) -> list[Array]:
+        """Columns of the message pages for many messages."""
+        out = [np.zeros(len(ids), dtype=_DTYPES[name]) for name in names]
         for page, rows, where in self.rows(ids):
             if page is not None:
-                out[where] = getattr(page, name)[rows]
+                for column, name in zip(out, names, strict=True):
+                    column[where] = getattr(page, name)[rows]
         return out
 
     def origins(self, ids: Array) -> Array:
@@ -201,11 +212,10 @@ class Messages:
     def _count_gone(self, page: MessagePage, rows: Array) -> None:
         sizes = page.size[rows].astype(np.int64)
         header = self.header
-        header.bytes -= int(sizes.sum())
+        header.bytes -= int(np.add.reduce(sizes))
         header.messages -= len(rows)
-        vpns = page.vpn[rows]
-        for vpn in np.unique(vpns).tolist():
-            header.vpn_bytes[vpn] -= int(sizes[vpns == vpn].sum())
+        for vpn, mine in _groups(page.vpn[rows]):
+            header.vpn_bytes[vpn] -= int(np.add.reduce(sizes[mine]))
         self.leave_files(page, rows)
         foreign = rows[page.origin[rows] != 0]
         if len(foreign):
@@ -217,9 +227,9 @@ class Messages:
     def leave_files(self, page: MessagePage, rows: Array) -> None:
         """Count the payloads of rows out of the files in which they lie."""
         spans = page.spans(rows)
-        for file in np.unique(page.file[rows]).tolist():
-            mine = page.file[rows] == file
-            self._files.remove(file, int(mine.sum()), int(spans[mine].sum()))
+        for file, mine in _groups(page.file[rows]):
+            gone = spans[mine]
+            self._files.remove(file, len(gone), int(np.add.reduce(gone)))
 
     def move(self, number: int, queue: int, to: tuple[int, int]) -> None:
         """Replace a message's match with a queue by another match."""
@@ -298,11 +308,20 @@ class Messages:
         self.foreign.flush()
         last_page = self.header.next_counter >> self._bits
         for number, page in sorted(self._pages.items()):
-            if page is None or not page.dirty:
+            if page is None:
                 continue
-            page.dirty = False
-            if number < last_page and not page.queue[: page.used].any():
+            if page.dirty and number < last_page and not page.queue[: page.used].any():
                 self._store.delete(f"m/{number}")
-                self._pages[number] = None
             else:
-                self._store.put(f"m/{number}", page.pack())
+                page.settle(self._store, f"m/{number}")
+        self._pages.clear()
+
+
+def _groups(values: Array) -> Iterator[tuple[int, Array | slice]]:
+    """Each distinct value, ascending, and where it stands; mostly there is one."""
+    known = values.tolist()
+    if known.count(known[0]) == len(known):
+        yield known[0], slice(None)
+        return
+    for value in np.unique(values).tolist():
+        yield value, values == value

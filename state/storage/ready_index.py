@@ -19,7 +19,8 @@ from itertools import islice
 from typing import Any
 
 from ..limits import Limits
-from .index_pages import Branch, Leaf, join_key, pack_branch, pack_leaf, split_key, unpack
+from .index_pages import Branch, Leaf, join_key, pack, split_key, unpack
+from .memo import MEMO
 from .store import Store
 
 
@@ -31,11 +32,13 @@ class ReadyIndex:
     """
 
     def __init__(
-        self, store: Store, prefix: str, directory: list[list[int]], pages: int, limits: Limits
-    ) -> None:
+        self, store: Store, prefix: str, directory: list[list[int]], pages: int, limits: Limits,
+        leaf_keys: int | None = None,
+    ) -> None:  # fmt: skip
         self._store = store
         self._prefix = prefix
         self._limits = limits
+        self._leaf_keys = leaf_keys or limits.leaf_keys
         self.pages = pages
         self._stored = pages  # pages from here on are new and not in the store yet
         self._root = Branch(
@@ -69,8 +72,10 @@ class ReadyIndex:
         if node is None:
             data = self._store.get(f"{self._prefix}{page}")
             assert data is not None, f"page {page} of {self._prefix} is missing"
-            node = unpack(page, branch.level - 1, data, branch.counts[at])
-            self._nodes[page] = node
+            known: Leaf | Branch | None = MEMO.take(data)
+            if known is None:
+                known = unpack(page, branch.level - 1, data, branch.counts[at])
+            node = self._nodes[page] = known
         return node
 
     def _new(self, node: Leaf | Branch) -> None:
@@ -136,7 +141,7 @@ class ReadyIndex:
         if isinstance(node, Branch):
             parts: list[Any] = node.cut(self._limits.branch_entries)
         else:
-            parts = node.cut(self._limits.leaf_keys, appended)
+            parts = node.cut(self._leaf_keys, appended)
         branch.replace(at, node)
         for i, part in enumerate(parts[1:], 1):
             self._new(part)
@@ -178,7 +183,7 @@ class ReadyIndex:
         branch.replace(at, node)
         self._dirty.add(node.page)
         leaves = isinstance(node, Leaf)
-        most = self._limits.leaf_keys if leaves else self._limits.branch_entries
+        most = self._leaf_keys if leaves else self._limits.branch_entries
         if len(node) * 2 > most:
             return
         for left in (at, at - 1):
@@ -285,10 +290,12 @@ class ReadyIndex:
         """Write the pages that changed."""
         for page in sorted(self._gone):
             self._store.delete(f"{self._prefix}{page}")
-        for page in sorted(self._dirty):
-            node = self._nodes[page]
-            data = pack_leaf(node) if isinstance(node, Leaf) else pack_branch(node)
-            self._store.put(f"{self._prefix}{page}", data)
+        for page, node in sorted(self._nodes.items()):
+            if page in self._dirty or node.stored is None:
+                node.stored = pack(node)
+                self._store.put(f"{self._prefix}{page}", node.stored)
+            MEMO.keep(node.stored, node)
+        self._nodes.clear()
         self._dirty.clear()
         self._gone.clear()
         self._stored = self.pages

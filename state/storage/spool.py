@@ -15,7 +15,7 @@ import numpy as np
 from ...protocol.ids import COUNTER_MASK, make_id
 from ..limits import Limits
 from .blocks import Blocks, Content, cut_into_blocks
-from .columns import Array
+from .columns import Array, uniform, write_rows
 from .compaction import Compaction
 from .files import Files, SpoolHeader
 from .message_pages import NO_KEY, Messages
@@ -108,7 +108,18 @@ class Spool(Messages):
         total = len(s.payloads)
         if not total:
             return
-        place = self._write_blocks(s)
+        columns = {
+            **self._write_blocks(s),
+            "queue": uniform(s.queues, np.uint32),
+            "seq": np.fromiter(s.seqs, np.uint64, total),
+            "size": uniform(s.sizes, np.uint32),
+            "time": uniform(s.times, np.int64),
+            "ttl_ends": uniform(s.ttl_ends, np.int64),
+            "priority": uniform(s.priorities, np.uint8),
+            "dmq": uniform(s.dmq, np.uint8),
+            "vpn": uniform(s.vpns, np.uint16),
+            "origin": uniform(s.origins, np.uint64),
+        }
         mask = (1 << self._bits) - 1
         done = 0
         while done < total:
@@ -117,19 +128,7 @@ class Spool(Messages):
             n = min(mask + 1 - row, total - done)
             page = self.page(counter >> self._bits, create=True)
             assert page is not None
-            rows, part = slice(row, row + n), slice(done, done + n)
-            for name, column in place.items():
-                getattr(page, name)[rows] = column[part]
-            page.queue[rows] = s.queues[part]
-            page.seq[rows] = s.seqs[part]
-            page.size[rows] = s.sizes[part]
-            page.time[rows] = s.times[part]
-            page.ttl_ends[rows] = s.ttl_ends[part]
-            page.priority[rows] = s.priorities[part]
-            page.dmq[rows] = s.dmq[part]
-            page.vpn[rows] = s.vpns[part]
-            page.origin[rows] = s.origins[part]
-            page.used = row + n
+            write_rows(page, row, columns, slice(done, done + n))
             page.dirty = True
             done += n
         for at, matches in s.more.items():
@@ -148,19 +147,16 @@ class Spool(Messages):
         )
         self._staged = Staged(first=self.header.next_counter)
 
-    def _write_blocks(self, s: Staged) -> dict[str, Array]:
+    def _write_blocks(self, s: Staged) -> dict[str, int | Array]:
         """Write the payloads; returns the columns that say where each lies."""
         total = len(s.payloads)
         lengths = np.fromiter(map(len, s.payloads), np.int64, total)
-        if any(s.keys):
-            key_lengths = np.array([NO_KEY if k is None else len(k) for k in s.keys], np.int64)
-        else:
-            key_lengths = np.array([NO_KEY if k is None else 0 for k in s.keys], np.int64)
-        stored_keys = np.where(key_lengths == NO_KEY, 0, key_lengths)
-        header_lengths = np.array([len(h) if h else 0 for h in s.headers], np.int64)
+        key_lengths = uniform([NO_KEY if k is None else len(k) for k in s.keys], np.int64)
+        header_lengths = uniform([len(h) if h else 0 for h in s.headers], np.int64)
+        stored_keys = uniform([len(k or b"") for k in s.keys], np.int64)
         spans = lengths + stored_keys + header_lengths
+        plain = not np.any(stored_keys) and not np.any(header_lengths)
         place = {name: np.zeros(total, np.int64) for name in ("block", "offset", "file")}
-        plain = not stored_keys.any() and not header_lengths.any()
         for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
             if plain:
                 data = b"".join(s.payloads[start:stop])
@@ -172,7 +168,7 @@ class Spool(Messages):
             ids = (s.first + start, s.first + stop - 1)
             block, file = self.files.put(data, stop - start, len(data), ids)
             place["block"][start:stop] = block
-            place["offset"][start:stop] = np.cumsum(spans[start:stop]) - spans[start:stop]
+            place["offset"][start:stop] = spans[start:stop].cumsum() - spans[start:stop]
             place["file"][start:stop] = file
         return {
             **place,
@@ -201,6 +197,14 @@ class Spool(Messages):
             for position, *place in zip(positions, *columns, strict=True):
                 known = arrived.get(counters[position])
                 out[position] = known or self._blocks.content(*place)
+        return out
+
+    def spans(self, ids: Array) -> Array:
+        """Bytes that payload, key and headers of each message take, as they are read."""
+        out = np.zeros(len(ids), np.int64)
+        for page, rows, where in self.rows(ids):
+            if page is not None:
+                out[where] = page.spans(rows)
         return out
 
     # ------------------------------------------------------------ files (S8)

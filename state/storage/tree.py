@@ -18,9 +18,9 @@ from .columns import Array, ColumnPage
 from .store import Store
 
 _REDUCE: dict[str, Callable[[Array], int]] = {
-    "sum": lambda column: int(column.sum(dtype=np.uint64)),
-    "min": lambda column: int(column.min()),
-    "max": lambda column: int(column.max()),
+    "sum": lambda column: int(np.add.reduce(column, dtype=np.uint64)),
+    "min": lambda column: int(np.minimum.reduce(column)),
+    "max": lambda column: int(np.maximum.reduce(column)),
 }
 
 
@@ -66,7 +66,7 @@ class SummaryTree:
                 there = bool(getattr(above, self.PRESENT)[number & (1 << self._bits) - 1])
             data = self._store.get(f"{self._prefix}{level}/{number}") if there else None
             assert data or not there, f"page {self._prefix}{level}/{number} is missing"
-            node = kind.unpack(number, data, self._bits) if data else kind(number, self._bits)
+            node = kind.read(number, data, self._bits) if data else kind(number, self._bits)
             self._nodes[level, number] = node
         return node
 
@@ -194,13 +194,15 @@ class SummaryTree:
         """Write the pages that changed; one without a present row is deleted."""
         self.settle()
         for (level, number), node in sorted(self._nodes.items()):
-            if not node.dirty:
-                continue
-            present = np.flatnonzero(getattr(node, self.PRESENT))
+            if not node.dirty and node.stored is None:
+                continue  # one that is not there
             key = f"{self._prefix}{level}/{number}"
-            node.dirty = False
-            if len(present):
+            present = np.flatnonzero(getattr(node, self.PRESENT)) if node.dirty else None
+            if present is None:
+                node.settle(self._store, key)
+            elif len(present):
                 node.used = int(present[-1]) + 1
-                self._store.put(key, node.pack())
+                node.settle(self._store, key)
             else:
                 self._store.delete(key)
+        self._nodes.clear()

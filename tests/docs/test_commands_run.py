@@ -34,14 +34,17 @@ ELSEWHERE = {
     r"kafka-1:9092|bootstrap kafka:9092|^docker |localhost:19092": "needs a cluster",
     r"^kafka-console-producer": "Kafka's own tool",
     r"cat > engine.py": "the program for spark-submit",
+    r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
+    r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
+    r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_rebuild.py",
 }
-ENDLESS = re.compile(r"--watch|--follow")
-ENDLESS_S, COMMAND_S, START_S, TABLES_S = 6, 90, 180, 60
+ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
+ENDLESS_S, COMMAND_S, START_S, TABLES_S, STEPS_S = 6, 90, 180, 60, 120
 
 ALL = [printed for page in PAGES for printed in commands(page)]
 HERE = [p for p in ALL if not any(re.search(e, p.text) for e in ELSEWHERE)]
 IN_PAGES = sorted({p.page for p in HERE}, key=lambda page: (page != "docs/quickstart.md", page))
-SQL_PAGE = "docs/how-to/sql.md"
+SQL_PAGE, TRAVEL_PAGE = "docs/how-to/sql.md", "docs/how-to/travel.md"
 TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
 SHOW_SQL = """
 import json, sys
@@ -156,6 +159,8 @@ def test_commands_run_as_printed(place: Place, page: str) -> None:
     good(place.run('for n in 1 2 3; do echo \'{"price": 12}\'; done | lakequeue publish orders'))
     if page == SQL_PAGE:
         wait_for_events(place, {"spooled"}, "1")
+    if page == TRAVEL_PAGE:
+        wait_for_steps(place)
     for printed in HERE:
         if printed.page == page:
             out = good(place.run(printed.text))
@@ -205,6 +210,16 @@ def test_the_tables_are_asked_from_python(place: Place, kind: str) -> None:
     wait_for_events(place, {"spooled"}, "1")
     (code,) = [text for found, text in fenced(ROOT / SQL_PAGE) if found == kind]
     assert "('orders'," in good(place.python(code))
+
+
+def wait_for_steps(place: Place) -> None:
+    """Until the tables say which steps were taken: they are written once a minute."""
+    deadline = time.monotonic() + STEPS_S
+    while time.monotonic() < deadline:
+        if len(read_table(place.home / "tables" / "steps", ["step"])) > 1:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"no steps came into the tables within {STEPS_S} s")
 
 
 def wait_for_events(place: Place, wanted: set[str], number: str = "") -> None:

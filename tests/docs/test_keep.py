@@ -1,102 +1,19 @@
-"""The commands of `docs/how-to/keep.md`, run as they are printed, on a real Kafka and Spark."""
+"""The retention that `docs/how-to/keep.md` sets, run as it is printed, on a real Kafka. Its backup
+is in tests/platform/test_up_survives.py, between the death of an engine and its next start."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-import lakequeue
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
+from keep_page import PAGE, shell
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
 from lakequeue.streaming.topics_admin import MESSAGE_BYTES_MAX, ensure_topics
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "keep.md"
-QUEUES = """
-queues:
-  - {name: orders, message_type: json, max_per_subscription_backlog: 10}
-"""
 
-pytestmark = pytest.mark.job
-
-
-def shell(code: str, cwd: Path | None = None) -> None:
-    """Run a command of the page, with the commands of this environment."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-ec", code], env={**os.environ, "PATH": path}, cwd=cwd,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def command(start: str) -> str:
-    """The one command of the page that begins so."""
-    found = set(re.findall(rf"(?<![\w-]){re.escape(start)} [^`\n]+", PAGE.read_text()))
-    assert len(found) == 1, found
-    return found.pop()
-
-
-@contextmanager
-def up(folder: Path) -> Iterator[str]:
-    """`lakequeue up` in a folder, ended in good order; gives its address."""
-    log = folder / "up.stderr"
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lakequeue.cli", "up", "--home", ".lakequeue", "--config",
-             "queues.yaml", "--port", "0", "--json"],
-            cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True,
-        )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        assert said, log.read_text()
-        address = json.loads(said)["addresses"]["Kafka"]
-        yield "kafka://" + address.removeprefix("kafka://")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(90) == 0, log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_backup_restore_and_another_disk(tmp_path: Path) -> None:
-    """What was acknowledged stays gone, what was not comes once, the ids go on."""
-    (tmp_path / "queues.yaml").write_text(QUEUES)
-    with up(tmp_path) as address, lakequeue.connect(address) as connection:
-        producer = connection.producer()
-        ids = [producer.send("orders", b"{}").message_id for _ in range(5)]
-        with connection.consumer("orders", ack_mode="individual", max_backlog=4) as consumer:
-            for _ in range(4):
-                message = consumer.receive(30)
-                assert message is not None
-                message.ack()
-    shell(command("tar -cSzf"), tmp_path)
-    shutil.rmtree(tmp_path / ".lakequeue")
-    shell(command("tar -xSzf"), tmp_path)
-    disk = tmp_path / "disk"
-    shell(command("mv").replace("/data/lakequeue", str(disk)), tmp_path)
-    assert disk.is_dir()
-    with up(tmp_path) as address, lakequeue.connect(address) as connection:
-        with connection.consumer("orders", ack_mode="individual", max_backlog=10) as consumer:
-            message = consumer.receive(30)
-            assert message is not None
-            assert message.id == ids[4]
-            message.ack()
-            assert consumer.receive(3) is None
-        receipt = connection.producer().send("orders", b"{}")
-        assert receipt.message_id == str(int(ids[4]) + 1)
-
-
+@pytest.mark.job
 def test_the_retention_of_the_page(kafka: EmbeddedKafka) -> None:
     """It is set, and what the engine set when it made the topic stays."""
     ensure_topics(kafka.bootstrap_servers, ["default"], [])

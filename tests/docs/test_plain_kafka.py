@@ -27,6 +27,7 @@ class FakeKafka:
 
     def __init__(self, engine: MemoryEngine) -> None:
         self.engine = engine
+        self.made: list[str] = []
         self.repeat = False  # write every delivery twice, as after a crash
 
     def producer(self, **_: Any) -> Any:
@@ -58,6 +59,13 @@ class FakeKafka:
         )  # fmt: skip
 
 
+    def admin(self, **_: Any) -> Any:
+        return SimpleNamespace(
+            list_topics=list, create_topics=lambda new: self.made.extend(t.name for t in new),
+            close=lambda: None,
+        )  # fmt: skip
+
+
 @pytest.fixture
 def connection() -> lakequeue.Connection:
     return lakequeue.connect("memory://")
@@ -75,6 +83,7 @@ def example(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "KafkaAdminClient", fake.admin)
     monkeypatch.setattr(module, "KafkaProducer", fake.producer)
     monkeypatch.setattr(module, "KafkaConsumer", fake.consumer)
     monkeypatch.setattr(module, "TopicPartition", Place)

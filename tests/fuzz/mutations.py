@@ -214,6 +214,12 @@ class Mutator:
                                "limit": r.choice((5, *NUMBERS)),
                                "start": r.choice((None, "0", "-18446744073709551615", *IDS))},
             "purge": queue | r.choice(({"where": where}, {"ids": self.ids()})),
+            "move": queue | {"to": r.choice(QUEUES), "dry_run": r.random() < 0.2}
+            | r.choice(({}, {"where": where}, {"ids": self.ids()})),
+            "edit": queue
+            | {"headers": {r.choice(("a", "lq-id", *TEXTS)): r.choice((None, *TEXTS))}}
+            | r.choice(({}, {"where": where}, {"ids": self.ids()})),
+            "begin_again": queue,
             "redrive": {"queue": "dead"} | r.choice(({}, {"where": where}, {"ids": self.ids()})),
             "shutdown": queue | {"ingress": r.random() < 0.1, "egress": r.random() < 0.1},
             "subscribe_topic": queue | {"topic": r.choice(("a/*", *TEXTS))},

@@ -24,6 +24,7 @@ from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
 from lakequeue.streaming.queries import REAL_TIME, TRIGGERS
+from lakequeue.streaming.topics_admin import ensure_topics
 
 BATCH_S = 4.0  # what the driver hears comes with the end of a batch
 in_real_time = pytest.mark.parametrize("job", [REAL_TIME], indirect=True)  # one trigger is enough
@@ -34,7 +35,12 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "tables", "message_type": "text", "max_per_subscription_backlog": 200},
     {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50},
     {"name": "producers", "message_type": "json", "max_message_size": 100},
+    {
+        "name": "late", "message_type": "text", "underlying_topic": "late(?P<number>-.*)?",
+        "default_publish_target": "late-1",
+    },
 ]
+WRITTEN_PLAINLY = ["plain", "bad", "tables"]  # topics that tests write to
 
 
 @dataclass
@@ -78,14 +84,17 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
+            "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10",
             "lakequeue.trigger": request.param, "lakequeue.batch_s": str(BATCH_S),
         }  # fmt: skip
+        ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
         job = Job(kafka, engine)
         supervisor = threading.Thread(target=job.watch, daemon=True)
         try:
             engine.start()
             supervisor.start()
+            ensure_topics(kafka.bootstrap_servers, [], ["late-1"])  # for test_plain_kafka.py
             yield job
         finally:
             engine.stop()

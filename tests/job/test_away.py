@@ -4,7 +4,8 @@ A sentence each, no end of the engine, nothing lost, and it goes on by itself. K
 that connections stay open and nothing answers. The disk is full for those who write the state:
 driver and Java may not let any file grow, as the kernel sees it.
 
-LAKEQUEUE_AWAY_S: how long each is away (20); more than 100 also outlives the loop's transaction.
+LAKEQUEUE_AWAY_S: how long each is away (10, twice as long as a silent client keeps its session);
+more than 40 also outlives the loop's transaction.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
 
-AWAY_S = float(os.environ.get("LAKEQUEUE_AWAY_S", "20"))
+AWAY_S = float(os.environ.get("LAKEQUEUE_AWAY_S", "10"))
 SEED = 29
 STEPS = "broker-0.steps"
-CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
+CONFIG = """
+system: {heartbeat_timeout: 5s}
+queues:
+  - {name: orders, message_type: text, max_per_subscription_backlog: 50}
+"""
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Records of any bytes on any topic: the job goes on, and each stands in `default.rejected`.
 
-What would stop the job for good is in `test_poison.py`.
+What once stopped the job for good is in `test_fuzz.py`.
 """
 
 from __future__ import annotations

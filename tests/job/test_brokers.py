@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import lakequeue
 import pytest
-from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
+from job.brokers import BROKERS, define_queues, traffics, workers
 from job.processes import EngineProcess
 from job.traffic import drain
+from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
@@ -19,17 +20,20 @@ BACK_S_MAX = 30.0
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineProcess, str]]:
-    """Four brokers, and on each a queue `orders-<name>`."""
+    """Four brokers, one of them from the start on; on each a queue `orders-<name>`."""
     folder = tmp_path_factory.mktemp("brokers")
-    (folder / "queues.yaml").write_text(CONFIG)
+    (folder / "queues.yaml").write_text("brokers: [a]\n")
     with EmbeddedKafka(folder / "kafka") as kafka:
         url = f"kafka://{kafka.bootstrap_servers}"
-        batches = ("--set", "lakequeue.batch_s=5")
+        given = ("--set", "lakequeue.batch_s=5", "--master", "local[5,4]")
         engine = EngineProcess(
-            kafka.bootstrap_servers, folder / "home", folder / "queues.yaml", *batches
+            kafka.bootstrap_servers, folder / "home", folder / "queues.yaml", *given
         )
         try:
             engine.wait_ready()
+            with lakequeue.connect(url) as connection:
+                for name in BROKERS[1:]:
+                    connection.admin().add_broker(name)
             define_queues(url)
             yield engine, url
             assert engine.terminate() == 0
@@ -49,6 +53,22 @@ def test_each_broker_steps_by_itself(engine: tuple[EngineProcess, str]) -> None:
     for broker in BROKERS:
         with lakequeue.connect(url, broker=broker) as connection:
             assert [q["name"] for q in connection.admin().queues()] == [f"orders-{broker}"]
+            known = connection.admin().brokers()
+    assert [(b["name"], b["number"], b["state"]) for b in known] == [
+        (name, i, "running") for i, name in enumerate(BROKERS)
+    ]
+
+
+def test_a_broker_more_than_there_are_slots_is_refused(engine: tuple[EngineProcess, str]) -> None:
+    with lakequeue.connect(engine[1]) as connection:
+        admin = connection.admin()
+        with pytest.raises(LakequeueError, match=r"runs 5 tasks at once, and 5 brokers and the ta"):
+            admin.add_broker("e")
+        with pytest.raises(LakequeueError, match=r"'b' is there already"):
+            admin.add_broker("b")
+        with pytest.raises(LakequeueError, match=r"'a/b': a name must be"):
+            admin.add_broker("a/b")
+        assert [b["name"] for b in admin.brokers()] == list(BROKERS)
 
 
 def test_a_brokers_worker_dies_and_the_others_go_on(engine: tuple[EngineProcess, str]) -> None:
@@ -68,3 +88,37 @@ def test_a_brokers_worker_dies_and_the_others_go_on(engine: tuple[EngineProcess,
     assert {b for b in BROKERS if before[b] != after[b]} == {victim}
     for traffic in running.values():
         drain(traffic)
+
+
+def test_h1_a_bridge_loses_and_doubles_nothing_while_both_ends_die(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    process, url = engine
+    near, far = BROKERS[0], BROKERS[2]
+    sent = {f"over/{n}": [f"over/{n}:{at}" for at in range(60)] for n in range(3)}
+    with lakequeue.connect(url, broker=near) as one, lakequeue.connect(url, broker=far) as other:
+        other.admin().define(
+            {"name": "over", "message_type": "text", "type": "LocalQueue",
+             "subscriptions": ["over/>"]}
+        )  # fmt: skip
+        one.admin().bridge({"name": "over", "to": far, "subscriptions": ["over/>"]})
+        producer = one.producer()
+        for at in range(60):
+            for topic, bodies in sent.items():
+                producer.send_async(topic, bodies[at].encode())
+            if at == 30:
+                running = workers(process.family())
+                running[near].kill()
+                running[far].kill()
+        producer.flush(timeout=4 * BACK_S_MAX)
+        got = []
+        with other.consumer("over", max_backlog=100, ack_mode="individual") as consumer:
+            while len(got) < 180 and (message := consumer.receive(timeout=2 * BACK_S_MAX)):
+                message.ack()
+                got.append(message.payload.decode())
+            assert consumer.receive(timeout=2) is None
+        assert {t: [b for b in got if b.startswith(f"{t}:")] for t in sent} == sent
+        seen = other.admin().describe_bridge("over")  # asked of another broker than the near one
+        assert (seen["from"], seen["taken"], seen["waiting"]) == (near, 180, 0)
+        assert one.admin().delete_bridge("over") == 0
+        other.admin().delete("over")

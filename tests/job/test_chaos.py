@@ -42,14 +42,14 @@ from job.heard import UNTRIMMED, judge_what_was_said
 from job.processes import UpProcess, gone, loop_workers, thaw, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
+from lakequeue.sinks.log_writer import transaction_s
 
 pytestmark = pytest.mark.job
 
 DEATHS = int(os.environ.get("LAKEQUEUE_CHAOS_DEATHS", "12"))
 SEED = int(os.environ.get("LAKEQUEUE_CHAOS_SEED", "20261122"))
 BATCH_S = 3
-# Longer than a transaction of the log may be open (`log_writer.TRANSACTION_MS`).
-FROZEN_S = BATCH_S + 95
+FROZEN_S = transaction_s(BATCH_S) + 5  # longer than a transaction of the log may be open
 HASTE = 0.3  # the share of deaths that do not wait for traffic
 ALONE = 0.5  # the share of drivers that die alone
 BACK_S_MAX = 90.0

@@ -1,4 +1,5 @@
-"""Mutated commands and records on the real job: no step fails, and every one is counted.
+"""Mutated commands and records on the real job, and such as once ended it: no step fails, and every
+one is counted.
 
 The same records as `tests/fuzz` hands to the step in memory, by way of Kafka. `LAKEQUEUE_FUZZ_JOB`
 says how many.
@@ -10,8 +11,8 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import lakequeue
@@ -23,12 +24,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from lakequeue.protocol import commands
 from lakequeue.protocol.messages import decode_publish_header
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
 RECORDS = int(os.environ.get("LAKEQUEUE_FUZZ_JOB", "20000"))
 SECONDS_MAX = 150
-TOPICS_NEW_MAX = 3  # each makes the engine read one more topic
 KEYS = {
     "dead": {},
     "orders": {"dead_message_queue": "dead"},
@@ -42,33 +43,51 @@ TOPICS = ("default.commands", "default.publish", "orders", "dead", "plain", "key
 DELIVERIES, REJECTED = "default.deliveries", "default.rejected"
 
 
-def names_a_new_topic(one: Incoming) -> str | None:
-    """What a definition among the records would have the engine capture besides its queues'."""
-    try:
-        command = commands.decode_command(one.value)
-    except ValueError:
-        return None
-    if not isinstance(command, commands.Define):
-        return None
-    definition = command.definition
-    topic = definition.get("underlying_topic", definition.get("name", definition.get("topic")))
-    return None if topic in QUEUES else repr(topic)
+# Records that are well formed and cannot be answered. Each made the engine's query fail in every
+# attempt, restarts included, until the process gave up.
+COMMANDS, PUBLISH = "default.commands", "default.publish"
+
+
+def reply_to(topic: str, partition: int) -> bytes:
+    reply = {"topic": topic, "partition": partition, "request": "x"}
+    return json.dumps({"command": "queues", "reply": reply}).encode()
+
+
+def publish_header(**fields: object) -> list[tuple[str, bytes]]:
+    return [("lq", json.dumps(fields).encode())]
+
+
+REGEX = {
+    "name": "rx", "message_type": "json", "underlying_topic": "(?P<a>foo).*",
+    "default_publish_target": "foo1",
+}  # fmt: skip
+POISON: dict[str, tuple[str, bytes, list[tuple[str, bytes]]]] = {
+    "plain_record_with_headers_of_its_own": ("orders", b"{}", [("colour", b"blue")]),
+    "publish_with_headers_and_no_lq": (PUBLISH, b"{}", [("colour", b"blue")]),
+    "command_with_headers": (COMMANDS, b'{"command": "tick"}', [("trace", b"1")]),
+    "reply_to_a_partition_that_is_not_there": (COMMANDS, reply_to("default.deliveries", 99), []),
+    "reply_to_a_topic_that_is_not_there": (COMMANDS, reply_to("nobody.there", 0), []),
+    "reply_to_a_partition_of_more_than_32_bits": (
+        COMMANDS, reply_to("default.deliveries", 1 << 40), [],
+    ),
+    "receipt_to_a_partition_that_is_not_there": (
+        PUBLISH, b"{}", publish_header(to="orders", producer="p", seq=1, reply=99),
+    ),
+    "rejected_record_as_large_as_a_record_may_be": (PUBLISH, b"x" * 11_999_900, []),
+    "expression_that_Java_does_not_read": (
+        COMMANDS, json.dumps({"command": "define", "definition": REGEX}).encode(), [],
+    ),
+}  # fmt: skip
 
 
 def made(seed: int, total: int) -> list[Incoming]:
-    """Records for topics that are there; few that name new ones."""
+    """Records for topics that are there."""
     mutator = Mutator(seed)
     out: list[Incoming] = []
-    new: set[str] = set()
     while len(out) < total:
         one = mutator.command() if mutator.random.random() < 0.6 else mutator.message()
         if one.topic not in TOPICS:
             continue
-        topic = names_a_new_topic(one) if one.topic == "default.commands" else None
-        if topic is not None and topic not in new:
-            if len(new) == TOPICS_NEW_MAX:
-                continue
-            new.add(topic)
         if one.value is None and one.key is None:  # the producer sends no such record
             one = replace(one, key=b"k")
         out.append(one)
@@ -137,26 +156,48 @@ def asked(one: Incoming) -> str | None:
     return to.request if to is not None and there and one.request else None
 
 
-def test_S1_nothing_stops_the_job_and_all_is_counted(tmp_path: Path) -> None:
-    config = tmp_path / "queues.yaml"
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineProcess, str]]:
+    """It runs through all that the tests of this file do to it, and ends in good order."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    config = folder / "queues.yaml"
     queues = [{"name": n, "message_type": "json", **keys} for n, keys in KEYS.items()]
     config.write_text(json.dumps({"queues": queues}))
-    records = made(1, RECORDS)
-    with EmbeddedKafka(tmp_path / "kafka") as kafka:
+    with EmbeddedKafka(folder / "kafka") as kafka:
         servers = kafka.bootstrap_servers
-        engine = EngineProcess(servers, tmp_path / "home", config)
+        ensure_topics(servers, [], TOPICS[2:])
+        engine = EngineProcess(servers, folder / "home", config)
         try:
-            engine.wait_ready()
-            began = time.monotonic()
-            places = send(servers, records)
-            still_serves(servers)
-            assert time.monotonic() - began < SECONDS_MAX
-            account(servers, places)
+            yield engine.wait_ready(), servers
             assert engine.process.poll() is None, engine.errors()
             assert not [e for e in engine.said if "failed" in e["event"]]
             assert engine.terminate() == 0
         finally:
             engine.kill()
+
+
+def test_the_job_outlives_what_cannot_be_answered(engine: tuple[EngineProcess, str]) -> None:
+    """All of them, one after the other, then good messages in more than one batch."""
+    _, servers = engine
+    raw = KafkaProducer(bootstrap_servers=servers, max_request_size=12_500_000)
+    for topic, value, headers in POISON.values():
+        raw.send(topic, value, key=b"k", headers=headers).get(30)
+    raw.close()
+    with lakequeue.connect(f"kafka://{servers}") as connection:
+        producer = connection.producer()
+        for n in range(4):  # more than one batch, and past a restart of the query
+            assert producer.send("orders", f"{n}", timeout=60).message_id, n
+            time.sleep(2)
+
+
+def test_S1_nothing_stops_the_job_and_all_is_counted(engine: tuple[EngineProcess, str]) -> None:
+    _, servers = engine
+    records = made(1, RECORDS)
+    began = time.monotonic()
+    places = send(servers, records)
+    still_serves(servers)
+    assert time.monotonic() - began < SECONDS_MAX
+    account(servers, places)
 
 
 def still_serves(servers: str) -> None:

@@ -10,16 +10,17 @@ import lakequeue
 import pytest
 from job.conftest import Job, in_real_time
 from job.processes import until
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer
 
-pytestmark = [pytest.mark.job, in_real_time]
+pytestmark = pytest.mark.job
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plain_kafka.py"
 
 
+@in_real_time
 def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connection) -> None:
     """No header of ours, no key of ours; a key of its own comes through. (Headers of its own:
-    test_poison.py, while they stop the engine.)"""
+    test_fuzz.py.)"""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     producer.send("plain", b'{"n": 1}').get(30)
     producer.send("plain", b"\x00\xff", key=b"k").get(30)
@@ -34,6 +35,23 @@ def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connecti
     assert [m.delivery_count for m in found] == [1, 1]
 
 
+def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.Connection) -> None:
+    """It was made after the engine had started; the expression is one that Java does not read."""
+    producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    producer.send("late-1", b"in time").get(30)
+    producer.close()
+    with connection.consumer("late", ack_mode="auto") as consumer:
+        found = until(lambda: consumer.receive(1.0), 60, "a record of a topic that was made late")
+    assert found.payload == b"in time"
+
+
+def test_nobody_makes_a_topic_for_a_queue(job: Job) -> None:
+    there = KafkaConsumer(bootstrap_servers=job.kafka.bootstrap_servers).topics()
+    assert {"plain", "late-1", "default.publish"} <= there
+    assert not there & {"clock", "producers", "late"}
+
+
+@in_real_time
 def test_the_example_of_the_documentation_runs(job: Job) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), job.kafka.bootstrap_servers, "plain", "--count", "5"],
@@ -44,6 +62,7 @@ def test_the_example_of_the_documentation_runs(job: Job) -> None:
     assert "Traceback" not in done.stderr
 
 
+@in_real_time
 def test_the_example_says_what_is_wrong(job: Job) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), job.kafka.bootstrap_servers, "no-such-queue"],

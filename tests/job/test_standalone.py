@@ -22,7 +22,7 @@ pytestmark = pytest.mark.job
 
 SLOTS = 5  # of each executor: room for all brokers and the tables on one
 USUAL_S = 8.0
-BACK_S_MAX = 10.0
+BACK_S_MAX = 30.0  # on a machine that does nothing else a few seconds; it is printed
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_executor_dies_and_its_brokers_step_on_the_other(
             for traffic in running.values():
                 traffic.goes_on(60, 60)
             others = {
-                b: (p99(running[b], begin, died), p99(running[b], died, died + BACK_S_MAX))
+                b: (p99(running[b], begin, died), p99(running[b], died, died + USUAL_S))
                 for b in BROKERS if b not in moved
             }  # fmt: skip
             print(f"back after s: {back}; p99 of others in ms, usual and then: {others}")

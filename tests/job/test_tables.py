@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import lakequeue
 import pytest
 from job.conftest import Job, in_real_time
@@ -15,11 +17,15 @@ from job.processes import until
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lakequeue.cli.delta_reader import read_table
-from lakequeue.lake import TABLES, create_views, open_lake, trace
+from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
+from lakequeue.lake.looks import admin_of
+from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
-from lakequeue.sinks.delta import create_tables
+from lakequeue.protocol.tables import SCHEMA
+from lakequeue.sinks.delta_tables import create_tables
 from lakequeue.streaming.queries import REAL_TIME
+from lakequeue.streaming.topics_admin import ensure_topics
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.job
@@ -247,6 +253,69 @@ def repr_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def shown(admin: Any) -> list[tuple[Any, ...]]:
+    """The messages of our queue, with all that an administrator sees of them."""
+    return [
+        (m.id, m.state, m.payload, m.delivery_count, m.holder, m.lease_expires_at, m.entered)
+        for m in admin.browse(QUEUE, limit=1000)
+    ]
+
+
+@in_real_time
+def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connection) -> None:
+    """Seen now, and made again from the tables later; each step and command stands there once."""
+    admin = connection.admin()
+    producer = connection.producer()
+    for number in range(20):
+        producer.send(QUEUE, f"{number}", headers={"n": f"{number}"} if number % 3 else None)
+    with connection.consumer(QUEUE, ack_mode="individual", max_backlog=5, name="past") as consumer:
+        held = [until(lambda: consumer.receive(1.0), 30, "a message") for _ in range(5)]
+        held[0].ack()
+        until(lambda: admin.describe(QUEUE)["acknowledged"], 30, "the ack")
+        seen, when = shown(admin), connection.now()
+    admin.purge(QUEUE)
+    home = job.engine.tables.parent
+
+    def caught_up() -> Any:
+        admin.describe(QUEUE)  # one more step: what nobody asks for is not written either
+        with contextlib.suppress(NoLake), open_lake(home) as lake:
+            if not brokers(lake):
+                return False
+            (last, snapshots) = lake.execute(
+                "SELECT (SELECT max(now) FROM steps), "
+                "(SELECT count(*) FROM snapshots WHERE page = '')"
+            ).fetchone()
+            return last is not None and last > when and snapshots > 1
+        return False
+
+    until(caught_up, 120, "the tables reach behind that moment")
+    with open_lake(home) as lake:
+        then = as_of(lake, home, "broker-0", at=when)
+        assert shown(admin_of(then)) == seen
+        newest = as_of(lake, home, "broker-0")
+        assert newest.snapshot > 0
+        assert newest.notes == []
+        from_nothing = newest.step, Counter(newest.store.pages)
+        steps = "SELECT count(*), count(DISTINCT step), max(step) - min(step) + 1 FROM steps"
+        assert len(set(lake.execute(steps).fetchone())) == 1
+        places = 'SELECT count(*), count(DISTINCT (topic, "partition", "offset")) FROM commands'
+        assert len(set(lake.execute(places).fetchone())) == 1
+        there = deltalake.DeltaTable(job.engine.tables / "snapshots").to_pyarrow_table()
+        lake.register("snapshots", there.slice(0, 0))
+        again = as_of(lake, home, "broker-0", step=from_nothing[0])
+        assert (again.snapshot, Counter(again.store.pages)) == (0, from_nothing[1])
+
+
+@in_real_time
+def test_a_table_of_a_later_version_is_left_alone(job: Job, tmp_path: Path) -> None:
+    session = SparkSession.builder.getOrCreate()
+    create_tables(session, tmp_path, ["steps"])
+    place = f"delta.`{tmp_path}/steps`"
+    session.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{SCHEMA}' = '3')")
+    with pytest.raises(lakequeue.LakequeueError, match=r"version .3. of its .* knows 1 to 2"):
+        create_tables(session, tmp_path, ["steps"])
+
+
 @in_real_time
 def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
     session = SparkSession.builder.getOrCreate()
@@ -267,6 +336,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
+    ensure_topics(job.kafka.bootstrap_servers, [], [topic])
     connection.admin().define({"name": topic, "message_type": "text"})
     until(
         lambda: (goes_on or job.engine.application.query is not before[0])

@@ -91,7 +91,7 @@ def work(job: Job) -> float:
     sample = job.engine.metrics.registry.get_sample_value
     if job.engine.trigger == REAL_TIME:
         return sample("lakequeue_steps_total", {"broker": "broker-0"}) or 0.0
-    return sample("lakequeue_batches_total") or 0.0
+    return sample("lakequeue_batches_total", {"broker": "broker-0"}) or 0.0
 
 
 def test_a_lease_that_ends(clock: lakequeue.Connection, watcher: Watcher) -> None:

@@ -106,7 +106,7 @@ class Life:
                 self.goes("delayed" if row["until"] else "ready", row)
             case "returned" | "lease_ended" | "ready":
                 self.goes("ready", row)
-            case "dead_lettered" | "discarded" | "ack_ignored" | "deferred_ack":
+            case "dead_lettered" | "discarded" | "ack_ignored" | "deferred_ack" | "edited":
                 return
             case _:
                 self.goes("gone", row)

@@ -11,6 +11,8 @@ import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
 from lakequeue.lake import create_views, open_lake
+from lakequeue.protocol.tables import SCHEMA
+from lakequeue.streaming.tables_lock import TablesLock
 from rules.harness import Bench
 
 
@@ -42,6 +44,25 @@ def test_a_table_of_an_earlier_version(home: Path) -> None:
     deltalake.write_deltalake(place, old, mode="overwrite", schema_mode="overwrite")
     with pytest.raises(LakequeueError, match="earlier version, without the column 'line': start"):
         open_lake(home)
+
+
+def test_a_table_of_a_later_version(home: Path) -> None:
+    place = home / "tables" / "journal"
+    deltalake.DeltaTable(place).alter.set_table_properties(
+        {SCHEMA: "3"}, raise_if_not_exists=False
+    )
+    with pytest.raises(LakequeueError, match="journal has version '3' of its columns; this versio"):
+        open_lake(home)
+
+
+def test_one_engine_writes_the_tables(home: Path) -> None:
+    one, other = TablesLock(home / "tables"), TablesLock(home / "tables")
+    one.take()
+    with pytest.raises(LakequeueError, match=r"are written by another engine \(process \d+ on"):
+        other.take()
+    one.release()
+    other.take()
+    other.release()
 
 
 def test_rows_of_an_earlier_version_are_read(home: Path) -> None:

@@ -42,7 +42,8 @@ def test_the_states_are_those_of_the_table() -> None:
         "delivered": {LEASED}, "redelivered": {LEASED}, "renewed": {LEASED},
         "ready": {READY}, "returned": {READY}, "lease_ended": {READY},
         "acknowledged": {GONE}, "consumer_rejected": {GONE}, "deleted": {GONE}, "expired": {GONE},
-        "lost": {GONE}, "purged": {GONE}, "redriven": {GONE}, "replaced": {GONE},
+        "lost": {GONE}, "moved": {GONE}, "purged": {GONE}, "redriven": {GONE},
+        "replaced": {GONE},
     }  # fmt: skip
 
 
@@ -73,6 +74,25 @@ def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
     bench.send()
     with open_lake(recorded.write(tmp_path)) as lake:
         assert queued_agrees(lake, bench.connection) == 1
+
+
+def test_R6_what_was_moved_is_where_it_is(
+    bench: Bench, recorded: Recorded, tmp_path: Path
+) -> None:
+    """Dead, delayed, ready; the dead one is still dead of what it died of."""
+    bench.define("dmq")
+    bench.define("others")
+    bench.define(dead_message_queue="dmq")
+    bench.send({"n": 1}, ttl="1s")
+    bench.send({"n": 2}, delay="1h")
+    bench.send({"n": 3})
+    bench.advance("1s")
+    assert bench.admin.move("dmq", to="others").count == 1
+    assert bench.admin.move("orders", to="others", why="a test").count == 2
+    bench.admin.edit("others", headers={"a": "b"}, ids="1")
+    with open_lake(recorded.write(tmp_path)) as lake:
+        assert queued_agrees(lake, bench.connection) == 3
+        lifecycle_adds_up(lake, bench.engine.journal())
 
 
 @pytest.mark.parametrize("ingress", [True, False])

@@ -51,7 +51,7 @@ def test_no_step_has_more_records_than_its_limit(commands: int, publishes: int) 
     assert max(len(p.commands) for p in in_parts(whole, 2, 99)) <= 2
 
 
-def test_captured_topics_are_pythons_expressions_and_never_the_engines_own() -> None:
+def test_Q2_captured_topics_are_whole_matches_and_never_the_engines_own() -> None:
     assert captured_topics(KNOWN, ["orders", "gone"]) == ["orders"]
     assert captured_topics(KNOWN, ["ord.*"]) == ["ord.new", "orders"]
     assert captured_topics(KNOWN, [".*"]) == ["ord.new", "orders", "other"]

@@ -87,12 +87,12 @@ class Broker:
             HOME, "v1", self.cache, Snapshot(), self.world, outbox, lambda: self.world.now
         )
         self.inputs = Inputs(self.world, self.driver)
-        o = Options({}, "broker-0", 0, 7, ["default"], [], "v1", "run", alone_s=ALONE_S, **options)
+        o = Options({}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=ALONE_S, **options)
         parts: Any = (self.driver, self.cache, self.inputs, self.log, outbox, o)
         self.stepper = Stepper(*parts)
         self.stepper.found(SIZES)
         self.world.write((COMMANDS, 0), commands.encode_command(commands.Begin(epoch=7)))
-        self.stepper.begin(Figures(), lambda captured: None)
+        self.stepper.begin(Figures(), lambda: None)
 
     def batch(self, attach: bool = True) -> Mark:
         """A visit, and what a batch saves of it."""

@@ -54,7 +54,7 @@ class FileState:
 
 def options(bootstrap: str, run: str) -> Options:
     return Options(
-        kafka_client(bootstrap, "worker"), BROKER, 0, 7, ["default"], [], "test", run,
+        kafka_client(bootstrap, "worker"), BROKER, 0, 7, ["default"], "test", run,
         keep=3, batch_s=1.5, cache_bytes=100_000, limits=InputLimits(200, 100_000),
     )  # fmt: skip
 

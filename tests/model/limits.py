@@ -10,7 +10,8 @@ PAGES: dict[str, Any] = {
     "compact_bytes_per_step": 200, "compact_looks_per_step": 3, "deletes_per_step": 2,
 }  # fmt: skip
 BUDGETS: dict[str, Any] = {
-    "command_rows": 3, "command_bytes": 200, "due_rows": 3, "due_names": 2, "delivery_rows": 3,
+    "command_rows": 4, "bulk_rows": 3, "bulk_bytes": 200, "due_rows": 3, "due_names": 2,
+    "delivery_rows": 3,
     "delivery_bytes": 200, "looks": 5, "look_bytes": 200, "again_rows": 3, "again_bytes": 100,
     "browse_rows": 100, "browse_bytes": 5_000, "browse_pages": 100,
 }  # fmt: skip

@@ -17,7 +17,9 @@ from .audit import Auditor, Trouble
 from .limits import SMALL_BUDGETS, TINY
 
 TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
-SMALL = Limits(command_rows=100, due_rows=70, delivery_rows=50, delivery_bytes=4_000, looks=90)
+SMALL = Limits(
+    command_rows=100, bulk_rows=80, due_rows=70, delivery_rows=50, delivery_bytes=4_000, looks=90
+)
 
 
 LIMITS = {"tiny": TINY, "budgets": SMALL_BUDGETS, "small": SMALL, "usual": Limits()}

@@ -9,7 +9,7 @@ from lakequeue.protocol import wire
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.wire import WireRecord, headers_list
 from lakequeue.state import Batch, DictStore, Home, step
-from lakequeue.streaming.alert_watch import AlertReader, alerts_in
+from lakequeue.streaming.alert_watch import AlertReader, alerts_in, decoded
 
 CONFIG = {
     "vpns": {"east": {"max_spool_usage": 10}},
@@ -93,7 +93,7 @@ def test_a_flow_has_its_consumers_name() -> None:
     segment = wire.Segment("delivered_unacked_high", "east", "small", reason=row)
     journal = wire.Journal("broker-0", 5, 1_000, [segment])
     (record,) = wire.encode([journal], SIZES)
-    (alert,) = alerts_in(record.value or b"")
+    (alert,) = alerts_in(decoded(record.value or b""))
     assert alert.text() == (
         "delivered_unacked_high: consumer 'a' of queue 'small' of VPN 'east' at 80.0 % of 10"
     )

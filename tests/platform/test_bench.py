@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import median, percentile, triggers
+from lakequeue.bench.idle_queues import BATCH_S, definitions, step_figures
 from lakequeue.bench.recovery import replay_ratio
 from lakequeue.bench.steady import Traffic, at_rate, made_at, stamped
+from lakequeue.definitions import parse_configuration
 from lakequeue.protocol.errors import LakequeueError
 
 
@@ -87,3 +89,20 @@ def test_replay_beside_life() -> None:
     ]  # fmt: skip
     assert replay_ratio(batches) == 4.0
     assert replay_ratio(batches[1:]) is None
+
+
+def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
+    batches = [
+        (10.0, progress(1, steps=1_000, step_ms=9_000)),  # began before the traffic did
+        (10.0 + BATCH_S, progress(1, steps=30, step_ms=10)),
+        (11.0 + BATCH_S, progress(1, steps=10, step_ms=10)),
+        (12.0 + BATCH_S, {"durationMs": {}}),
+    ]
+    assert step_figures(batches, since=9.9) == {"step_ms": 0.5, "steps": 40}
+    with pytest.raises(LakequeueError, match="Nothing was measured"):
+        step_figures(batches[:1], since=9.9)
+
+
+def test_idle_queues_are_definitions_that_are_taken() -> None:
+    found = parse_configuration({"queues": definitions(12)}).queues
+    assert [q.name for q in found] == [f"queue-{n}" for n in range(12)]

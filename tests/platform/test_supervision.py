@@ -86,11 +86,13 @@ def test_a_passing_cause_does_not_end_a_start(
 def test_kafka_that_is_away_does_not_end_the_supervisor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic is to be captured and Kafka does not answer: it is tried again, and not forgotten."""
+    """A topic came to exist and Kafka does not answer: it is tried again, and not forgotten."""
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     engine._folder.open()
-    engine.captured.heard("extra")
+    engine.captured.watch()
+    engine.captured.more = True
     engine.watch.look_after()
+    engine.captured.close()
     assert "captured topics are not known yet" in caplog.text
     assert engine.captured.more
 

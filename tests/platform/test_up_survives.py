@@ -1,10 +1,12 @@
-"""`lakequeue up` while what it runs on dies: Spark's Java process, its Kafka, and then itself."""
+"""`lakequeue up` while what it runs on dies: Spark's Java process, its Kafka, and then itself.
+Before it is started again, its home goes through the backup of `docs/how-to/keep.md`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ import lakequeue
 import psutil
 import pytest
 from kafka import KafkaProducer
+from keep_page import command, shell
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -27,6 +31,7 @@ CONFIG = """
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
   - {name: small, message_type: text, max_spool_usage: 100}
+  - {name: kept, message_type: text, max_per_subscription_backlog: 10}
 """
 ALERT_S_MAX = 3.0  # on an idle machine a second: that long the journal is gathered
 
@@ -35,7 +40,8 @@ class Up:
     """`lakequeue up` as a child with a home of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.home = folder / "home"
+        self.home = folder / ".lakequeue"
+        self.kept: list[str] = []  # ids
         self.said: list[str] = []
         config = folder / "queues.yaml"
         config.write_text(CONFIG)
@@ -68,6 +74,10 @@ class Up:
         assert self._is_ready.wait(START_S_MAX)
         assert self.ready, self.said[-5:]
         return self
+
+    @property
+    def bootstrap(self) -> str:
+        return self.ready["addresses"]["Kafka"].removeprefix("kafka://")
 
     def child(self, word: str) -> psutil.Process:
         """Its child whose command line has this word."""
@@ -181,11 +191,48 @@ def test_kafka_dies_and_is_started_again(up: Up) -> None:
 
 
 def test_a_queue_captures_a_topic(up: Up) -> None:
+    """It is made after the queue was defined."""
     with lakequeue.connect(up.ready["addresses"]["Kafka"]) as connection:
         connection.admin().define(
             {"name": "plain", "message_type": "text", "underlying_topic": "extra"}
         )
+    ensure_topics(up.bootstrap, [], ["extra"])
     until(lambda: "extra" in (up.home / "captured.json").read_text(), 60)
+
+
+def test_some_are_acknowledged_and_one_is_not(up: Up) -> None:
+    """The last ids that are given before the end."""
+    with lakequeue.connect(up.ready["addresses"]["Kafka"]) as connection:
+        producer = connection.producer()
+        up.kept = [producer.send("kept", "x").message_id for _ in range(5)]
+        with connection.consumer("kept", ack_mode="individual", max_backlog=4) as consumer:
+            for _ in range(4):
+                message = consumer.receive(30)
+                assert message is not None
+                message.ack()
+        until(lambda: connection.admin().describe("kept")["depth"] == 1, 30)
+
+
+def backup_restore_and_another_disk(folder: Path) -> None:
+    """What the page says, word for word but for the other disk's name."""
+    shell(command("tar -cSzf"), folder)
+    shutil.rmtree(folder / ".lakequeue")
+    shell(command("tar -xSzf"), folder)
+    disk = folder / "disk"
+    shell(command("mv").replace("/data/lakequeue", str(disk)), folder)
+    assert disk.is_dir()
+
+
+def what_was_kept(connection: lakequeue.Connection, ids: list[str]) -> None:
+    """What was acknowledged stays gone, what was not comes once, the ids go on."""
+    with connection.consumer("kept", ack_mode="individual", max_backlog=10) as consumer:
+        message = consumer.receive(30)
+        assert message is not None
+        assert message.id == ids[4]
+        message.ack()
+        assert consumer.receive(3) is None
+    receipt = connection.producer().send("kept", "x")
+    assert receipt.message_id == str(int(ids[4]) + 1)
 
 
 def test_sigterm_ends_it_while_kafka_is_away(up: Up) -> None:
@@ -198,15 +245,17 @@ def test_sigterm_ends_it_while_kafka_is_away(up: Up) -> None:
     assert not up.heard("Traceback"), up.said
 
 
-def test_it_goes_on_where_it_stopped(up: Up, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_it_goes_on_where_it_stopped(up: Up) -> None:
     addresses = up.ready["addresses"]
     (up.home / "captured.json").unlink()  # as if the driver had died before it heard of "extra"
+    backup_restore_and_another_disk(up.home.parent)
     again = Up(up.home.parent)
     try:
         again.wait_ready()
         assert again.ready["addresses"] == addresses  # Kafka's port, and the metrics'
-        send_plainly(addresses["Kafka"].removeprefix("kafka://"), "extra", b"seen")
         with lakequeue.connect(addresses["Kafka"]) as connection:
+            what_was_kept(connection, up.kept)
+            send_plainly(again.bootstrap, "extra", b"seen")
             message = connection.consumer("plain").receive(60)
             assert message is not None
             assert message.payload == b"seen"

@@ -86,7 +86,8 @@ def test_it_holds_every_room_and_nothing_else(wheel: Path) -> None:
     for room in ROOMS:
         for pattern in ("*.py", *data.get(f"lakequeue.{room}", ())):
             folder = room.replace(".", "/")
-            wanted |= {Path("lakequeue", folder, f.name) for f in (ROOT / folder).glob(pattern)}
+            found = (ROOT / folder).glob(pattern)
+            wanted |= {Path("lakequeue", file.relative_to(ROOT)) for file in found}
     assert {str(path) for path in wanted} == held
     assert {"lakequeue/conf/queues.yaml", "lakequeue/conf/jars.xml", "lakequeue/aio.py",
             "lakequeue/expressions/grammar.lark"} <= held  # fmt: skip

@@ -46,6 +46,22 @@ class MortalBroker(MemoryBroker):
         self._snapshot = self.store.dump()
         self._log: list[tuple[Batch, int, list[Output]]] = []
         self._last: list[list[Output]] = []
+        self.is_cut = False
+        self._unheard: list[wire.WireRecord] = []
+
+    def tell(self, record: wire.WireRecord) -> None:
+        """See `MemoryBroker.tell`; while it is cut off nothing comes through."""
+        if self.is_cut:
+            self._unheard.append(record)
+        else:
+            super().tell(record)
+
+    def mend(self) -> None:
+        """It is reached again; what was said meanwhile comes now."""
+        self.is_cut = False
+        for record in self._unheard:
+            super().tell(record)
+        self._unheard = []
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         fate = self.fate
@@ -83,6 +99,15 @@ class MortalEngine(MemoryEngine):
         """From now on brokers die as fate wills."""
         for broker in self.brokers:
             broker.fate = fate  # type: ignore[attr-defined]
+
+    def cut(self, name: str) -> None:
+        """A broker does not hear others until `mend`."""
+        self.broker(name).is_cut = True  # type: ignore[attr-defined]
+
+    def mend(self, name: str) -> None:
+        """It hears again, also what was said meanwhile."""
+        self.broker(name).mend()  # type: ignore[attr-defined]
+        self.advance("0s")
 
     def connect(self, broker: str | None = None, name: str = "client") -> MemoryConnection:
         return MemoryConnection(self, "default", name, broker)

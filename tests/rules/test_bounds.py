@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from lakequeue.client.message import BrowsedMessage
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.journal import Journal
@@ -71,9 +72,9 @@ def test_F5_filters_read_no_more_than_their_bytes() -> None:
     assert len(said) >= 40 * 3_000 / 5_000 / 2
 
 
-@pytest.mark.parametrize("command", ["purge", "redrive", "ack"])
+@pytest.mark.parametrize("command", ["purge", "redrive", "ack", "move", "edit"])
 def test_R6_X6_L13_what_reads_payloads_reads_no_more_than_its_bytes(command: str) -> None:
-    steps = Steps(limits=Limits(command_bytes=10_000), checked=False)
+    steps = Steps(limits=Limits(bulk_bytes=10_000), checked=False)
     dead = define("dead", **WIDE)
     steps.run([dead, define(dead_message_queue="dead", expiration="1s", **WIDE)])
     steps.run(publishes=[("orders", body(n=n, x="x" * 1_000)) for n in range(100)])
@@ -84,9 +85,12 @@ def test_R6_X6_L13_what_reads_payloads_reads_no_more_than_its_bytes(command: str
         "purge": c.Purge(queue="dead", where="/n >= 0"),
         "redrive": c.Redrive(queue="dead"),
         "ack": c.Ack(queue="dead", where="/n >= 0"),
+        "move": c.Move(queue="dead", to="orders"),
+        "edit": c.Edit(queue="dead", where="/n >= 0", headers={"a": "b"}),
     }[command]
     said = each_step(steps, [given])
-    events = {"purge": "purged", "redrive": "redriven", "ack": "acknowledged"}
+    events = {"purge": "purged", "redrive": "redriven", "ack": "acknowledged", "move": "moved",
+              "edit": "edited"}  # fmt: skip
     done = [
         sum(len(s.ids) for o in out if isinstance(o, Journal) for s in o.segments
             if s.event == events[command] and s.queue == "dead")
@@ -199,3 +203,62 @@ def test_P1_a_producer_with_very_many_gaps_holds_up_nobody() -> None:
     again = [("orders", b"{}", {"producer": "p", "seq": n}) for n in sequences[::7]]
     steps.run(publishes=again)
     assert described(steps)["depth"] == 20_000
+
+
+def test_O3_the_header_does_not_grow_with_the_barriers_that_wait() -> None:
+    steps = Steps(limits=Limits(delivery_rows=1_500), checked=False)
+    steps.run([define(barrier_expression="/b = 1", **WIDE)])
+    sizes = []
+    for amount in (200, 4_000):
+        for _ in range(amount // 2_000 or 1):
+            steps.run(publishes=[("orders", body(b=1))] * min(amount, 2_000))
+        sizes.append(len(steps.store.pages["q/1"]))
+    assert sizes[1] < sizes[0] + 1_000, sizes
+    assert described(steps)["blocked"] == "no consumer"
+    steps.restart()
+    got = delivered(steps.run([subscribe("s", 10)]))
+    assert got == sorted(got)
+    assert (len(got), described(steps)["depth"]) == (4_200, 0)
+
+
+def test_R6_a_browse_of_large_keys_comes_in_parts_that_fit() -> None:
+    steps = Steps(checked=False)
+    steps.run([define("orders", **WIDE)])
+    steps.run(publishes=[("orders", b"{}", {"key": b"k" * 1_500_000})] * 12)
+    (answer,) = replies(steps.run([c.Browse(queue="orders", reply=REPLY)]))
+    (record,) = wire.encode([answer])
+    assert json.loads(record.value or b"{}")["error"] is None
+    assert len(answer.result) == 2
+
+
+@pytest.mark.parametrize(
+    ("payload", "key", "headers", "cut"),
+    [
+        (b"x" * 3_900_000, b"k", b"", []),
+        (b"x" * 10_000_000, b"k", b"1", ["payload"]),
+        (b"x", b"k" * 9_000_000, b"1", ["key", "headers", "payload"]),
+        (b"x", b"k", b"1" * 6_000_000, ["headers"]),
+    ],
+)
+def test_R6_a_message_of_any_size_can_be_browsed(
+    payload: bytes, key: bytes, headers: bytes, cut: list[str]
+) -> None:
+    """What does not fit into an answer is cut, and that is said."""
+    steps = Steps(checked=False)
+    steps.run([define("orders", message_type="binary", max_message_size="11MB")])
+    text = wire.headers_json([("h", headers)])
+    steps.run(publishes=[("orders", payload, {"key": key, "headers": text}), ("orders", b"next")])
+    found, start = [], None
+    for _ in range(2):
+        (answer,) = replies(steps.run([c.Browse(queue="orders", start=start, reply=REPLY)]))
+        (record,) = wire.encode([answer])
+        said = json.loads(record.value or b"{}")
+        assert said["error"] is None
+        found += [BrowsedMessage.of("orders", row) for row in said["result"]]
+        if (start := answer.more) is None:
+            break
+    first, second = found
+    assert (list(first.cut), second.cut, second.payload) == (cut, (), b"next")
+    assert payload.startswith(first.payload)
+    assert (first.payload == payload) == ("payload" not in cut)
+    assert (first.headers == {"h": headers.decode()}) == ("headers" not in cut)

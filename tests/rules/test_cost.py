@@ -11,7 +11,7 @@ from lakequeue.protocol.ids import format_ranges
 from lakequeue.protocol.outputs import Deadline, Deliveries, Reply
 from lakequeue.state import Batch, DictStore, Limits, step
 from lakequeue.state.rules.order import key_of
-from rules.steps import CountingStore, Steps
+from rules.steps import CountingStore, Steps, delivered
 
 INBOX = c.Inbox("default.deliveries")
 SHALLOW, DEEP = 1_000, 60_000
@@ -110,7 +110,7 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(
     """And the queue beside it is served in each of these steps."""
     steps = loaded(stores, DEEP)
     steps.run([c.Subscribe(queue="other", subscription="b", inbox=INBOX, max_backlog=500)])
-    limits = Limits(command_rows=5_000)
+    limits = Limits(command_rows=5_000, bulk_rows=5_000)
     batch = Batch(steps.command_records([command]))
     rows: list[int] = []
     for _ in range(60):
@@ -128,6 +128,43 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(
     assert len(rows) >= DEEP // 6_100
 
 
+def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks(
+    stores: dict[int, tuple[bytes, int]]
+) -> None:
+    """A purge goes on in small parts; an ack of more than such a part is done at once."""
+    steps = loaded(stores, SHALLOW)
+    limits = Limits(bulk_rows=10, page_bits=10)
+    steps.run([c.Subscribe(queue="other", subscription="b", inbox=INBOX, max_backlog=500)])
+    held = delivered(steps.run(publishes=[("other", b"beside")] * 500))
+    commands: list[c.Command] = [c.Purge(queue="orders")]
+    for given in (commands, [c.Ack(queue="other", subscription="b", ids=format_ranges(held))]):
+        out = step(steps.store, Batch(steps.command_records(given)), steps.now, limits=limits)
+        rows = {
+            s.queue: len(s.ids) for o in out if hasattr(o, "segments") for s in o.segments
+        }
+        assert rows["orders"] == 10
+        assert [o.at for o in out if isinstance(o, Deadline)] == [steps.now]
+    assert rows["other"] == 500
+
+
+def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
+    """Also where there are more of them than rows in a step."""
+    steps = Steps(limits=Limits(bulk_rows=3, command_rows=2), checked=False)
+    names = [f"q{n}" for n in range(8)]
+    steps.run([queue(name) for name in names], [(name, b"x") for name in names * 3])
+    batch = Batch(steps.command_records([c.Purge(queue=name) for name in names]))
+    purged: list[str] = []
+    for _ in range(60):
+        out = step(steps.store, batch, steps.now, **steps.options)
+        segments = [s for o in out if hasattr(o, "segments") for s in o.segments]
+        purged += [s.queue for s in segments for _ in s.ids if s.event == "purged"]
+        batch = Batch()
+        if not steps.now >= [o.at for o in out if isinstance(o, Deadline)][-1] > 0:
+            break
+    assert sorted(purged) == sorted(names * 3)
+    assert len(set(purged[3:10])) == 7, purged  # the first began at once, and is through
+
+
 def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps(
     stores: dict[int, tuple[bytes, int]]
 ) -> None:
@@ -136,7 +173,7 @@ def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps(
     for _ in range(3):
         steps.run(publishes=[("orders", b"x")] * 10_000)
     steps.now += 1_000
-    limits = Limits(due_rows=4_000, command_rows=4_000)
+    limits = Limits(due_rows=4_000, bulk_rows=4_000)
 
     def drive(batch: Batch) -> list[int]:
         moved = []

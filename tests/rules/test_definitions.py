@@ -352,8 +352,10 @@ def test_Q7_a_configuration_reports_every_problem_of_the_file() -> None:
         ("queues[1] 'q'", "filter"),
         ("queues[1] 'q'", "name"),
         ("queues[3]", "queue"),
+        ("bridges[0] 'x'", "from"),
+        ("bridges[0] 'x'", "to"),
+        ("bridges[0] 'x'", "subscriptions"),
         ("queues[2] 'r'", "vpn"),
-        ("", "bridges"),
     ]
 
 

@@ -159,7 +159,7 @@ def test_P4_a_producer_is_answered_although_another_failed(steps: Steps, bomb: N
 def test_S1_what_waits_in_a_queue_that_failed_goes_on_when_it_is_defined_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps = Steps(limits=Limits(command_rows=3))
+    steps = Steps(limits=Limits(command_rows=3, bulk_rows=3))
     steps.run([c.Define(definition={"name": "orders", "message_type": "binary"})])
     steps.run(publishes=[("orders", b"x")] * 10)
     calls: list[int] = []

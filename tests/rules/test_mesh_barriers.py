@@ -107,42 +107,80 @@ def test_O3_a_barrier_that_expires_lets_the_others_go() -> None:
     assert numbers(drain(held)) == [2]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_O3_no_message_passes_a_barrier_whoever_dies(seed: int) -> None:
+def test_O3_S3_where_the_holder_has_no_room_what_is_left_waits_until_it_has() -> None:
+    m = mesh(max_spool_usage=60)
+    at_a = m.consumer("a", 1)
+    m.send("a", {"n": 1, "b": 0, "x": "y" * 12})
+    (first,) = drain(at_a)
+    m.send("b", {"n": 2, "b": 0, "x": "y" * 12})
+    m.send("a", {"n": 3, "b": 1})
+    assert drain(at_a) == []
+    assert m.whole()["moving"] == 0
+    first.ack()
+    (second,) = drain(at_a)
+    assert numbers([second]) == [2]
+    second.ack()
+    assert numbers(drain(at_a)) == [3]
+
+
+GROUP = {"type": "GroupLocalQueue", "initial_owner": "b"}
+
+
+@pytest.mark.parametrize(
+    ("seed", "keys"), [(0, {}), (1, {}), (2, {"partition_key": "/k"}), (3, GROUP), (4, GROUP)]
+)
+def test_O3_no_message_passes_a_barrier_whoever_dies(seed: int, keys: dict[str, Any]) -> None:
     fate = Fate(seed, death=0.2)
-    m = mesh(fate=fate)
-    consumers = [m.consumer(broker, 2) for broker in BROKERS]
+    run = Run(mesh(fate=fate, **keys), fate)
     part: dict[int, int] = {}  # the part of each message: between which barriers it was sent
-    seen: list[tuple[int, int]] = []
-    barriers: list[list[int]] = [[] for _ in BROKERS]
     for n in range(1, 31):
         barrier = n % 10 == 0
         part[n] = n // 10
-        m.send("a" if barrier else fate.random.choice(BROKERS), {"n": n, "b": int(barrier)})
-        settle(m, consumers, seen, barriers, fate, 1 if not barrier else 100)
-    for _ in range(10):
-        settle(m, consumers, seen, barriers, fate, 100)
-    assert barriers == [[10, 20, 30]] * 3
-    assert sorted(n for n, _ in seen) == [n for n in part if n % 10]
-    for n, after in seen:
+        where = "a" if barrier else fate.random.choice(BROKERS)
+        run.mesh.send(where, {"n": n, "b": int(barrier), "k": n % 4})
+        run.settle(0.2)
+        if barrier:
+            run.finish()
+    assert run.barriers == [[10, 20, 30]] * 3
+    assert sorted(n for n, _ in run.seen) == [n for n in part if n % 10]
+    for n, after in run.seen:
         assert part[n] == after, f"{n} came after {after} barriers"
-    assert m.depths() == [0, 0, 0]
+    assert run.mesh.depths() == [0, 0, 0]
     assert fate.deaths > 20
 
 
-def settle(
-    m: Mesh, consumers: list[Any], seen: list[tuple[int, int]], barriers: list[list[int]],
-    fate: Fate, most: int,
-) -> None:  # fmt: skip
-    """Consumers take what there is, and acknowledge some of it."""
-    for _ in range(most):
-        found = [(at, message) for at, c in enumerate(consumers) for message in drain(c)]
+class Run:
+    """Consumers at all brokers. seen: each message, and how many barriers had come before it."""
+
+    def __init__(self, mesh: Mesh, fate: Fate) -> None:
+        self.mesh, self.random = mesh, fate.random
+        self.consumers = [mesh.consumer(broker, 1) for broker in BROKERS]
+        self.held: list[Any] = []
+        self.seen: list[tuple[int, int]] = []
+        self.barriers: list[list[int]] = [[] for _ in BROKERS]
+
+    def settle(self, share: float) -> bool:
+        """Take what there is, and acknowledge a share of what is held; whether there was any."""
+        found = [(at, message) for at, c in enumerate(self.consumers) for message in drain(c)]
         for at, message in found:
-            n = numbers([message])[0]
+            (n,) = numbers([message])
             if message.is_barrier:
-                barriers[at].append(n)
+                self.barriers[at].append(n)
+                before = [m for m in self.held if numbers([m])[0] < n]
+                assert not before, f"barrier {n} came while {numbers(before)} were held"
             else:
-                seen.append((n, max(len(b) for b in barriers)))
+                self.seen.append((n, max(map(len, self.barriers))))
+                self.held.append(message)
+        busy, kept = bool(found or self.held), []
+        for message in self.held:
+            if self.random.random() < share:
                 message.ack()
-        if not found:
-            return
+            else:
+                kept.append(message)
+        self.held = kept
+        return busy
+
+    def finish(self) -> None:
+        """Until nothing comes any more."""
+        while self.settle(0.3):
+            pass

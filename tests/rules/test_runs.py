@@ -295,3 +295,39 @@ def test_a_plain_producer_can_send_a_run_to_an_underlying_topic(bench: Bench) ->
     """Without `to` and without a producer: count is all that is needed."""
     bench.engine.publish("orders", encode_run([b"{}", b"[]"]), None, [("lq", b'{"count": 2}')])
     assert [m.payload for m in drain(bench.consumer())] == [b"{}", b"[]"]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        b'{"to":"orders","producer":"p","seq":2}',
+        b'{"to": "orders", "producer": "p", "seq": 2}',
+        b'{"seq":2,"to":"orders","producer":"p"}',
+        b'{"to":"orders","producer":"p","seq":7,"seq":2}',
+        b'{"to":"orders","producer":"p","seq":2,"s\\u0065q":3}',
+        b'{"to":"orders","producer":"p","seq":2.0}',
+        b'{"to":"orders","producer":"p","seq":20e-1}',
+        b'{"to":"orders","producer":"p","seq":2,"priority":9}',
+        b'{"to":"orders","producer":"p","seq":2',
+        b'{"to":"more","producer":"p","seq":2}',
+    ],
+)
+@pytest.mark.parametrize("first", [b"", b',"seq":1', b',"s\\u0065q":1', b',"priority":9'])
+def test_P1_records_are_joined_by_what_their_headers_say_not_by_how(
+    first: bytes, second: bytes
+) -> None:
+    metas = [
+        b'{"to":"orders","producer":"p","seq":1%s}' % first, second,
+        second.replace(b"2", b"3"), second.replace(b"2", b"4"),
+    ]  # fmt: skip
+    engines = []
+    for at_once in (True, False):
+        engine = Engine(configuration({"name": "orders"}, {"name": "more"}))
+        records = Records()
+        for at, meta in enumerate(metas):
+            add(records, TOPIC, at, b"%d" % at, meta)
+        engine.step(Batch(publishes=records), at_once)
+        engines.append(engine)
+    joined, single = engines
+    assert joined.store.dump() == single.store.dump()
+    assert joined.said() == single.said()

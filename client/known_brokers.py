@@ -6,14 +6,16 @@ each batch.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
 
-from ..protocol import ConfigError, LakequeueError, topics
+from ..protocol import ConfigError, LakequeueError, Timeout, topics
 from .transport import Transport
 
-PREFIX = b"broker/"
+PREFIX, WISH = b"broker/", b"wish/"
+ASK_S, WISH_S_MAX = 0.5, 120.0
 NOT_YET = {"epoch": 0, "state": "", "why": "", "worker": None, "steps": None, "load": None}
 
 
@@ -31,6 +33,24 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
             name = key.removeprefix(PREFIX).decode()
             found.append({"name": name, **NOT_YET, **record, "number": number})
     return sorted(found, key=lambda one: one["number"])
+
+
+def ask_for_broker(transport: Transport, vpn: str, wish: str, name: str, number: str) -> None:
+    """Put a wish into the directory, and wait for the answer that stands there then. number: what
+    tells this wish from others. Raises LakequeueError when it is refused, Timeout."""
+    directory, key = topics.topic(vpn, topics.DIRECTORY), WISH + name.encode()
+    asked = msgspec.json.encode({"wish": wish, "id": number})
+    transport.publish(directory, asked, key, [], 0)
+    transport.flush(ASK_S)
+    deadline = time.monotonic() + WISH_S_MAX
+    while time.monotonic() < deadline:
+        answer = msgspec.json.decode(transport.newest(directory).get(key, b"{}"))
+        if answer.get("id") == number and "wish" not in answer:
+            if "refused" in answer:
+                raise LakequeueError(answer["refused"])
+            return
+        time.sleep(ASK_S)
+    raise Timeout(f"the engine did not answer within {WISH_S_MAX:.0f} s; is it running?")
 
 
 def number_of(name: str, known: list[dict[str, Any]]) -> int:

@@ -1,0 +1,181 @@
+"""`lakequeue monitor`: the queues on a web page, and why they do not move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import (
+    connection_options,
+    find_url,
+    json_option,
+    nearest_home,
+    note,
+    option,
+    say_json,
+    stop_on_signals,
+)
+from .group import EnvironmentFault
+
+if TYPE_CHECKING:
+    from ..monitor.engine_figures import EngineFigures
+    from ..monitor.server import PageServer
+    from ..streaming import Engine
+
+PORT = 9480
+CLIENT = "lakequeue-monitor"
+EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
+
+
+@click.command()
+@option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others than this "
+        "machine need a token.")  # fmt: skip
+@option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True,
+        help="0 takes a free one.")  # fmt: skip
+@option("--admin", is_flag=True, help="Dead messages can be redriven from the page. Needs a token.")
+@option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
+        help="A file whose first line is the token that the page asks for.")  # fmt: skip
+@option("--metrics", metavar="ADDRESS", help="Where the engine serves its metrics.  "
+        "[default: that of --home]")  # fmt: skip
+@connection_options
+@json_option
+def monitor(
+    host: str,
+    port: int,
+    admin: bool,
+    token_file: Path | None,
+    metrics: str | None,
+    url: str | None,
+    home: Path | None,
+    vpn: str,
+    as_json: bool,
+) -> None:
+    """Serve a page that shows the queues, and why they do not move, until Ctrl-C.
+
+    With a home on this machine it also tells the life of a message, and shows brokers and streaming
+    queries. It is for reading unless --admin is given. `lakequeue up` serves it too.
+
+    \b
+    Examples:
+      lakequeue monitor
+      head -c 24 /dev/urandom | base64 > token && chmod 600 token
+      lakequeue monitor --admin --token-file token
+      lakequeue monitor --url kafka.example.com:9092 --host 0.0.0.0 --token-file token
+    """
+    page_parts = _imported()
+    try:
+        doors = page_parts.Doors(_token(token_file), admin, host)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    address, place = find_url(url, home), None if url else nearest_home(home)
+    sight = page_parts.Sight(opener(address, vpn))
+    if problem := sight.look().problem:  # it may come later: the page says so too
+        note(problem)
+    page = page_parts.Page({vpn: sight}, doors, _life(place), _figures(metrics, place))
+    try:
+        server = page_parts.PageServer(page_parts.make_app(page), host, port)
+    except OSError as error:
+        problem = error.strerror or error
+        raise EnvironmentFault(f"{host}:{port}: {problem}: choose --port") from error
+    with stop_on_signals() as stop:
+        server.start()
+        if as_json:
+            say_json({"event": "ready", "address": server.address})
+        else:
+            click.echo(f"{server.address}  (Ctrl-C ends it)")
+        while not stop.wait(1.0):
+            pass
+    server.stop()
+    sight.close()
+
+
+def page_of(engine: Engine, port: int) -> PageServer | None:
+    """The page of an engine in this process, on this machine and for reading; None where its
+    packages are not installed. Raises OSError when the port is taken."""
+    from prometheus_client import generate_latest
+
+    from ..monitor.engine_figures import EngineFigures
+
+    try:
+        parts = _imported()
+    except EnvironmentFault:
+        return None
+    address = f"kafka://{engine.bootstrap}"
+    configuration = engine.configuration
+    vpns = {*configuration.vpns, *(queue.vpn for queue in configuration.queues)}
+    first = sorted(vpns, key=lambda vpn: (vpn != "default", vpn))
+    sights = {vpn: parts.Sight(opener(address, vpn)) for vpn in first}
+    figures = EngineFigures(lambda: generate_latest(engine.metrics.registry).decode())
+    page = parts.Page(sights, parts.Doors(), _life(engine.home), figures)
+    return parts.PageServer(parts.make_app(page), "127.0.0.1", port)
+
+
+def _token(file: Path | None) -> str | None:
+    """The first line of a file. Raises ValueError when it cannot be read."""
+    if file is None:
+        return None
+    try:
+        return file.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--token-file {file}: {getattr(error, 'strerror', error)}") from error
+
+
+class _Parts:
+    """What the page is made of."""
+
+    def __init__(self) -> None:
+        from ..monitor.doors import Doors
+        from ..monitor.server import PageServer
+        from ..monitor.sight import Sight
+        from ..monitor.web import Page, make_app
+
+        self.Doors, self.PageServer, self.Sight = Doors, PageServer, Sight
+        self.Page, self.make_app = Page, make_app
+
+
+def _imported() -> Any:
+    try:
+        return _Parts()
+    except ImportError as error:
+        raise EnvironmentFault(f"{EXTRA} ({error.name} is missing)") from error
+
+
+def opener(address: str, vpn: str) -> Callable[[], Any]:
+    """Opens a connection of the page."""
+    def open_connection() -> Any:
+        import lakequeue
+
+        return lakequeue.connect(address, vpn=vpn, client_name=CLIENT)
+
+    return open_connection
+
+
+def _life(home: Path | None) -> Callable[[str], list[str]] | None:
+    """Tells the life of a message in the words of `lakequeue trace`."""
+    if home is None:
+        return None
+
+    def told(number: str) -> list[str]:
+        from ..lake import trace as life_of
+        from .sql import asked
+        from .trace import lines
+
+        with asked(home) as lake:
+            return list(lines(life_of(lake, number)))
+
+    return told
+
+
+def _figures(metrics: str | None, home: Path | None) -> EngineFigures:
+    from ..monitor.engine_figures import EngineFigures
+    from ..streaming.home import HomeFolder
+
+    if metrics is not None:
+        if not metrics.startswith(("http://", "https://")):
+            raise click.UsageError(f"--metrics {metrics}: must begin with http:// or https://")
+        return EngineFigures.at(metrics)
+    port = HomeFolder(home).port("metrics") if home is not None else 0
+    return EngineFigures.at(f"http://127.0.0.1:{port}/metrics") if port else EngineFigures()

@@ -1,0 +1,153 @@
+"""`lakequeue demo bridge`: head-of-line blocking on a bridge, first as it was, then with lanes.
+
+The scenario: publishers at the broker `west` send to three topics; a bridge takes them to `east`,
+where each topic has a queue. Nobody consumes the first queue, so it fills up. With one lane (H2)
+its messages hold up those for the two others; with a lane for each destination (H3) they hold up
+only themselves. Then the consumer comes back. It runs on ``memory://``, and time there is moved by
+the demo: nothing but the command is needed, and each run shows the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..cli.common import console, say_json
+from ..definitions import parse_configuration
+from ..definitions.bridge import NONE, PER_DESTINATION
+from ..memory import MemoryConnection, MemoryEngine
+
+TOPICS = {"queue1": "a/b/c", "queue2": "d/e/f", "queue3": "g/h/i"}
+RATE = 4  # messages a second to each topic
+ROOM = 12  # messages that queue1 takes: it is full after 3 s
+CONSUMER_BACK_S = 8
+PUBLISHED_S = 13
+SECONDS = 15
+
+
+@dataclass
+class Second:
+    """What was seen in one second. received: of each queue, by its consumer; blocked: which
+    endpoint holds the bridge, for how long, and how many messages wait for it."""
+
+    second: int
+    published: int
+    received: dict[str, int]
+    queue1_depth: int
+    waiting: int
+    blocked: str | None
+    blocked_s: float
+    blocked_waiting: int
+
+
+class BridgeDemo:
+    """One run of the demo."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._console = console(stderr=as_json)
+
+    def run(self) -> bool:
+        """Tell it twice; whether each message arrived once and in its queue's order."""
+        told: dict[str, Any] = {}
+        good = True
+        for lanes, title in (
+            (NONE, "One lane: a full queue holds up everything behind it"),
+            (PER_DESTINATION, "A lane for each destination: it holds up its own messages only"),
+        ):
+            self._console.print(f"\n[bold]{title}[/bold] (lanes: {lanes})\n")
+            story = _Story(lanes)
+            try:
+                self._head()
+                seconds = [self._shown(story.second(n)) for n in range(1, SECONDS + 1)]
+                accounts = story.accounts()
+            finally:
+                story.close()
+            good = good and all(accounts.values())
+            kept = "each message arrived once, in order" if all(accounts.values()) else (
+                f"[red]lost, doubled or out of order: {accounts}[/red]"
+            )  # fmt: skip
+            self._console.print(f"{sum(len(s) for s in story.sent.values())} published; {kept}.")
+            told[lanes] = {"seconds": [asdict(one) for one in seconds], "accounts": accounts}
+        if self._as_json:
+            say_json(told)
+        return good
+
+    def _head(self) -> None:
+        bars = "  ".join(f"{name + ' a second':<18}" for name in TOPICS)
+        self._console.print(f"{'':>4}  {bars}  {'waiting':>7}  held by")
+
+    def _shown(self, one: Second) -> Second:
+        bars = "  ".join(f"{n:>3} {_bar(n):<14}" for n in one.received.values())
+        held = ""
+        if one.blocked is not None:
+            held = f"{one.blocked} for {one.blocked_s:.0f} s, {one.blocked_waiting} wait for it"
+        comes = "  ← its consumer is back" if one.second == CONSUMER_BACK_S else ""
+        line = f"{one.second:>2} s  {bars}  {one.waiting:>7}  {held}{comes}"
+        self._console.print(line.rstrip())
+        return one
+
+
+def _bar(n: int) -> str:
+    """A length for a rate: the usual one is 4 long, and what catches up ends in an arrow."""
+    length = n * 4 // RATE
+    return "█" * min(length, 13) + ("▶" if length > 13 else "")
+
+
+class _Story:
+    """Two brokers, a bridge, a publisher, three consumers."""
+
+    def __init__(self, lanes: str) -> None:
+        bridge = {"name": "west-east", "from": "west", "to": "east", "lanes": lanes,
+                  "subscriptions": list(TOPICS.values())}  # fmt: skip
+        engine = MemoryEngine(
+            parse_configuration({"brokers": ["west", "east"], "bridges": [bridge]})
+        )
+        self._west = MemoryConnection(engine, "default", "publisher", "west")
+        self._east = MemoryConnection(engine, "default", "consumer", "east")
+        for name, topic in TOPICS.items():
+            room = {"max_spool_messages": ROOM} if name == "queue1" else {}
+            self._east.admin().define(
+                {"name": name, "message_type": "text", "type": "LocalQueue", "broker": "east",
+                 "subscriptions": [topic]} | room
+            )  # fmt: skip
+        self._producer = self._west.producer()
+        self.sent: dict[str, list[str]] = {name: [] for name in TOPICS}
+        self._got: dict[str, list[str]] = {name: [] for name in TOPICS}
+        self._consumers = {name: self._consumer(name) for name in ("queue2", "queue3")}
+
+    def _consumer(self, queue: str) -> Any:
+        return self._east.consumer(queue, max_backlog=1_000, ack_mode="auto")
+
+    def second(self, number: int) -> Second:
+        """Let one second pass."""
+        if number == CONSUMER_BACK_S:
+            self._consumers["queue1"] = self._consumer("queue1")
+        received = dict.fromkeys(TOPICS, 0)
+        published = RATE if number <= PUBLISHED_S else 0
+        for _ in range(RATE):
+            for name, topic in TOPICS.items() if published else ():
+                text = f"{name}:{len(self.sent[name])}"
+                self._producer.send(topic, text.encode())  # west acknowledges it
+                self.sent[name].append(text)
+            self._west.advance(1 / RATE)
+            for name, consumer in self._consumers.items():
+                while (message := consumer.receive(timeout=0)) is not None:
+                    self._got[name].append(message.payload.decode())
+                    received[name] += 1
+        seen = self._west.admin().describe_bridge("west-east")
+        blocked = seen["blocked"][0] if seen["blocked"] else {}
+        return Second(
+            number, published * len(TOPICS), received,
+            self._east.admin().describe("queue1")["depth"], seen["waiting"],
+            blocked.get("endpoint"), blocked.get("for_s", 0.0), blocked.get("waiting", 0),
+        )  # fmt: skip
+
+    def accounts(self) -> dict[str, bool]:
+        """Of each queue whether it got all that was sent, once and in order."""
+        return {name: self._got[name] == sent for name, sent in self.sent.items()}
+
+    def close(self) -> None:
+        """End it."""
+        self._west.close()
+        self._east.close()

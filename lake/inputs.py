@@ -1,0 +1,155 @@
+"""Steps and what they took, from the tables: records as Kafka gave them, byte for byte (R1).
+
+`messages` has a row for each message of a run, `commands` has records as they are. Rows become
+records again with the face of Kafka's client, so that the loop's own code makes the step's input of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol.errors import LakequeueError
+from ..protocol.messages import HEADER, encode_run
+from ..protocol.steplog import FORMAT, Range, StepRecord
+from ..protocol.wire import headers_list
+from ..sources.step_batch import Place, goes_first, to_batch
+from ..state import Batch
+
+if TYPE_CHECKING:
+    import duckdb
+
+TOGETHER = 1_000  # steps whose inputs are read at once
+_STEPS = """
+SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes FROM steps
+WHERE broker = $broker AND step > $after AND step <= $last ORDER BY step
+"""
+_MESSAGES = """
+SELECT "offset", epoch_ms(time), key, payload, lq, headers FROM messages
+WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
+ORDER BY "offset", item
+"""
+_COMMANDS = """
+SELECT "offset", epoch_ms(time), key, value, NULL, headers FROM commands
+WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
+ORDER BY "offset"
+"""
+_Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None]
+
+
+class Lost(LakequeueError):
+    """The tables do not have what a step took."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """A record from the tables, with the face of the Kafka client's messages."""
+
+    place: Place
+    row: _Row
+
+    def topic(self) -> str:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.row[0]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.row[1]
+
+    def key(self) -> bytes | None:
+        return self.row[2]
+
+    def value(self) -> bytes | None:
+        return self.row[3]
+
+    def headers(self) -> list[tuple[str, bytes]] | None:
+        own = [] if self.row[4] is None else [(HEADER, self.row[4].encode())]
+        return own + headers_list(self.row[5]) or None
+
+
+def steps_between(
+    lake: duckdb.DuckDBPyConnection, broker: str, after: int, last: int
+) -> Iterator[StepRecord]:
+    """The records of a broker's log behind a step, up to a step."""
+    given = {"broker": broker, "after": after, "last": last}
+    for row in lake.execute(_STEPS, given).fetchall():
+        step, now, acked, pages, outputs, code, ranges, sizes = row
+        taken = tuple(
+            Range(r["topic"], r["partition"], r["first"], r["last"], r["count"]) for r in ranges
+        )
+        known = msgspec.json.decode(sizes, type=dict[str, int]) if sizes else {}
+        yield StepRecord(FORMAT, step, now, acked, pages, outputs, code, taken, known)
+
+
+class FromTables:
+    """What steps took, see `driver.Again`: for steps that follow each other."""
+
+    def __init__(self, lake: duckdb.DuckDBPyConnection, records: list[StepRecord]) -> None:
+        spans: dict[Place, tuple[int, int]] = {}
+        for record in records:
+            for r in record.ranges:
+                place = r.topic, r.partition
+                first, last = spans.get(place, (r.first, r.last))
+                spans[place] = min(first, r.first), max(last, r.last)
+        self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
+
+    def take(self, ranges: tuple[Range, ...]) -> Batch:
+        """The same records once more; raises Lost when the tables do not have them all."""
+        return to_batch({(r.topic, r.partition): self.records(r) for r in ranges}).batch
+
+    def records(self, r: Range) -> list[Stored]:
+        """The records of one range."""
+        there = self._found[r.topic, r.partition]
+        found = [there[at] for at in range(r.first, r.last + 1) if at in there]
+        if len(found) != r.count:
+            table = "commands" if goes_first(r.topic) else "messages"
+            raise Lost(
+                f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
+                f"{r.partition} of topic {r.topic!r}, and the table {table!r} has {len(found):,} "
+                "of them"
+            )
+        return found
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._found.clear()
+
+
+def _read(
+    lake: duckdb.DuckDBPyConnection, place: Place, first: int, last: int
+) -> dict[int, Stored]:
+    topic, partition = place
+    given = {"topic": topic, "partition": partition, "first": first, "last": last}
+    if goes_first(topic):
+        rows = lake.execute(_COMMANDS, given).fetchall()
+        return {row[0]: Stored(place, row) for row in rows}
+    rows = lake.execute(_MESSAGES, given).fetchall()
+    parts = groupby(rows, lambda row: row[0])
+    return {offset: Stored(place, _whole(list(items))) for offset, items in parts}
+
+
+def _whole(items: list[Any]) -> _Row:
+    """One record of the rows of its messages."""
+    first = items[0]
+    if _count(first) != len(items):
+        return first  # no run; or one that was none, and stands there as it came
+    return (*first[:3], encode_run([row[3] for row in items]), *first[4:])
+
+
+def _count(row: _Row) -> int:
+    """How many messages the record says that it has; 0: it is no run."""
+    _, _, key, _, lq, headers = row
+    if lq is None or '"count"' not in lq or key is not None or headers is not None:
+        return 0
+    try:
+        said = msgspec.json.decode(lq)
+    except msgspec.DecodeError:
+        return 0
+    count = said.get("count") if isinstance(said, dict) else None
+    return count if isinstance(count, int) else 0

@@ -1,0 +1,240 @@
+"""A broker as it was behind any step: the nearest snapshot, and the steps after it once more (R1).
+
+    snapshots ─▶ pages as of step s ─▶ steps s+1 … n, from `steps`, `messages`, `commands` ─▶ step n
+
+The engine is a pure step, so what comes out is what was; and it is checked: the pages of a
+snapshot against the sum that closes it, each step against the digests that stand in the record of
+the next. A snapshot that is damaged is told, and the one before it is taken. A step that comes out
+differently is an error, for nothing behind it could be relied on: the tables were altered, or the
+code that reads them decides otherwise than the code that wrote them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol.errors import ConfigError, LakequeueError
+from ..protocol.steplog import StepRecord
+from ..protocol.tables import CRC_MODULUS
+from ..protocol.wire import WireRecord
+from ..state import DictStore, Home
+from ..streaming.driver import Driver, Refused, Snapshot
+from .inputs import TOGETHER, FromTables, Stored, steps_between
+from .opening import HISTORY, NoLake
+
+if TYPE_CHECKING:
+    import duckdb
+
+_CODE = "tables"  # who took a step is told, and does not matter: its digest does
+_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
+_KNOWN = """
+SELECT min(step), max(step), epoch_ms(min(now)), epoch_ms(max(now)),
+  max(step) FILTER (WHERE epoch_ms(now) <= $at)
+FROM steps WHERE broker = $broker
+"""
+_BEGUN = "SELECT value FROM commands WHERE command = 'begin' ORDER BY time DESC LIMIT 1"
+_CLOSED = """
+SELECT step, crc, value FROM snapshots
+WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
+"""
+_PAGES = """
+SELECT page, arg_max(struct_pack(v := value), step) FROM snapshots
+WHERE broker = $broker AND page <> '' AND step <= $step AND step >= (
+  SELECT max(step) FROM snapshots WHERE broker = $broker AND page = '' AND whole AND step <= $step)
+GROUP BY page
+"""
+
+
+@dataclass
+class Moment:
+    """A broker behind a step. now: the step's time, epoch ms; snapshot: the step of the snapshot
+    that it was made from, 0: from nothing; snapshot_state: what the loop knew; notes: what a person
+    should be told; took, said: of the last step, where it was taken again."""
+
+    broker: str
+    home: Home
+    store: DictStore
+    step: int
+    now: int
+    snapshot: int
+    own: Snapshot
+    notes: list[str] = field(default_factory=list)
+    took: list[Stored] = field(default_factory=list)
+    said: list[WireRecord] = field(default_factory=list)
+
+
+class _Ear:
+    """`driver.Log` and `driver.OutputWriter` of steps that nobody hears but who asks."""
+
+    def __init__(self) -> None:
+        self.records: list[WireRecord] = []
+
+    def send(self, step: int, records: Iterable[WireRecord]) -> None:
+        self.records = list(records)
+
+    def acked(self) -> int | None:
+        return None
+
+    def append(self, value: bytes) -> None:
+        raise AssertionError("the past is not written")
+
+    def settle(self) -> int:
+        raise AssertionError("the past is not written")
+
+
+def brokers(lake: duckdb.DuckDBPyConnection) -> list[str]:
+    """The brokers that the tables know."""
+    _require_history(lake)
+    return [name for (name,) in lake.execute(
+        "SELECT DISTINCT broker FROM steps ORDER BY broker").fetchall()]  # fmt: skip
+
+
+def as_of(
+    lake: duckdb.DuckDBPyConnection,
+    home: Path,
+    broker: str,
+    *,
+    step: int | None = None,
+    at: datetime | None = None,
+) -> Moment:
+    """The broker behind a step, or as it was at a time, or, with neither, as the tables know it
+    last. Raises ConfigError for what they do not reach to, LakequeueError where they are damaged.
+    """
+    _require_history(lake)
+    target, notes = _target(lake, broker, step, at)
+    moment = _start(lake, home, broker, target, notes)
+    _replay(lake, moment, target)
+    _check_last(lake, moment)
+    return moment
+
+
+def _require_history(lake: duckdb.DuckDBPyConnection) -> None:
+    there = {name for (name,) in lake.execute("SHOW TABLES").fetchall()}
+    missing = [name for name in HISTORY if name not in there]
+    if missing:
+        raise NoLake(
+            f"The home has no table {' and no table '.join(missing)}: an engine in real time "
+            "writes them a minute after its start (lakequeue.history_interval_s is not 0)"
+        )
+
+
+def _target(
+    lake: duckdb.DuckDBPyConnection, broker: str, step: int | None, at: datetime | None
+) -> tuple[int, list[str]]:
+    """The step that is meant, and what is to be told of it."""
+    ms = 1 << 62 if at is None else round(at.timestamp() * 1000)
+    found = lake.execute(_KNOWN, {"broker": broker, "at": ms}).fetchone()
+    first, last, begun, ended, meant = found or (None,) * 5
+    if first is None:
+        known = ", ".join(brokers(lake)) or "none"
+        raise ConfigError(f"broker: {broker!r} – the tables know of {known}")
+    reach = f"steps {first:,} to {last:,}, {_told(begun)} to {_told(ended)}"
+    if step is not None:
+        if not first <= step <= last:
+            raise ConfigError(f"step: {step} – the tables have {reach}")
+        return step, []
+    if meant is None:
+        raise ConfigError(f"time: {at} – it is before what the tables have: {reach}")
+    late = at is not None and ms > ended
+    return meant, [f"The tables end before that time, with {_told(ended)}"] if late else []
+
+
+def _told(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds")
+
+
+# ---------------------------------------------------------------- where it begins
+
+
+def _start(
+    lake: duckdb.DuckDBPyConnection, home: Path, broker: str, target: int, notes: list[str]
+) -> Moment:
+    """The newest snapshot up to the step that is whole; else nothing at all, before step 1."""
+    given = {"broker": broker, "step": target}
+    for step, total, value in lake.execute(_CLOSED, given).fetchall():
+        pages = dict(lake.execute(_PAGES, {"broker": broker, "step": step}).fetchall())
+        there = {page: bytes(one["v"]) for page, one in pages.items() if one["v"] is not None}
+        found = sum(zlib.crc32(page.encode() + v) for page, v in there.items()) % CRC_MODULUS
+        if found == total and "broker" in there:
+            own = _snapshot(value)
+            header = msgspec.msgpack.decode(there["broker"])
+            whose = Home(broker, header["number"], header["epoch"])
+            store = DictStore(there)
+            return Moment(broker, whose, store, own.step, own.now, step, own, notes)
+        notes.append(
+            f"The snapshot of step {step:,} does not match its digest and is passed over"
+        )
+    nothing = Snapshot()
+    number, epoch = _who(lake, home, broker)
+    return Moment(broker, Home(broker, number, epoch), DictStore(), 0, 0, 0, nothing, notes)
+
+
+def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:
+    """A broker's number and the home's epoch: as its folder says, else as the engine said last."""
+    about: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        about = json.loads((home / "lakequeue.json").read_text())
+    numbers, epoch = about.get("brokers", {}), about.get("epoch", 0)
+    if not epoch:
+        begun = lake.execute(_BEGUN).fetchone()
+        epoch = msgspec.json.decode(begun[0]).get("epoch", 0) if begun else 0
+    return (numbers.get(broker, 0) if isinstance(numbers, dict) else 0), epoch
+
+
+# ---------------------------------------------------------------- the steps after it
+
+
+def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> None:
+    """Take the steps behind the snapshot again, up to the target. The last one is heard."""
+    ear = _Ear()
+    driver = Driver(
+        moment.home, _CODE, moment.store, moment.own, ear, ear, lambda: moment.now
+    )
+    for after in range(moment.step, target, TOGETHER):
+        last = min(after + TOGETHER, target)
+        records = list(steps_between(lake, moment.broker, after, last))
+        if [r.step for r in records] != list(range(after + 1, last + 1)):
+            raise LakequeueError(
+                f"The table 'steps' has {len(records):,} of the steps {after + 1:,} to {last:,} of "
+                f"broker {moment.broker!r}: what came after the snapshot of step "
+                f"{moment.snapshot:,} cannot be made again"
+            )
+        inputs = FromTables(lake, records)
+        same = [(0, msgspec.structs.replace(r, code=_CODE)) for r in records]
+        _checked(driver, same, inputs, records)
+        if last == target:  # its outputs were not yet in Kafka as it was logged, so it speaks
+            moment.took = [m for r in records[-1].ranges for m in inputs.records(r)]
+            moment.said = ear.records
+    if driver.step > moment.step:
+        moment.step, moment.now = driver.step, driver.now
+        moment.own = driver.snapshot(1)
+
+
+def _checked(
+    driver: Driver, logged: list[tuple[int, StepRecord]], inputs: FromTables,
+    records: list[StepRecord],
+) -> None:  # fmt: skip
+    try:
+        driver.replay(logged, inputs)
+    except Refused as error:
+        code = next((r.code for r in records if r.step > driver.step), "")
+        raise LakequeueError(f"{error}; its code was {code}") from error
+
+
+def _check_last(lake: duckdb.DuckDBPyConnection, moment: Moment) -> None:
+    """The last step's digest stands in the next record, if the tables have that already."""
+    for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
+        if record.pages != moment.own.pages:
+            raise LakequeueError(
+                f"step {moment.step} of broker {moment.broker!r} came out differently when it was "
+                f"taken again; its code was {record.code}"
+            )

@@ -1,0 +1,189 @@
+"""Rebuild: a working home from the Delta tables, when checkpoint and log of steps are gone (R3).
+
+    tables ─▶ each broker as the tables know it last ─▶ NEW/rebuilt/<broker>.state ─▶ first batch
+
+The new home is the old one, with its epoch, so clients go on with what they hold. It continues in
+Kafka behind the last step that the tables have: what came after it is taken in again, in new steps.
+As nobody knows which ids and step numbers those lost steps gave, the new ones are far behind them;
+what the journal knows of messages that only the lost steps stored is closed with `lost`, and those
+messages, still in Kafka, come in once more under new ids.
+
+Leases become ready and deliveries count from nothing: the engine says so with a command for each
+queue, when it starts on the new home.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol.errors import LakequeueError
+from ..state import FORMAT
+from ..state.broker import BrokerHeader
+from ..state.header import QueueHeader
+from ..state.storage.store import DictStore
+from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
+from .opening import open_lake, tables_of
+from .past import Moment, as_of, brokers
+
+if TYPE_CHECKING:
+    import duckdb
+
+STEPS_AHEAD = 1_000_000  # more than were lost between two writings of the tables, by far
+IDS_AHEAD = 4_000_000
+DELIVERIES_AHEAD = 4_000_000
+_JOURNALED = "SELECT coalesce(max(step), 0) FROM journal WHERE broker = $broker"
+_GIVEN = """
+SELECT coalesce(max(CAST(message_id AS UBIGINT)), 0) FROM journal
+WHERE broker = $broker AND message_id IS NOT NULL
+"""
+_PHANTOMS = """
+SELECT c.vpn, c.queue, c.message_id FROM changes AS c
+WHERE c.next_event IS NULL AND c.state <> 'gone'
+  AND CAST(c.message_id AS UBIGINT) BETWEEN $first AND $last ORDER BY c.step, c.part, c.line
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What was made again of a broker. step, time: how far the tables knew it; messages: in its
+    queues; lost: messages of later steps, which come in again from Kafka under new ids."""
+
+    broker: str
+    step: int
+    time: datetime
+    queues: int
+    messages: int
+    lost: int
+    notes: list[str]
+
+
+def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
+    """Make a home of the tables of another, or of the same whose checkpoint is gone. Raises
+    LakequeueError where that cannot be."""
+    tables_of(tables_home)
+    if any((home / "checkpoint").glob("*/commits/*")):
+        raise LakequeueError(
+            f"{home} has a checkpoint: nothing is to be rebuilt there; choose another --home, or "
+            "move the checkpoint away"
+        )
+    about = _about(tables_home)
+    if home.resolve() != tables_home.resolve():
+        _take_along(tables_home, home)
+    done: list[Rebuilt] = []
+    queues: list[list[str]] = []
+    epoch = 0
+    with open_lake(home) as lake:
+        for broker in brokers(lake):
+            moment = as_of(lake, tables_home, broker)
+            epoch = moment.home.epoch
+            done.append(_one(lake, home, moment, queues))
+    (home / FOLDER).mkdir(exist_ok=True)
+    (home / FOLDER / QUEUES).write_text(json.dumps(queues))
+    (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))
+    return done
+
+
+def _take_along(source: Path, home: Path) -> None:
+    """The tables, without copying: nothing in them is ever changed in place."""
+    if (home / "tables").is_dir() and any((home / "tables").iterdir()):
+        raise LakequeueError(f"{home / 'tables'} is not empty: choose another --home")
+
+    def link(a: str, b: str) -> None:
+        try:
+            os.link(a, b)
+        except OSError:  # another disk
+            shutil.copy2(a, b)
+
+    leave = shutil.ignore_patterns(".*")
+    shutil.copytree(
+        source / "tables", home / "tables", copy_function=link, ignore=leave, dirs_exist_ok=True
+    )
+    for name in ("captured.json", "ports.json"):
+        if (source / name).is_file():
+            shutil.copy2(source / name, home / name)
+
+
+def _about(source: Path) -> dict[str, Any]:
+    """What the home said of itself; where that is lost as well, what is known without it."""
+    file = source / "lakequeue.json"
+    about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
+    if file.is_file():
+        about = json.loads(file.read_text())
+    if about.get("format") != FORMAT:
+        raise LakequeueError(
+            f"{source} was written by a version with state format {about.get('format')}; this "
+            f"version reads {FORMAT}: use that version"
+        )
+    return {k: v for k, v in about.items() if k != "checkpoints"}
+
+
+def _one(
+    lake: duckdb.DuckDBPyConnection, home: Path, moment: Moment, queues: list[list[str]]
+) -> Rebuilt:
+    store, name = moment.store, moment.broker
+    header = msgspec.msgpack.decode(store.pages["broker"], type=BrokerHeader)
+    (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
+    (given,) = lake.execute(_GIVEN, {"broker": name}).fetchone() or (0,)
+    first = header.number << 48 | header.spool.next_counter
+    header.step = max(moment.step, journaled) + STEPS_AHEAD
+    counter = given & ((1 << 48) - 1) if given >> 48 == header.number else 0
+    header.spool.next_counter = max(header.spool.next_counter, counter + 1) + IDS_AHEAD
+    phantoms = lake.execute(
+        _PHANTOMS, {"first": first, "last": header.number << 48 | (1 << 48) - 1}
+    ).fetchall()
+    if phantoms:
+        _close(home, name, header.step, moment.now, phantoms)
+    store.put("broker", msgspec.msgpack.encode(header))
+    own = msgspec.structs.replace(
+        moment.own, step=header.step, log_at=0, marks=[],
+        # What the lost steps had not journaled yet, the table may have got from them.
+        journal=[s for s in moment.own.journal if (s.step or moment.step) > journaled],
+    )  # fmt: skip
+    depth = _queues(store, queues)
+    write_state(state_file(home, name), msgspec.msgpack.encode(own), sorted(store.pages.items()))
+    time = datetime.fromtimestamp(moment.now / 1000, UTC)
+    return Rebuilt(name, moment.step, time, len(depth), sum(depth), len(phantoms), moment.notes)
+
+
+def _queues(store: DictStore, queues: list[list[str]]) -> list[int]:
+    """Every queue with its VPN into the list; their depths. Their deliveries get new numbers: who
+    holds one of a lost step must not take another for it."""
+    depths = []
+    for key, page in sorted(store.pages.items()):
+        if key.startswith("q/"):
+            queue = msgspec.msgpack.decode(page, type=QueueHeader)
+            queue.next_delivery += DELIVERIES_AHEAD
+            store.put(key, msgspec.msgpack.encode(queue))
+            if not queue.deleted:
+                queues.append([queue.definition.vpn, queue.definition.name])
+                depths.append(queue.depth)
+    return depths
+
+
+def _close(
+    home: Path, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
+) -> None:
+    """The journal says of messages that only lost steps knew that they are lost."""
+    import deltalake
+    import pyarrow as pa
+
+    table = deltalake.DeltaTable(home / "tables" / "journal")
+    schema = pa.schema(table.schema().to_arrow())
+    rows = [
+        {
+            "broker": broker, "step": step, "part": 0, "vpn": vpn, "queue": queue, "event": "lost",
+            "message_id": number, "subscription": "", "deliveries": 0, "topic": "",
+            "reason": "of a step that is lost; what came in comes in again", "line": line,
+            "time": datetime.fromtimestamp(now / 1000, UTC),
+        }
+        for line, (vpn, queue, number) in enumerate(phantoms)
+    ]  # fmt: skip
+    deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")

@@ -1,0 +1,219 @@
+"""Replay: messages of the past once more, into one queue (R4).
+
+What came for a queue stands in `journal` (`spooled`, and `discarded` where the queue did not take
+it), with the place of the message in `messages`. Those that the queue does not hold any more are
+published again, to that queue alone, with their payload, key, headers and priority. They get new
+ids, and say with headers what they are: `lq-replay-of` (the earlier id, where it had one),
+`lq-replay-time` (when it was published first) and `lq-replay-by`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..client.values import time_ms
+from ..expressions import Program, compile_program, is_true
+from ..protocol.errors import ConfigError, Rejected
+from ..protocol.ids import parse_ranges
+from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
+from ..protocol.wire import headers_list
+from .opening import open_lake
+
+if TYPE_CHECKING:
+    import duckdb
+
+TOGETHER = 1_000
+EXAMPLES = 5
+OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
+_CAME = """
+SELECT came.message_id, came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
+FROM (
+  SELECT max(message_id) AS message_id, max(event) AS event, topic, "partition", "offset", item,
+    min(step) AS step, min(part) AS part, min(line) AS line
+  FROM journal
+  WHERE vpn = $vpn AND queue = $queue AND event IN ('spooled', 'discarded') AND topic <> ''
+  GROUP BY topic, "partition", "offset", item
+) AS came JOIN messages AS m ON m.topic = came.topic AND m."partition" = came."partition"
+  AND m."offset" = came."offset" AND m.item = came.item
+WHERE epoch_ms(m.time) BETWEEN $since AND $until
+  AND ($first_id = 0 OR try_cast(came.message_id AS UBIGINT) >= $first_id)
+  AND (came.message_id IS NULL OR came.message_id NOT IN (
+    SELECT message_id FROM queued WHERE vpn = $vpn AND queue = $queue))
+ORDER BY came.step, came.part, came.line
+"""
+_BEGINS = "SELECT epoch_ms(min(time)) FROM messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did, or would do.
+
+    count: messages that were published again; refused: how many the queue did not take, by reason;
+    begins: when the first message came that the tables still hold, None: they hold none; examples:
+    the first few, each with `id`, `time`, `event` and `payload`.
+    """
+
+    count: int
+    refused: dict[str, int]
+    begins: datetime | None
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def replay(
+    connection: Any,
+    queue: str,
+    *,
+    home: Path | str,
+    since: datetime | str | None = None,
+    until: datetime | str | None = None,
+    where: str | None = None,
+    ids: str | None = None,
+    dry_run: bool = False,
+    rate: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Replayed:
+    """See `Admin.replay`. progress: told how many were published, now and then."""
+    if rate is not None and not rate > 0:
+        raise ConfigError(f"rate: {rate} – allowed are messages a second, more than 0")
+    _ = connection.admin().describe(queue)  # a queue that is not there is said
+    chosen = _Chosen(connection.vpn, queue, since, until, where, ids)
+    with open_lake(home) as lake:
+        (first,) = lake.execute(_BEGINS).fetchone() or (None,)
+        begins = None if first is None else _moment(first)
+        if dry_run:
+            count, examples = 0, list[dict[str, Any]]()
+            for row in chosen.rows(lake):
+                count += 1
+                if len(examples) < EXAMPLES:
+                    examples.append(row.shown())
+            return Replayed(count, {}, begins, examples)
+        count, refused, examples = _publish(connection, queue, chosen.rows(lake), rate, progress)
+    return Replayed(count, refused, begins, examples)
+
+
+@dataclass(slots=True)
+class _Row:
+    message_id: str | None
+    event: str
+    time: int
+    payload: bytes
+    key: bytes | None
+    priority: int
+    dmq: bool
+    headers: str | None
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "id": self.message_id, "time": _moment(self.time), "event": self.event,
+            "payload": self.payload,
+        }  # fmt: skip
+
+    def again(self, who: str) -> dict[str, Any]:
+        """How it is published again."""
+        own = {name: value for name, value in headers_list(self.headers) if name[:3] != "lq-"}
+        of = {OF: self.message_id} if self.message_id else {}
+        said = {**of, TIME: _moment(self.time).isoformat(), BY: who}
+        return {
+            "headers": {**own, **said}, "key": self.key, "priority": self.priority,
+            "dmq_eligible": self.dmq,
+        }  # fmt: skip
+
+
+class _Chosen:
+    """Which messages are meant."""
+
+    def __init__(
+        self, vpn: str, queue: str, since: datetime | str | None, until: datetime | str | None,
+        where: str | None, ids: str | None,
+    ) -> None:  # fmt: skip
+        bookmark = since if isinstance(since, str) and since.isdecimal() else None
+        begin = None if bookmark or since in (None, "epoch") else since
+        self._given = {
+            "vpn": vpn, "queue": queue, "first_id": int(bookmark or 0),
+            "since": -(1 << 62) if begin is None else time_ms(begin, "since"),
+            "until": 1 << 62 if until is None else time_ms(until, "until"),
+        }  # fmt: skip
+        try:
+            self._ranges = None if ids is None else parse_ranges(ids)
+            self._program: Program | None = None if where is None else compile_program((where,))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def rows(self, lake: duckdb.DuckDBPyConnection) -> Iterator[_Row]:
+        """The messages, in the order in which they came."""
+        found = lake.execute(_CAME, self._given)
+        while rows := found.fetchmany(TOGETHER):
+            for number, event, when, payload, key, lq, headers in rows:
+                priority, dmq = _said(lq)
+                row = _Row(number, event, when, payload or b"", key, priority, dmq, headers)
+                if self._meant(row):
+                    yield row
+
+    def _meant(self, row: _Row) -> bool:
+        if self._ranges is not None:
+            number = int(row.message_id or 0)
+            if not any(low <= number <= high for low, high in self._ranges):
+                return False
+        if self._program is None:
+            return True
+        return is_true(self._program.run(row.payload, row.priority, row.key)[0])
+
+
+def _said(lq: str | None) -> tuple[int, bool]:
+    """Priority and DMQ eligibility, as the publisher said."""
+    try:
+        header = msgspec.json.decode(lq or "{}")
+        return int(header.get("priority", PRIORITY_DEFAULT)), bool(header.get("dmq", True))
+    except (msgspec.DecodeError, ValueError, TypeError, AttributeError):
+        return PRIORITY_DEFAULT, True
+
+
+def _publish(
+    connection: Any, queue: str, rows: Iterator[_Row], rate: float | None,
+    progress: Callable[[int], None] | None,
+) -> tuple[int, dict[str, int], list[dict[str, Any]]]:  # fmt: skip
+    """Publish them again, at most so many a second."""
+    count, refused, examples = 0, dict[str, int](), list[dict[str, Any]]()
+    begun = time.monotonic()
+    with connection.producer() as producer:
+        sent: list[Any] = []
+        for row in rows:
+            if rate is not None:
+                time.sleep(max(0.0, begun + count / rate - time.monotonic()))
+            again = row.again(connection.client_name)
+            sent.append(producer.send_async(QUEUE_ALONE + queue, row.payload, **again))
+            count += 1
+            if len(examples) < EXAMPLES:
+                examples.append(row.shown())
+            if len(sent) >= TOGETHER:
+                _settle(producer, sent, refused)
+                if progress is not None:
+                    progress(count)
+        _settle(producer, sent, refused)
+    return count - sum(refused.values()), refused, examples
+
+
+def _settle(producer: Any, sent: list[Any], refused: dict[str, int]) -> None:
+    """Wait for the answers; count what the queue did not take."""
+    with contextlib.suppress(Rejected):  # each says so itself
+        producer.flush()
+    for future in sent:
+        try:
+            reason = future.result().reason
+        except Rejected as error:
+            reason = error.reason
+        if reason:
+            refused[str(reason)] = refused.get(str(reason), 0) + 1
+    sent.clear()
+
+
+def _moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)

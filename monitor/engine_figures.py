@@ -1,0 +1,128 @@
+"""Brokers, streaming queries and times of messages, from the engine's metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ..sinks.metric_table import BATCH, QUERY, of
+
+READ_S = 3.0
+POINTS = 150
+QUEUES_KEPT = 20  # whose waiting times are remembered: those that were looked at last
+QUANTILES = (0.5, 0.99)
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+Buckets = list[tuple[float, float]]  # upper bound, how many up to it
+
+
+class EngineFigures:
+    """read: gives the engine's metrics as Prometheus' text; None: nobody knows them."""
+
+    def __init__(
+        self,
+        read: Callable[[], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._clock = read, clock
+        self._waits: dict[tuple[str, str], deque[tuple[float, Buckets]]] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def at(cls, address: str) -> EngineFigures:
+        """Of an engine that serves them at this address."""
+
+        def read() -> str:
+            with urllib.request.urlopen(address, timeout=READ_S) as answer:
+                return answer.read().decode()
+
+        return cls(read)
+
+    def _samples(self) -> Samples | None:
+        """None: nobody knows, or who knows does not answer."""
+        if self._read is None:
+            return None
+        found: Samples = defaultdict(list)
+        try:
+            text = self._read()
+        except OSError:
+            return None
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name].append((sample.labels, sample.value))
+        return found
+
+    def engine(self) -> dict[str, Any]:
+        """`brokers` and `queries`, each a name with its figures by metric; `known`: whether any."""
+        found = self._samples()
+        samples = found or {}
+        brokers = _by(samples, "broker", [m.shown for m in of(BATCH)])
+        queries = _by(samples, "query", [m.shown for m in of(QUERY)])
+        return {"brokers": brokers, "queries": queries, "known": found is not None}
+
+    def times(self, vpn: str, queue: str) -> dict[str, Any]:
+        """Of waiting and of processing the median and the 99th percentile, seconds, of all that is
+        known; and `past`: of waiting lately, each a time and both, of what was delivered since the
+        one before."""
+        samples = self._samples() or {}
+        found = {
+            name: sorted(
+                (float(labels["le"]), count)
+                for labels, count in samples.get(f"lakequeue_queue_{name}_seconds_bucket", ())
+                if (labels["vpn"], labels["queue"]) == (vpn, queue)
+            )
+            for name in ("waiting", "processing")
+        }
+        out: dict[str, Any] = {
+            name: [quantile(buckets, q) for q in QUANTILES] for name, buckets in found.items()
+        }
+        return out | {"past": self._past((vpn, queue), found["waiting"])}
+
+    def _past(
+        self, queue: tuple[str, str], buckets: Buckets
+    ) -> list[tuple[float, float | None, float | None]]:
+        with self._lock:
+            kept = self._waits.pop(queue, None) or deque(maxlen=POINTS)
+            self._waits[queue] = kept  # the newest is last
+            if len(self._waits) > QUEUES_KEPT:
+                del self._waits[next(iter(self._waits))]
+            if buckets:
+                kept.append((self._clock(), buckets))
+            shown = list(kept)
+        past = []
+        for (_, before), (at, now) in pairwise(shown):
+            new = [(bound, max(0.0, n - b)) for (_, b), (bound, n) in zip(before, now, strict=True)]
+            past.append((at, quantile(new, 0.5), quantile(new, 0.99)))
+        return past
+
+
+def _by(samples: Samples, label: str, names: list[str]) -> dict[str, dict[str, float]]:
+    """The figures of each value of a label; those of a phase stand under `name/phase`."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for name in names:
+        for labels, value in samples.get(name, ()):
+            phase = f"/{labels['phase']}" if "phase" in labels else ""
+            found[labels[label]][name + phase] = value
+    return dict(found)
+
+
+def quantile(buckets: Sequence[tuple[float, float]], q: float) -> float | None:
+    """Of cumulative buckets (upper bound, count), as Prometheus does it: even within a bucket."""
+    total = buckets[-1][1] if buckets else 0
+    if not total:
+        return None
+    low, before = 0.0, 0.0
+    for bound, count in buckets:
+        if count >= q * total:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (q * total - before) / (count - before)
+        low, before = bound, count
+    return low

@@ -1,0 +1,313 @@
+"""Why a queue does not move, in words (B1–B4, F5, H5, L12, O3, O4, R5, S3).
+
+Pure: what `describe` says of a queue, and the first of its messages as `browse` shows them, give
+sentences that name who holds what. `describe` knows the obstacle that the engine itself met
+(`blocked`); the messages tell the rest: whose key is busy, what stands before a barrier, whose
+filter takes what, when something is due. With deep queues only the first messages are looked at,
+and the sentence says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from ..client.message import BrowsedMessage
+from ..expressions import compile_program, is_true
+
+LOOKED_AT = 200  # messages that are worth looking at
+NAMES_MAX = 5
+_PER_FLOW = "max_delivered_unacked_per_flow"
+
+Queue = Mapping[str, Any]
+Messages = Sequence[BrowsedMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """code: for programs; text: a sentence or two; stuck: whether somebody should do something.
+    side: `out`, why nothing is delivered, or `in`, why nothing enters."""
+
+    code: str
+    text: str
+    stuck: bool = True
+    side: str = "out"
+
+
+def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
+    """Why messages of a queue wait, most important first; empty when nothing holds them.
+
+    queue: as `describe` gives it; messages: the first in the queue's order, as `browse` gives them.
+    """
+    found = [] if not queue["depth"] else _why_out(queue, messages, now)
+    return [replace(r, text=plain(r.text)) for r in found + _why_nothing_enters(queue)]
+
+
+def plain(text: str) -> str:
+    """What others named, without what would break a line or speak to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
+    ready, blocked = queue["ready"], queue["blocked"]
+    if not ready:
+        return _nothing_ready(queue, messages, now)
+    name, _, detail = (blocked or "").partition(":")
+    if name == "barrier" and messages and messages[0].is_barrier:
+        text = (
+            f"Barrier {messages[0].id} is next, and no consumer's filter takes it: "
+            f"{_filters(queue['consumers'])}."
+        )
+        return [Reason("barrier_filter", text)]
+    say = _SAYINGS.get(name)
+    if say is not None:
+        return [Reason(_CODES[name], say(queue, messages, now))]
+    if name == "faulted":
+        text = f"The queue is faulted:{detail}. Define it again to have it looked at anew."
+        return [Reason("faulted", text)]
+    if blocked:
+        return [Reason("blocked", f"The engine says: {blocked}.")]
+    return _not_blocked(queue, messages)
+
+
+def _nothing_ready(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
+    found = []
+    if queue["leased"]:
+        text = f"{_all_or(queue, 'leased')} with consumers: {_holders(queue)}."
+        ends = [m.lease_expires_at for m in messages if m.lease_expires_at is not None]
+        if ends:
+            text += f" The next lease ends {_at(min(ends), now)}."
+        elif messages and queue["definition"]["lease_period_ms"] is None:
+            text += " Leases have no end while the consumer is connected."
+        found.append(Reason("held", text, stuck=False))
+    if queue["delayed"]:
+        found.append(Reason("delayed", _delayed(queue, messages, now), stuck=False))
+    return found
+
+
+def _delayed(queue: Queue, messages: Messages, now: datetime) -> str:
+    text = f"{_all_or(queue, 'delayed')} delayed"
+    due = [m.ready_at for m in messages if m.ready_at is not None]
+    if not due:
+        return text + "."
+    part = "" if len(messages) >= queue["depth"] else f" of the first {len(messages):,}"
+    return f"{text} until their time has come; the next one{part} is due {_at(min(due), now)}."
+
+
+# ------------------------------------------------------------ what the engine met
+
+
+def _egress(queue: Queue, messages: Messages, now: datetime) -> str:
+    return (
+        f"Egress is shut down: {_waiting(queue)} until it is opened "
+        f"(lakequeue shutdown {queue['name']} --open-egress)."
+    )
+
+
+def _no_consumer(queue: Queue, messages: Messages, now: datetime) -> str:
+    return f"No consumer is subscribed: {_waiting(queue)} for one."
+
+
+def _queue_backlog(queue: Queue, messages: Messages, now: datetime) -> str:
+    limit = queue["definition"]["max_backlog"]
+    return (
+        f"The backlog of the queue is full: consumers hold {queue['leased']:,} of max_backlog "
+        f"{limit:,} ({_holders(queue)}). An ack makes room."
+    )
+
+
+def _unacked(queue: Queue, messages: Messages, now: datetime) -> str:
+    return (
+        "The broker has delivered as many unacknowledged messages as it may "
+        "(max_delivered_unacked, over all queues): acks of any queue make room."
+    )
+
+
+def _backlogs(queue: Queue, messages: Messages, now: datetime) -> str:
+    consumers = queue["consumers"]
+    held = _named(f"{c['name']} holds {c['held']:,} of {c['backlog']:,}" for c in consumers)
+    text = f"The backlog of every consumer is full: {held}. An ack makes room."
+    if any(c["why"] == _PER_FLOW for c in consumers):
+        text += f" The limit is the queue's {_PER_FLOW}."
+    return text
+
+
+def _barrier(queue: Queue, messages: Messages, now: datetime) -> str:
+    at = next((n for n, m in enumerate(messages) if m.is_barrier), None)
+    if at is None:
+        return (
+            f"A barrier waits until all before it have left the queue; it is not among the first "
+            f"{len(messages):,} messages. {_holders(queue)}."
+        )
+    before = messages[:at]
+    who = Counter(m.holder or "a consumer" for m in before if m.state == "leased")
+    parts = [f"{name} holds {n:,}" for name, n in who.most_common()]
+    delayed = [m for m in before if m.ready_at is not None]
+    if delayed:
+        due = _at(max(m.ready_at for m in delayed if m.ready_at is not None), now)
+        parts.append(f"{_are(len(delayed))} delayed, the last until {due}")
+    behind = queue["ready"] - sum(m.state == "ready" for m in messages[: at + 1])
+    return (
+        f"Barrier {messages[at].id} waits for {_count(len(before), 'message')} before it: "
+        f"{_named(parts)}. Behind it {_are(behind)} ready."
+    )
+
+
+def _keys(queue: Queue, messages: Messages, now: datetime) -> str:
+    expression = queue["definition"]["partition_key"]
+    program = compile_program((expression,))
+    lanes: dict[Any, list[BrowsedMessage]] = {}
+    for m in messages:
+        lanes.setdefault(program.run(m.payload, m.priority, m.key)[0], []).append(m)
+    busy = []
+    for value, lane in lanes.items():
+        under_way = next((m for m in lane if m.state != "ready"), None)
+        if value is None or under_way is None or all(m.state != "ready" for m in lane):
+            continue
+        busy.append(f"key {_value(value)}: message {under_way.id} {_where(under_way, now)}")
+    return (
+        f"The key ({expression}) of each ready message is busy, and one message of a key is under "
+        f"way at a time. {_named(busy) or 'What is under way lies deeper in the queue'}."
+    )
+
+
+def _inactive(queue: Queue, messages: Messages, now: datetime) -> str:
+    depth = queue["definition"]["target_queue_depth"]
+    return (
+        f"Only the first {depth:,} messages are active (target_queue_depth), and none of them is "
+        "for a consumer that has room: those must leave before others are looked at."
+    )
+
+
+_SAYINGS = {
+    "egress shut down": _egress,
+    "no consumer": _no_consumer,
+    "max_backlog": _queue_backlog,
+    "max_delivered_unacked": _unacked,
+    "every consumer's backlog is full": _backlogs,
+    "barrier": _barrier,
+    "partition_key": _keys,
+    "target_queue_depth": _inactive,
+}
+_CODES = {
+    "egress shut down": "egress",
+    "no consumer": "no_consumer",
+    "max_backlog": "queue_backlog",
+    "max_delivered_unacked": "broker_unacked",
+    "every consumer's backlog is full": "backlog",
+    "barrier": "barrier",
+    "partition_key": "key_busy",
+    "target_queue_depth": "target_queue_depth",
+}
+
+
+# ------------------------------------------------------------ what only the messages tell
+
+
+def _not_blocked(queue: Queue, messages: Messages) -> list[Reason]:
+    """Somebody has room. Either the engine is about to deliver, or no filter of theirs takes what
+    is ready."""
+    room = [c for c in queue["consumers"] if not c["blocked"]]
+    filters = sorted({c["filter"] for c in room if c["filter"]})
+    if not filters or any(not c["filter"] for c in room):
+        return []
+    first = [m for m in messages if m.state == "ready"]
+    program = compile_program(tuple(filters))
+    for m in first:
+        if any(map(is_true, program.run(m.payload, m.priority, m.key))):
+            return []
+    if not first:
+        return []
+    texts = _filters(room)
+    full = [c for c in queue["consumers"] if c["blocked"]]
+    part = "" if len(first) >= queue["ready"] else f" of the first {len(first):,}"
+    text = f"No consumer that has room takes one{part} of the ready messages by its filter: {texts}"
+    if full:
+        text += f". Without room: {_named(c['name'] for c in full)}"
+    return [Reason("filter", f"{text}.")]
+
+
+def _why_nothing_enters(queue: Queue) -> list[Reason]:
+    definition, found = queue["definition"], []
+    if not queue["ingress"]:
+        text = (
+            "Ingress is shut down: what is published to it is refused or discarded until it is "
+            f"opened (lakequeue shutdown {queue['name']} --open-ingress)."
+        )
+        found.append(Reason("ingress", text, side="in"))
+    limit, most = definition["max_spool_usage"], definition["max_spool_messages"]
+    depth = queue["depth"]
+    usual = queue["spool_bytes"] / depth if depth else 0
+    if limit and depth and queue["spool_bytes"] + usual > limit:
+        text = f"It is full: {queue['spool_bytes']:,} of {limit:,} bytes. New messages are refused."
+        found.append(Reason("full", text, side="in"))
+    elif most is not None and depth >= most > 0:
+        text = f"It is full: {depth:,} of {most:,} messages. New messages are refused."
+        found.append(Reason("full", text, side="in"))
+    return found
+
+
+# ------------------------------------------------------------ words
+
+
+def _holders(queue: Queue) -> str:
+    held = [f"{c['name']} holds {c['held']:,}" for c in queue["consumers"] if c["held"]]
+    return _named(held) or "consumers that left hold them"
+
+
+def _filters(consumers: Iterable[Mapping[str, Any]]) -> str:
+    return _named(f"{c['name']} takes {c['filter']}" for c in consumers)
+
+
+def _named(parts: Iterable[str]) -> str:
+    """A list for people, not too long."""
+    found = list(parts)
+    more = len(found) - NAMES_MAX
+    shown = ", ".join(found[:NAMES_MAX])
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def _are(n: int) -> str:
+    return f"{n:,} is" if n == 1 else f"{n:,} are"
+
+
+def _waiting(queue: Queue) -> str:
+    n = queue["ready"]
+    return f"{_count(n, 'message')} {'waits' if n == 1 else 'wait'}"
+
+
+def _all_or(queue: Queue, state: str) -> str:
+    n, depth = queue[state], queue["depth"]
+    if n == depth:
+        return "The only message is" if n == 1 else f"All {n:,} messages are"
+    return f"{n:,} of {depth:,} messages {'is' if n == 1 else 'are'}"
+
+
+def _where(message: BrowsedMessage, now: datetime) -> str:
+    if message.state == "leased":
+        return f"is with {message.holder or 'a consumer'}"
+    return f"is delayed until {_at(message.ready_at, now)}"
+
+
+def _value(value: Any) -> str:
+    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    return repr(text if len(text) <= 40 else f"{text[:39]}…")
+
+
+def _at(when: datetime | None, now: datetime) -> str:
+    if when is None:
+        return "later"
+    seconds = (when - now).total_seconds()
+    if seconds < 1:
+        return "now"
+    for unit, size in (("day", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"in {seconds / size:.0f} {unit}{'s' if unit == 'day' else ''}"
+    return f"in {seconds:.0f} s"

@@ -1,0 +1,184 @@
+"""What is seen of one VPN: the newest look at its queues, and how things went lately.
+
+A look is taken when somebody asks for one and the last is too old; so a page that nobody has open
+costs the engine nothing. How old it may be grows with what a look takes. Rates are between two
+looks. The past of at most `QUEUES_KEPT` queues is kept, for charts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ..protocol import LakequeueError, NotConnected
+from .describing import described
+
+EVERY_S = 2.0
+SHARE = 20  # of the time, a look may take one part in so many
+WAIT_S = 3.0  # for an answer
+REDRIVE_S = 30.0
+POINTS = 150
+QUEUES_KEPT = 200
+EVENTS = 50
+TOTAL = ""  # the past of all queues together
+
+Connect = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One moment: messages stored, and how many came and went a second."""
+
+    at: float
+    depth: float
+    into: float
+    out: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """A look. queues: as `describe` gives them, each with `in_s`, `out_s` and `again_s`; problem:
+    why there is no newer one."""
+
+    queues: list[dict[str, Any]] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    time: datetime = field(default_factory=lambda: datetime.now(UTC))
+    problem: str = ""
+
+
+class Sight:
+    """Of one VPN. connect: opens a connection; it is opened when it is needed first."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        every_s: float = EVERY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connect, self._every_s, self._clock = connect, every_s, clock
+        self._connection: Any = None
+        self._lock = threading.Lock()
+        self._seen = Seen()
+        self._due = 0.0
+        self._before: tuple[float, dict[str, tuple[int, int, int]]] = (0.0, {})
+        self._past: dict[str, deque[Point]] = {}
+
+    def look(self) -> Seen:
+        """The newest look, a new one if it is time; where the engine does not answer the last one,
+        with the problem."""
+        if self._clock() < self._due:
+            return self._seen
+        try:
+            self._ask(self._take)
+        except LakequeueError as error:
+            self._seen.problem = str(error)
+        return self._seen
+
+    def queue(self, name: str) -> tuple[dict[str, Any], list[Any]]:
+        """One queue, as it is now, with why it does not move, and its first messages. Raises
+        LakequeueError."""
+        return self._ask(lambda c: described(c.admin(), name, c.now()))
+
+    def redrive(self, name: str, ids: list[str] | None) -> Any:
+        """Send dead messages back, these or all. Raises LakequeueError."""
+        return self._ask(lambda c: _redriven(c.admin(), name, ids), REDRIVE_S)
+
+    def past(self, queue: str = TOTAL) -> list[Point]:
+        """How it went lately, oldest first."""
+        return list(self._past.get(queue, ()))
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._drop()
+
+    # ------------------------------------------------------------ the engine
+
+    def _ask(self, what: Callable[[Any], Any], wait_s: float = WAIT_S) -> Any:
+        """Ask the engine, one question at a time, in a thread: who waits for the page is told soon
+        that there is no answer. Raises LakequeueError."""
+        answer: Future[Any] = Future()
+        thread = threading.Thread(
+            target=self._answer, args=(what, answer, wait_s), daemon=True, name="lakequeue-sight"
+        )
+        thread.start()
+        try:
+            return answer.result(wait_s)
+        except TimeoutError:
+            raise LakequeueError(f"The engine has not answered within {wait_s:.0f} s.") from None
+
+    def _answer(self, what: Callable[[Any], Any], answer: Future[Any], wait_s: float) -> None:
+        if not self._lock.acquire(timeout=wait_s):
+            return  # nobody waits any more
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            answer.set_result(what(self._connection))
+        except BaseException as error:
+            answer.set_exception(error)
+            if isinstance(error, NotConnected):
+                self._drop()
+        finally:
+            self._lock.release()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(LakequeueError):
+                connection.close()
+
+    def _take(self, connection: Any) -> None:
+        begun = self._clock()
+        if begun < self._due:  # somebody else looked meanwhile
+            return
+        admin = connection.admin()
+        queues, usage = admin.queues(), admin.usage()
+        seen = Seen(queues, usage, admin.events(limit=EVENTS), connection.now())
+        at = self._clock()
+        self._remember(at, queues)
+        self._seen, self._due = seen, at + max(self._every_s, SHARE * (at - begun))
+
+    def _remember(self, at: float, queues: list[dict[str, Any]]) -> None:
+        then, before = self._before
+        now: dict[str, tuple[int, int, int]] = {}
+        total = [0.0, 0.0, 0.0]
+        for queue in queues:
+            counters, depth = queue["counters"], queue["depth"]
+            spooled = counters["spooled"]
+            counts = now[queue["name"]] = spooled, spooled - depth, counters["redelivered"]
+            rates = _rates(before.get(queue["name"]), counts, at - then)
+            queue["in_s"], queue["out_s"], queue["again_s"] = rates
+            total = [total[0] + depth, total[1] + rates[0], total[2] + rates[1]]
+            if depth or queue["name"] in self._past or any(rates):
+                self._point(queue["name"], Point(at, depth, *rates[:2]))
+        self._point(TOTAL, Point(at, *total))
+        for name in [name for name in self._past if name and name not in now]:
+            del self._past[name]
+        self._before = at, now
+
+    def _point(self, name: str, point: Point) -> None:
+        if name in self._past or len(self._past) <= QUEUES_KEPT:
+            self._past.setdefault(name, deque(maxlen=POINTS)).append(point)
+
+
+def _rates(
+    before: tuple[int, int, int] | None, now: tuple[int, int, int], seconds: float
+) -> tuple[float, float, float]:
+    """A second, since the look before; of a queue that was not there, or defined anew, none."""
+    if before is None or seconds <= 0 or any(b > n for b, n in zip(before, now, strict=True)):
+        return 0.0, 0.0, 0.0
+    into, out, again = ((n - b) / seconds for b, n in zip(before, now, strict=True))
+    return into, out, again
+
+
+def _redriven(admin: Any, name: str, ids: list[str] | None) -> Any:
+    admin.describe(name)  # what is meant is of the home that answers now
+    return admin.redrive(name, ids=ids)

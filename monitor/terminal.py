@@ -1,0 +1,179 @@
+"""What `lakequeue top` shows and how keys change it: functions of a look and a view, no terminal.
+
+The same as the page: all queues, and one of them with why it does not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..protocol import LakequeueError
+from . import words
+from .reasons import plain
+from .sight import Point, Seen, Sight
+from .words import short
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARK = 40
+FRAME = 8  # lines beside the queues
+MESSAGES = 10
+SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "depth": lambda q: -q["depth"], "in": lambda q: -q["in_s"], "out": lambda q: -q["out_s"],
+    "oldest": lambda q: -(q["oldest_age_s"] or 0), "why": lambda q: not words.waits(q),
+    "name": lambda q: "",
+}  # fmt: skip
+HELP = "↑ ↓ choose   Enter open   Esc back   s sort   q quit"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """at: the chosen queue; open: it is shown in depth; over: it is time to end."""
+
+    at: str = ""
+    sort: str = "depth"
+    open: bool = False
+    over: bool = False
+
+
+def ordered(seen: Seen, view: View) -> list[dict[str, Any]]:
+    """The queues as they are shown."""
+    return sorted(seen.queues, key=lambda q: (SORTS[view.sort](q), q["name"]))
+
+
+def pressed(view: View, key: str, seen: Seen) -> View:
+    """The view after a key."""
+    names = [queue["name"] for queue in ordered(seen, view)]
+    at = names.index(view.at) if view.at in names else 0
+    match key:
+        case "q":
+            return replace(view, over=True)
+        case "escape" | "left" | "backspace":
+            return replace(view, open=False)
+        case "enter" | "right" if names:
+            return replace(view, at=names[at], open=True)
+        case "up" | "k" if names:
+            return replace(view, at=names[max(0, at - 1)])
+        case "down" | "j" if names:
+            step = 1 if view.at in names else 0
+            return replace(view, at=names[min(len(names) - 1, at + step)])
+        case "s":
+            sorts = list(SORTS)
+            return replace(view, sort=sorts[(sorts.index(view.sort) + 1) % len(sorts)])
+    return view
+
+
+def screen(sight: Sight, view: View, height: int) -> RenderableType:
+    """All that is on the screen."""
+    seen = sight.look()
+    parts: list[RenderableType] = []
+    if seen.problem:
+        parts.append(Text(seen.problem, "bold red"))
+    if view.open:
+        parts += _queue(sight, view.at, height)
+    else:
+        parts += _overview(sight, seen, view, height)
+    return Group(*parts, Text(HELP, "dim"))
+
+
+def spark(values: Sequence[float]) -> str:
+    """A line of bars, the newest last."""
+    shown = list(values)[-SPARK:]
+    top = max(shown, default=0.0)
+    steps = len(BARS) - 1
+    return "".join(BARS[round(value / top * steps) if top else 0] for value in shown)
+
+
+def _overview(sight: Sight, seen: Seen, view: View, height: int) -> list[RenderableType]:
+    queues = ordered(seen, view)
+    parts: list[RenderableType] = [_totals(sight.past(), len(queues))]
+    for alert in words.alerts(seen):
+        parts.append(Text(f"alert {alert['name']}: {alert['of']}", "bold yellow"))
+    if not queues:
+        return [*parts, Text("No queue is defined here.")]
+    at = next((n for n, q in enumerate(queues) if q["name"] == view.at), 0)
+    room = max(3, height - FRAME - len(parts))
+    start = max(0, min(at - room // 2, len(queues) - room))
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=True)
+    table.add_column("queue", no_wrap=True, overflow="ellipsis", ratio=2)
+    for column in ("depth", "ready", "held", "delayed", "consumers", "oldest", "in", "out"):
+        title = f"{column} ▾" if column == view.sort else column
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("waits: why", no_wrap=True, overflow="ellipsis", ratio=2)
+    for queue in queues[start : start + room]:
+        levels = (words.number(queue[k]) for k in ("depth", "ready", "leased", "delayed"))
+        table.add_row(
+            Text(queue["name"]), *levels, str(len(queue["consumers"])),
+            words.age(queue["oldest_age_s"]), words.rate(queue["in_s"]),
+            words.rate(queue["out_s"]), Text(words.waits(queue), "red"),
+            style="reverse" if queue["name"] == view.at else "",
+        )  # fmt: skip
+    more = len(queues) - room
+    return [*parts, table, *([Text(f"{more:,} more", "dim")] if more > 0 else [])]
+
+
+def _totals(past: Sequence[Point], queues: int) -> RenderableType:
+    last = past[-1] if past else Point(0, 0, 0, 0)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_row(f"{queues:,} queues", f"{words.number(last.depth)} messages")
+    for name, values in (("in", [p.into for p in past]), ("out", [p.out for p in past])):
+        now = short(values[-1]) if values else "–"
+        table.add_row(f"{name} {now}/s", Text(spark(values), "cyan"))
+    return table
+
+
+def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
+    try:
+        queue, messages = sight.queue(name)
+    except LakequeueError as error:
+        return [Text(str(error), "bold red")]
+    parts: list[RenderableType] = [Text(name, "bold")]
+    for reason in queue["why"]:
+        parts.append(Text(reason["text"], "red" if reason["stuck"] else ""))
+    levels = ", ".join(
+        f"{shown} {queue[key]:,}"
+        for shown, key in (("depth", "depth"), ("ready", "ready"), ("held", "leased"),
+                           ("delayed", "delayed"))
+    )  # fmt: skip
+    parts.append(Text(f"{levels}, oldest {words.age(queue['oldest_age_s'])}"))
+    past = sight.past(name)
+    for text, values in (("in  ", [p.into for p in past]), ("out ", [p.out for p in past]),
+                         ("deep", [p.depth for p in past])):  # fmt: skip
+        parts.append(Text(f"{text} {spark(values)} {short(values[-1]) if values else '–'}", "cyan"))
+    room = min(MESSAGES, max(3, height - 20))
+    return [*parts, _consumers(queue), _messages(messages[:room])]
+
+
+def _consumers(queue: dict[str, Any]) -> RenderableType:
+    if not queue["consumers"]:
+        return Text("Nobody is subscribed.", "dim")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("consumer", "holds", "may hold", "filter", "state"):
+        table.add_column(column, justify="right" if "hold" in column else "left")
+    for c in queue["consumers"]:
+        state = Text(c["why"], "red") if c["blocked"] else Text("has room")
+        table.add_row(
+            Text(plain(c["name"])), words.number(c["held"]), words.number(c["backlog"]),
+            Text(plain(c["filter"] or "")), state,
+        )  # fmt: skip
+    return table
+
+
+def _messages(messages: Sequence[Any]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), expand=True)
+    for column in ("message", "state", "with", "payload"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for m in messages:
+        death = words.death(m).get("reason", "")
+        state = "held" if m.state == "leased" else m.state
+        table.add_row(
+            m.id, Text(plain(f"{state}, died of {death}" if death else state)),
+            Text(plain(m.holder or "")),
+            Text(words.preview(m.payload)),
+        )  # fmt: skip
+    return table

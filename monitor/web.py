@@ -1,0 +1,252 @@
+"""The page: routes, and what each shows. All of it is made here; the browser only asks again.
+
+A page marks its parts that change (`data-live`); a script of a few lines asks for the same address
+every two seconds and exchanges those. Without scripts it is the same page, as of when it was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from ..protocol import LakequeueError
+from . import words
+from .charts import chart
+from .doors import COOKIE, HEADERS, SESSION_S, Doors, Session
+from .engine_figures import EngineFigures
+from .sight import TOTAL, Sight
+
+HERE = Path(__file__).parent
+ROWS_MAX = 200
+MESSAGES_MAX = 50
+BODY_MAX = 1_000_000
+SORTS = {
+    "name": lambda q: q["name"], "depth": lambda q: -q["depth"], "ready": lambda q: -q["ready"],
+    "leased": lambda q: -q["leased"], "delayed": lambda q: -q["delayed"],
+    "oldest": lambda q: -(q["oldest_age_s"] or 0), "in": lambda q: -q["in_s"],
+    "out": lambda q: -q["out_s"], "why": lambda q: (not words.waits(q), words.waits(q)),
+}  # fmt: skip
+
+
+@dataclass
+class Page:
+    """What the page is of.
+
+    sights: by VPN, the first is shown first; life: tells the life of a message in lines, raises
+    LakequeueError; None: nobody can; figures: of brokers and streaming queries.
+    """
+
+    sights: Mapping[str, Sight]
+    doors: Doors = field(default_factory=Doors)
+    life: Callable[[str], list[str]] | None = None
+    figures: EngineFigures = field(default_factory=EngineFigures)
+
+
+def make_app(page: Page) -> Any:
+    """The page as an ASGI application."""
+    return _Guard(page.doors, Starlette(routes=_Routes(page).routes()))
+
+
+class _Guard:
+    """Around everything: who may come in at all, and what every answer says to the browser."""
+
+    def __init__(self, doors: Doors, app: Any) -> None:
+        self._doors, self._app = doors, app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                added = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        answer: Any = self._app
+        if not self._doors.host_allowed(request.headers.get("host", "")):
+            answer = Response("This page is for this machine: use http://127.0.0.1", 403)
+        elif self._doors.token and self._locked(request):
+            answer = RedirectResponse("/sign-in", 303)
+        await answer(scope, receive, with_headers)
+
+    def _locked(self, request: Request) -> bool:
+        open_to_all = request.url.path == "/sign-in" or request.url.path.startswith("/static/")
+        return not open_to_all and self._doors.session(request.cookies.get(COOKIE)) is None
+
+
+class _Routes:
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._doors = page.doors
+        loader = FileSystemLoader(HERE / "templates")
+        self._templates = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        self._templates.filters |= words.FILTERS
+        self._templates.globals["chart"] = chart
+
+    def routes(self) -> list[Any]:
+        """All of them."""
+        shown = {
+            "/": self.overview, "/queue": self.queue, "/message": self.message,
+            "/engine": self.engine, "/events": self.events,
+        }  # fmt: skip
+        return [
+            *(Route(path, _reading(handler)) for path, handler in shown.items()),
+            Route("/redrive", self.redrive, methods=["POST"]),
+            Route("/sign-in", self.sign_in, methods=["GET", "POST"]),
+            Route("/sign-out", self.sign_out, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ]
+
+    # ------------------------------------------------------------ pages
+
+    def overview(self, request: Request) -> Response:
+        """All queues of a VPN."""
+        seen = self._sight(request).look()
+        text, sort = request.query_params.get("q", ""), request.query_params.get("sort", "depth")
+        sort = sort if sort in SORTS else "depth"
+        queues = [q for q in seen.queues if text.lower() in q["name"].lower()]
+        queues.sort(key=lambda q: (SORTS[sort](q), q["name"]))
+        return self._show(
+            request, "overview.html", seen=seen, queues=queues[:ROWS_MAX], found=len(queues),
+            text=text, sort=sort, sorts=list(SORTS), past=self._sight(request).past(TOTAL),
+            alerts=words.alerts(seen),
+        )  # fmt: skip
+
+    def queue(self, request: Request) -> Response:
+        """One queue in depth."""
+        name, sight = request.query_params.get("name", ""), self._sight(request)
+        seen = sight.look()
+        try:
+            queue, first = sight.queue(name)
+        except LakequeueError as error:
+            return self._show(request, "problem.html", 404, problem=str(error))
+        rates = next((q for q in seen.queues if q["name"] == name), {})
+        return self._show(
+            request, "queue.html", seen=seen, queue=queue, rates=rates,
+            messages=first[:MESSAGES_MAX], held=[m for m in first if m.state == "leased"],
+            dead=[m for m in first if words.death(m)], past=sight.past(name),
+            times=self._page.figures.times(queue["vpn"], name), said=words.said(request),
+        )  # fmt: skip
+
+    def message(self, request: Request) -> Response:
+        """The life of one message."""
+        number, problem, lines = request.query_params.get("id", "").strip(), "", list[str]()
+        if self._page.life is None:
+            problem = "The life of a message is told from the tables: start this with --home."
+        elif number:
+            try:
+                lines = self._page.life(number)
+            except LakequeueError as error:
+                problem = str(error)
+        return self._show(request, "message.html", id=number, lines=lines, problem=problem)
+
+    def engine(self, request: Request) -> Response:
+        """Brokers and streaming queries."""
+        found = self._page.figures.engine()
+        return self._show(request, "engine.html", found=found, seen=self._sight(request).look())
+
+    def events(self, request: Request) -> Response:
+        """What happened, newest first."""
+        return self._show(request, "events.html", seen=self._sight(request).look())
+
+    # ------------------------------------------------------------ what changes something
+
+    async def redrive(self, request: Request) -> Response:
+        """Send dead messages back."""
+        form = await _form(request)
+        session = self._session(request)
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self._doors.form_allowed(session, form.get("word", ""), origin, host):
+            return self._show(request, "problem.html", 403, problem="That is not allowed here.")
+        name, ids = form.get("queue", ""), form.get("ids") or None
+        try:
+            sight = self._sight(request, form.get("vpn"))
+            done = await run_in_threadpool(sight.redrive, name, ids and ids.split(","))
+        except LakequeueError as error:
+            return self._show(request, "problem.html", 400, problem=str(error))
+        back = {"name": name, "vpn": form.get("vpn", "")}
+        back |= {"moved": str(done.moved), "stayed": str(done.stayed)}
+        return RedirectResponse(f"/queue?{urlencode(back)}", 303)
+
+    async def sign_in(self, request: Request) -> Response:
+        """The form, and what it sends."""
+        if self._doors.token is None:
+            return RedirectResponse("/", 303)
+        if request.method == "GET":
+            return self._show(request, "sign_in.html", problem="")
+        cookie = self._doors.sign_in((await _form(request)).get("token", ""))
+        if cookie is None:
+            wait = self._doors.too_many_failures
+            problem = "Too many wrong tokens: wait a minute." if wait else "That is another token."
+            return self._show(request, "sign_in.html", 429 if wait else 403, problem=problem)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(COOKIE, cookie, SESSION_S, httponly=True, samesite="strict")
+        return answer
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session."""
+        self._doors.sign_out(request.cookies.get(COOKIE))
+        return RedirectResponse("/sign-in", 303)
+
+    # ------------------------------------------------------------ aids
+
+    def _sight(self, request: Request, vpn: str | None = None) -> Sight:
+        """Of the VPN that is asked for; of the first when there is none such."""
+        sights = self._page.sights
+        return sights.get(vpn or request.query_params.get("vpn", "")) or next(iter(sights.values()))
+
+    def _session(self, request: Request) -> Session | None:
+        return self._doors.session(request.cookies.get(COOKIE))
+
+    def _show(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:
+        vpns = list(self._page.sights)
+        vpn = request.query_params.get("vpn", "")
+        vpn = vpn if vpn in vpns else vpns[0]
+
+        def link(path: str, **query: Any) -> str:
+            kept = query if vpn == vpns[0] else {**query, "vpn": vpn}
+            return f"{path}?{urlencode(kept)}" if kept else path
+
+        session = self._session(request)
+        word = session.form if session is not None and self._doors.admin else ""
+        text = self._templates.get_template(template).render(
+            context, link=link, path=request.url.path, vpn=vpn, vpns=vpns, word=word,
+            signed_in=session is not None,
+        )  # fmt: skip
+        return HTMLResponse(text, status)
+
+
+def _reading(handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """In a thread: the engine is asked, and that may take a while."""
+
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(handler, request)
+
+    return endpoint
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """A form's fields, of a body of bounded size."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_MAX:
+            return {}
+    return {k: v[-1] for k, v in parse_qs(body.decode("utf-8", "replace")).items()}

@@ -1,0 +1,123 @@
+"""Numbers, times and payloads as people read them, for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+PREVIEW_MAX = 300
+DEAD = "lq-dead-"
+
+
+def short(value: float) -> str:
+    """A number for an axis or a tile: 1.2k, 3.4M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            number = value / (1e3 if unit == "k" else size)
+            return f"{number:.1f}".rstrip("0").rstrip(".") + unit
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def size(value: float | None) -> str:
+    """Bytes, in powers of ten."""
+    if value is None:
+        return "–"
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def number(value: float | None) -> str:
+    """A number with thousands apart."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def rate(value: float | None) -> str:
+    """A number a second; nothing where nothing moves."""
+    return f"{short(value)}/s" if value else "0"
+
+
+def age(seconds: float | None) -> str:
+    """How long, in the unit that fits."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for unit, of in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * of:
+            return f"{seconds / of:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def clock(value: datetime | None) -> str:
+    """A time, UTC, to the second."""
+    return "–" if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def preview(payload: bytes) -> str:
+    """A payload's beginning on one line."""
+    text = payload[: 4 * PREVIEW_MAX].decode("utf-8", "backslashreplace")
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return shown if len(shown) <= PREVIEW_MAX else f"{shown[: PREVIEW_MAX - 1]}…"
+
+
+def death(message: Any) -> dict[str, Any]:
+    """What a dead message says of its death; empty for one that lives."""
+    found = {
+        name.removeprefix(DEAD): text
+        for name, text in message.headers.items()
+        if name.startswith(DEAD)
+    }
+    if found.get("time", "").isdigit():
+        found["time"] = datetime.fromtimestamp(int(found["time"]) / 1000, UTC)
+    return found
+
+
+def alerts(seen: Any) -> list[dict[str, str]]:
+    """Every alert that is set, as what it is of, its name, and its queue."""
+    found = []
+    for scope in ("broker", "vpn"):
+        for name in seen.usage.get(scope, {}).get("alerts", ()):
+            of = f"{scope} {seen.usage[scope]['name']}"
+            found.append({"of": of, "name": name, "queue": ""})
+    for queue in seen.queues:
+        for name in queue["alerts"]:
+            found.append({"of": queue["name"], "name": name, "queue": queue["name"]})
+    return found
+
+
+def waits(queue: Mapping[str, Any]) -> str:
+    """In a word or two, why ready messages wait; the queue's own page says more."""
+    if queue["blocked"] or not queue["ready"] or queue.get("out_s"):
+        return queue["blocked"] or ""
+    room = [c for c in queue["consumers"] if not c["blocked"]]
+    return "filters" if room and all(c["filter"] for c in room) else ""
+
+
+def details(event: Mapping[str, Any]) -> str:
+    """The rest of an event, beside its name, its queue and its time."""
+    skip = ("event", "vpn", "queue", "time")
+    return ", ".join(f"{k} {v}" for k, v in event.items() if k not in skip and v is not None)
+
+
+def said(request: Any) -> str:
+    """What a redrive did, as its answer's address says."""
+    query = request.query_params
+    if not query.get("moved", "").isdigit():
+        return ""
+    stayed = query.get("stayed", "0")
+    rest = f"; {int(stayed):,} stayed" if stayed.isdigit() and int(stayed) else ""
+    return f"{int(query['moved']):,} redriven{rest}."
+
+
+FILTERS = {
+    "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
+    "death": death, "details": details, "waits": waits,
+}  # fmt: skip

@@ -1,0 +1,102 @@
+"""The Delta tables of a home: their columns, their version, and that they are there (R1).
+
+Each table says in its properties which version of its columns it has. One of an earlier version
+gets the columns that it lacks; one of a later version is refused: what this version would write
+there, nobody could rely on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ..protocol import topics
+from ..protocol.errors import LakequeueError
+from ..protocol.tables import SCHEMA, SCHEMA_VERSION, refusal_of
+
+MESSAGES, JOURNAL = "messages", "journal"
+COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"
+
+# Columns as Spark's SQL names them.
+COLUMNS = {
+    MESSAGES: (
+        "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
+        "payload BINARY, lq STRING, headers STRING"
+    ),
+    JOURNAL: (
+        "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
+        "message_id STRING, subscription STRING, reason STRING, deliveries INT, topic STRING, "
+        "`partition` INT, `offset` LONG, item INT, time TIMESTAMP, line INT, until TIMESTAMP"
+    ),
+    COMMANDS: (
+        "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, command STRING, "
+        "queue STRING, key BINARY, value BINARY, headers STRING"
+    ),
+    STEPS: (
+        "broker STRING, step LONG, now TIMESTAMP, acked LONG, pages LONG, outputs LONG, "
+        "code STRING, ranges ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, "
+        "`last`: LONG, count: INT>>, sizes STRING, `offset` LONG, time TIMESTAMP"
+    ),
+    SNAPSHOTS: (
+        "broker STRING, step LONG, now TIMESTAMP, batch LONG, whole BOOLEAN, page STRING, "
+        "value BINARY, crc LONG"
+    ),
+}
+# Minimum and maximum per file only of what people search by.
+_SKIPPING = {
+    MESSAGES: "topic,partition,offset,time",
+    JOURNAL: "step,queue,event,message_id,time",
+    COMMANDS: "topic,partition,offset,time,command,queue",
+    STEPS: "broker,step,now",
+    SNAPSHOTS: "broker,step,page",
+}
+
+
+def create_tables(
+    spark: SparkSession, folder: Path | str, names: Iterable[str] = (MESSAGES, JOURNAL)
+) -> None:
+    """Create the tables that are not there, and give those of an earlier version the columns that
+    they lack: what stands in them has no value there. Raises LakequeueError for a later one."""
+    for name in names:
+        table = f"delta.`{folder}/{name}`"
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
+            f"USING delta TBLPROPERTIES ('delta.checkpointInterval' = '100', "
+            f"'delta.dataSkippingStatsColumns' = '{_SKIPPING[name]}', "
+            f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
+        )
+        said = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+        if problem := refusal_of(f"{folder}/{name}", said):
+            raise LakequeueError(problem)
+        there = spark.read.format("delta").load(f"{folder}/{name}").columns
+        wanted = spark.createDataFrame([], COLUMNS[name]).schema
+        lacks = [c for c in wanted if c.name not in there]
+        if lacks:
+            columns = ", ".join(f"`{c.name}` {c.dataType.simpleString()}" for c in lacks)
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({columns})")
+        if said.get(SCHEMA) != str(SCHEMA_VERSION):
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{SCHEMA}' = '{SCHEMA_VERSION}')")
+
+
+def append(folder: str, table: str, rows: DataFrame) -> None:
+    """Append rows to a table, in one file."""
+    rows.coalesce(1).write.format("delta").mode("append").save(f"{folder}/{table}")
+
+
+def stored_offsets(
+    spark: SparkSession, folder: Path | str, table: str
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Of each partition: offset and time of the last record that is in a table."""
+    found = spark.read.format("delta").load(f"{folder}/{table}")
+    if table == STEPS:  # it names brokers
+        topic = f.concat("broker", f.lit(f".{topics.STEPS}"))
+        found = found.select(topic.alias("topic"), f.lit(0).alias("partition"), "offset", "time")
+    rows = (
+        found.groupBy("topic", "partition")
+        .agg(f.max("offset").alias("offset"), f.max(f.unix_micros("time")).alias("time"))
+        .collect()
+    )  # fmt: skip
+    return {(r.topic, r.partition): (r.offset, r.time) for r in rows}

@@ -1,0 +1,115 @@
+"""The Delta tables `commands`, `steps` and `snapshots`: what any moment can be made of again (R1).
+
+The engine is a pure step over stored inputs. `messages` and `commands` are the inputs, `steps` says
+which of them each step took and at what time, and `snapshots` saves the way from the first step on.
+They have a streaming query of their own, with a longer interval than that of `messages` and
+`journal`: clients send heartbeats, each is a command and a step, and an engine that has nothing
+else to do shall not commit to Delta every few seconds.
+
+Exactly once is as in `delta`: what is in a table already is left out, by the offsets in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ..protocol import steplog, topics
+from ..sources.kafka_source import headers_column
+from .delta import not_stored
+from .delta_tables import COLUMNS, COMMANDS, SNAPSHOTS, STEPS, append, create_tables, stored_offsets
+
+_RANGE = pa.struct(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("first", pa.int64()),
+        ("last", pa.int64()), ("count", pa.int32()),
+    ]
+)  # fmt: skip
+_TIME = pa.timestamp("us", "UTC")
+STEP_ROWS = pa.schema(
+    [
+        ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME), ("acked", pa.int64()),
+        ("pages", pa.int64()), ("outputs", pa.int64()), ("code", pa.string()),
+        ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("offset", pa.int64()),
+        ("time", _TIME),
+    ]
+)  # fmt: skip
+
+
+class HistoryWriter:
+    """The `foreachBatch` function of the history query. Runs in the driver, one call at a time.
+
+    snapshots: called behind each batch, to write a snapshot where one is due. The tables are made
+    with the first batch, so that an engine's start does not wait for them.
+    """
+
+    def __init__(
+        self, spark: SparkSession, folder: Path | str, snapshots: Callable[[], None] | None = None
+    ) -> None:
+        self._spark, self._folder = spark, str(folder)
+        self._snapshots = snapshots
+        self._open = False
+
+    def _begin(self) -> None:
+        create_tables(self._spark, self._folder, (COMMANDS, STEPS, SNAPSHOTS))
+        spark, folder, topic = self._spark, self._folder, f.col("topic")
+        stored = stored_offsets(spark, folder, STEPS) | stored_offsets(spark, folder, COMMANDS)
+        fresh = not_stored(stored)
+        self._steps, self._commands = (
+            theirs if fresh is None else theirs & fresh
+            for theirs in (
+                topic.endswith(f".{topics.STEPS}"),
+                topic.endswith(f".{topics.COMMANDS}") | topic.endswith(f".{topics.MESH}"),
+            )
+        )
+        text = f.col("value").cast("string")
+        self._command = [
+            topic, f.col("partition"), f.col("offset"), f.col("timestamp").alias("time"),
+            f.get_json_object(f.make_valid_utf8(text), "$.command").alias("command"),
+            f.get_json_object(f.make_valid_utf8(text), "$.queue").alias("queue"),
+            f.col("key"), f.col("value"), headers_column().alias("headers"),
+        ]  # fmt: skip
+        self._step = [topic, f.col("offset"), f.col("timestamp").alias("time"), f.col("value")]
+
+        self._open = True
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        if not self._open:
+            self._begin()
+        batch.persist()
+        try:
+            append(self._folder, COMMANDS, batch.where(self._commands).select(*self._command))
+            steps = batch.where(self._steps).select(*self._step)
+            append(self._folder, STEPS, steps.mapInArrow(_decode, COLUMNS[STEPS]))
+        finally:
+            batch.unpersist()
+        if self._snapshots is not None:
+            self._snapshots()
+
+
+def _decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [row for one in batch.to_pylist() if (row := step_row(**one)) is not None]
+        yield pa.RecordBatch.from_pylist(rows, STEP_ROWS)
+
+
+def step_row(topic: str, offset: int, time: Any, value: bytes) -> dict[str, Any] | None:
+    """A record of the log as a row of the table; None for one that is not the engine's."""
+    try:
+        record = steplog.decode(value)
+    except ValueError:
+        return None  # somebody else wrote to the log; the engine itself refuses it
+    broker, _, _ = topic.rpartition(".")
+    return {
+        "broker": broker, "step": record.step, "now": record.now * 1000, "acked": record.acked,
+        "pages": record.pages, "outputs": record.outputs, "code": record.code,
+        "ranges": [msgspec.structs.asdict(r) for r in record.ranges],
+        "sizes": msgspec.json.encode(record.sizes).decode() if record.sizes else None,
+        "offset": offset, "time": time,
+    }  # fmt: skip

@@ -1,0 +1,240 @@
+"""What is known of the queues, as metrics: of those with most in them, and the rest in a sum.
+
+An engine may have ten thousand queues, and Prometheus keeps a series for each name that it ever
+saw. So only so many queues have series of their own: half of them those that are deepest, half
+those through which most went since the look before. The rest is `_other`. A counter must never
+fall: what is added to `_other` is what its queues counted while they were in it, so a queue that
+gets a name of its own takes nothing away from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+
+from . import metric_table as table
+
+OTHER = "_other"
+Place = tuple[str, str, str]  # broker, VPN, queue
+_Counts = dict[tuple[str, str], int]  # metric and reason → how many
+
+_LEVELS = [m for m in table.of(table.QUEUE) if m.kind == table.GAUGE and m.figure != "blocked"]
+_TOTALS = [m for m in table.of(table.QUEUE) if m.kind == table.COUNTER and m.figure != "refused"]
+_BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refused_messages"]
+
+
+@dataclass(slots=True)
+class Look:
+    """What one look at the engine saw. queues: as `describe` gives them; usage: of each VPN;
+    seconds: what it took; time: when, epoch s."""
+
+    queues: list[Mapping[str, Any]] = field(default_factory=list)
+    usage: list[Mapping[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    time: float = 0.0
+
+
+class QueueFigures:
+    """most: how many queues have series of their own."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._named: frozenset[Place] = frozenset()
+        self._counts: dict[Place, _Counts] = {}
+        self._other: dict[Place, _Counts] = {}
+        self._look = Look()
+        self._families: list[Family] = []
+        self._lock = threading.Lock()
+
+    def place(self, broker: str, vpn: str, queue: str) -> Place:
+        """Under which labels a queue is shown; before the first look each under its own."""
+        place = broker, vpn, queue
+        known = self._look.usage and place not in self._named
+        return (broker, vpn, OTHER) if known else place
+
+    def seen(self, look: Look) -> None:
+        """Take in a look."""
+        broker = _broker_of(look)
+        found = {(str(q.get("broker", broker)), q["vpn"], q["name"]): q for q in look.queues}
+        counts = {place: _counted(queue) for place, queue in found.items()}
+        with self._lock:
+            self._named = self._choose(found, counts)
+            for place, now in counts.items():
+                if place not in self._named:
+                    self._add(place, now)
+            self._counts, self._look = counts, look
+            self._families = list(self._made(look)) if look.usage else []
+
+    def _choose(
+        self, found: Mapping[Place, Mapping[str, Any]], counts: Mapping[Place, _Counts]
+    ) -> frozenset[Place]:
+        able = [place for place in found if place[2] != OTHER]
+        if len(able) <= self._most:
+            return frozenset(able)
+
+        def moved(place: Place) -> int:
+            before = self._counts.get(place, {})
+            return sum(n - before.get(key, 0) for key, n in counts[place].items())
+
+        deepest = sorted(able, key=lambda p: (-found[p]["depth"], p))[: (self._most + 1) // 2]
+        busiest = sorted(set(able) - set(deepest), key=lambda p: (-moved(p), p))
+        return frozenset(deepest + busiest[: self._most - len(deepest)])
+
+    def _add(self, place: Place, now: _Counts) -> None:
+        """To `_other`, what a queue counted since the last look. One that is seen for the first
+        time, or was deleted and defined again, counted all of it."""
+        before = self._counts.get(place, {})
+        if any(now.get(key, 0) < n for key, n in before.items()):
+            before = {}
+        sums = self._other.setdefault((*place[:2], OTHER), defaultdict(int))
+        for key, n in now.items():
+            sums[key] += n - before.get(key, 0)
+
+    # ------------------------------------------------------------ as metrics
+
+    def families(self) -> Iterator[Family]:
+        """What the last look saw; nothing before the first. They were made then: a scrape is
+        cheap."""
+        yield from self._families
+
+    def _made(self, look: Look) -> Iterator[Family]:
+        broker, named = _broker_of(look), self._named
+        shown: dict[Place, list[Mapping[str, Any]]] = {}
+        for queue in look.queues:
+            place = str(queue.get("broker", broker)), queue["vpn"], queue["name"]
+            key = place if place in named else (*place[:2], OTHER)
+            shown.setdefault(key, []).append(queue)
+        yield from _levels(shown, _dead(look.queues))
+        yield _blocked(shown)
+        own = {place: counts for place, counts in self._counts.items() if place in named}
+        yield from _totals(own | self._other)
+        yield from _limits(look, broker)
+        yield _alerts(look, shown, broker)
+        yield GaugeMetricFamily(*_named("queue_series"), value=len(named))
+        yield GaugeMetricFamily(*_named("look_seconds"), value=look.seconds)
+        yield GaugeMetricFamily(*_named("look_time_seconds"), value=look.time)
+        yield _defined(shown)
+
+
+def _broker_of(look: Look) -> str:
+    return str(look.usage[0]["broker"]["name"]) if look.usage else "broker-0"
+
+
+def _counted(queue: Mapping[str, Any]) -> _Counts:
+    counters = queue["counters"]
+    out: _Counts = {(m.name, ""): counters.get(m.figure, 0) for m in _TOTALS}
+    for name in ("rejected", "discarded_on_entry"):
+        for reason, n in (counters.get(name) or {}).items():
+            out[_REFUSED.name, reason] = out.get((_REFUSED.name, reason), 0) + n
+    return out
+
+
+def _dead(queues: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """The queues that are the dead message queue of others."""
+    return {
+        (q["vpn"], dmq) for q in queues if (dmq := q["definition"].get("dead_message_queue"))
+    }
+
+
+def _named(name: str) -> tuple[str, str]:
+    metric = table.BY_NAME[name]
+    return metric.family, metric.text
+
+
+def _gauge(metric: table.Metric) -> GaugeMetricFamily:
+    return GaugeMetricFamily(metric.family, metric.text, labels=metric.labels)
+
+
+def _level(metric: table.Metric, queue: Mapping[str, Any], dead: set[tuple[str, str]]) -> float:
+    match metric.figure:
+        case "consumers":
+            return len(queue["consumers"])
+        case "dead":
+            return queue["depth"] if (queue["vpn"], queue["name"]) in dead else 0
+        case "max_spool_usage":
+            return queue["definition"]["max_spool_usage"] or 0
+        case figure:
+            return queue[figure] or 0
+
+
+def _levels(
+    shown: Mapping[Place, list[Mapping[str, Any]]], dead: set[tuple[str, str]]
+) -> Iterator[Family]:
+    for metric in _LEVELS:
+        family = _gauge(metric)
+        join = max if metric.figure == "oldest_age_s" else sum
+        for place, queues in shown.items():
+            family.add_metric(place, join(_level(metric, queue, dead) for queue in queues))
+        yield family
+
+
+def _blocked(shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
+    family, numbers = _gauge(_BLOCKED), dict[tuple[str, ...], int]()
+    for place, queues in shown.items():
+        for reason in filter(None, (queue["blocked"] for queue in queues)):
+            key = (*place, reason.partition(":")[0])  # "faulted: …" says more, for people
+            numbers[key] = numbers.get(key, 0) + 1
+    for labels, n in numbers.items():
+        family.add_metric(labels, n)
+    return family
+
+
+def _totals(counts: Mapping[Place, _Counts]) -> Iterator[Family]:
+    for metric in (*_TOTALS, _REFUSED):
+        family = CounterMetricFamily(metric.family, metric.text, labels=metric.labels)
+        for place, found in counts.items():
+            for (name, reason), n in found.items():
+                if name == metric.name:
+                    family.add_metric((*place, reason) if metric is _REFUSED else place, n)
+        yield family
+
+
+def _limits(look: Look, broker: str) -> Iterator[Family]:
+    for metric in table.of(table.USAGE_BROKER):
+        family = _gauge(metric)
+        family.add_metric((broker,), look.usage[0]["broker"][metric.figure])
+        yield family
+    for metric in table.of(table.USAGE_VPN):
+        if metric.figure == "refused":
+            continue
+        family = _gauge(metric)
+        for vpn in (usage["vpn"] for usage in look.usage):
+            if vpn[metric.figure] is not None:
+                family.add_metric((broker, vpn["name"]), vpn[metric.figure])
+        yield family
+    refused = table.BY_NAME["vpn_refused_messages"]
+    counter = CounterMetricFamily(refused.family, refused.text, labels=refused.labels)
+    for vpn in (usage["vpn"] for usage in look.usage):
+        for reason, n in vpn["refused"].items():
+            counter.add_metric((broker, vpn["name"], reason), n)
+    yield counter
+
+
+def _alerts(look: Look, shown: Mapping[Place, list[Mapping[str, Any]]], broker: str) -> Family:
+    family, numbers = _gauge(table.BY_NAME["alert"]), dict[tuple[str, ...], int]()
+    for name in look.usage[0]["broker"]["alerts"]:
+        numbers[broker, "", "", name] = 1
+    for vpn in (usage["vpn"] for usage in look.usage):
+        for name in vpn["alerts"]:
+            numbers[broker, vpn["name"], "", name] = 1
+    for place, queues in shown.items():
+        for name in (name for queue in queues for name in queue["alerts"]):
+            numbers[(*place, name)] = numbers.get((*place, name), 0) + 1
+    for labels, n in numbers.items():
+        family.add_metric(labels, n)
+    return family
+
+
+def _defined(shown: Mapping[Place, list[Mapping[str, Any]]]) -> Family:
+    family, numbers = _gauge(table.BY_NAME["queues"]), dict[tuple[str, str], int]()
+    for (broker, vpn, _), queues in shown.items():
+        numbers[broker, vpn] = numbers.get((broker, vpn), 0) + len(queues)
+    for labels, n in numbers.items():
+        family.add_metric(labels, n)
+    return family

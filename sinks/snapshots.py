@@ -1,0 +1,206 @@
+"""The Delta table `snapshots`: a broker's state as it was behind a step, page by page (R1).
+
+Spark has committed that state already, so nobody asks the operator for it: Spark's `statestore`
+source reads the checkpoint, beside the query that runs on it. A snapshot holds the pages that
+changed since the one before, which the state's changelog says; the first of a *chain* is whole, and
+so is each after a while. What a state was: of each page the newest row of its chain, up to its step
+(no value: the page was removed).
+
+The row without a page's name closes a snapshot: its value is the loop's own snapshot, and its `crc`
+the sum over all pages of the state then. Who reads it counts again, so a chain that somebody has
+damaged is not taken for a state.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ..protocol.tables import CRC_MODULUS
+from .delta_tables import SNAPSHOTS, append
+
+log = logging.getLogger("lakequeue.tables")
+
+CHAIN_MAX = 100  # snapshots; then a whole one, so that old ones can be deleted
+
+
+class _Position(msgspec.Struct):
+    """What is asked of the loop's own snapshot."""
+
+    step: int = 0
+    now: int = 0
+
+
+_position = msgspec.msgpack.Decoder(_Position).decode
+
+
+@dataclass(slots=True)
+class _Last:
+    """The newest snapshot of a broker. crcs: of each page; length: of its chain so far."""
+
+    batch: int
+    step: int
+    crcs: dict[str, int]
+    length: int
+
+
+class SnapshotWriter:
+    """Writes a snapshot of each broker whenever one is due. checkpoints: of the brokers' queries;
+    interval_s: between two snapshots of a broker."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path | str,
+        checkpoints: Mapping[str, Path],
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spark, self._folder = spark, str(folder)
+        self._checkpoints = dict(checkpoints)
+        self._interval_s, self._clock = interval_s, clock
+        self._due = -1e9
+        self._last: dict[str, _Last | None] = {}
+
+    def __call__(self) -> None:
+        """Write what is due."""
+        if self._clock() < self._due:
+            return
+        self._due = self._clock() + self._interval_s
+        for broker in sorted(self._checkpoints):
+            self._write(broker)
+
+    def _write(self, broker: str) -> None:
+        batch = _committed(self._checkpoints[broker])
+        if batch is None:
+            return
+        if broker not in self._last:
+            self._last[broker] = self._recall(broker)
+        last = self._last[broker]
+        if last is not None and last.batch == batch:
+            return
+        own = self._own(broker, batch)
+        if own is None:
+            return
+        at = _position(own)
+        if last is not None and at.step <= last.step:
+            return
+        goes_on = last is not None and last.batch < batch and last.length < CHAIN_MAX
+        pages = self._changed(broker, last.batch + 1, batch) if last and goes_on else None
+        whole = pages is None
+        if pages is None:
+            pages = self._whole(broker, batch)
+        self._append(broker, batch, at, own, pages, None if whole else last)
+
+    def _append(
+        self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
+        before: _Last | None,
+    ) -> None:  # fmt: skip
+        pages.persist()
+        try:
+            crcs = dict(before.crcs) if before is not None else {}
+            for row in pages.select("page", "crc").collect():
+                if row.crc is None:
+                    crcs.pop(row.page, None)
+                else:
+                    crcs[row.page] = row.crc
+            total = sum(crcs.values()) % CRC_MODULUS
+            closing = self._spark.createDataFrame([("", own, total)], pages.schema)
+            rows = pages.unionByName(closing).select(
+                f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
+                f.timestamp_millis(f.lit(at.now)).alias("now"),
+                f.lit(batch).cast("long").alias("batch"),
+                f.lit(before is None).alias("whole"), "page", "value", "crc",
+            )  # fmt: skip
+            append(self._folder, SNAPSHOTS, rows)
+        finally:
+            pages.unpersist()
+        length = 1 if before is None else before.length + 1
+        self._last[broker] = _Last(batch, at.step, crcs, length)
+
+    # ------------------------------------------------------------ the state
+
+    def _state(self, broker: str, variable: str, **options: object) -> DataFrame:
+        given = {name: str(value) for name, value in options.items()}
+        reader = self._spark.read.format("statestore").option("stateVarName", variable)
+        found = reader.options(**given).load(str(self._checkpoints[broker]))
+        return found.where(f.col("key.broker") == broker)
+
+    def _own(self, broker: str, batch: int) -> bytes | None:
+        """The loop's own snapshot in the state after a batch."""
+        rows = self._state(broker, "snapshot", batchId=batch).select("value.*").collect()
+        return bytes(rows[0][0]) if rows else None
+
+    def _whole(self, broker: str, batch: int) -> DataFrame:
+        found = self._state(broker, "pages", batchId=batch)
+        return _pages(found.select("user_map_key.key", "user_map_value.page"))
+
+    def _changed(self, broker: str, first: int, last: int) -> DataFrame | None:
+        """The pages that changed in these batches; None where Spark cannot say it any more."""
+        try:
+            changes = self._state(
+                broker, "pages", readChangeFeed="true", changeStartBatchId=first,
+                changeEndBatchId=last,
+            )  # fmt: skip
+            # A page may change twice in a batch: the changelog's own order counts.
+            value = f.when(f.col("change_type") != "delete", f.col("user_map_value.page"))
+            named = changes.select(
+                "user_map_key.key", f.struct(value.alias("page")).alias("new"),
+                f.monotonically_increasing_id().alias("n"),
+            )  # fmt: skip
+            newest = named.groupBy("key").agg(f.max_by("new", "n").alias("new"))
+            pages = _pages(newest.select("key", "new.page"))
+            pages.persist().count()
+            return pages
+        except Exception as error:
+            log.warning(
+                "%s: what changed in the batches %d to %d is not known any more (%s): the whole "
+                "state is written", broker, first, last, str(error).splitlines()[0],
+            )  # fmt: skip
+            return None
+
+    # ------------------------------------------------------------ the table
+
+    def _recall(self, broker: str) -> _Last | None:
+        """The newest snapshot in the table, if it is of this checkpoint."""
+        table = self._spark.read.format("delta").load(f"{self._folder}/{SNAPSHOTS}")
+        mine = table.where(f.col("broker") == broker)
+        closed = mine.where("page = ''").select("step", "batch", "whole")
+        rows = closed.orderBy("step").collect()
+        if not rows:
+            return None
+        newest = rows[-1]
+        first = max((i for i, row in enumerate(rows) if row.whole), default=0)
+        try:
+            own = self._own(broker, newest.batch)
+        except Exception:  # Spark has let go of that batch, or it is another home's
+            return None
+        if own is None or _position(own).step != newest.step:
+            return None
+        chain = mine.where((f.col("step") >= rows[first].step) & (f.col("page") != ""))
+        pages = chain.groupBy("page").agg(f.max_by(f.struct("crc"), "step").alias("at"))
+        crcs = {row.page: row.crc for row in pages.select("page", "at.crc").collect()}
+        known = {page: crc for page, crc in crcs.items() if crc is not None}
+        return _Last(newest.batch, newest.step, known, len(rows) - first)
+
+
+def _pages(found: DataFrame) -> DataFrame:
+    """Pages as rows of the table. The crc is zlib's: everybody has it."""
+    named = f.concat(f.col("key").cast("binary"), f.col("page"))
+    return found.select(
+        f.col("key").alias("page"), f.col("page").alias("value"), f.crc32(named).alias("crc")
+    )
+
+
+def _committed(checkpoint: Path) -> int | None:
+    """The last batch that Spark has committed."""
+    numbers: list[Any] = [int(p.name) for p in checkpoint.glob("commits/*") if p.name.isdigit()]
+    return max(numbers, default=None)

@@ -1,0 +1,216 @@
+"""Who has which bridge: commands about bridges, and who carries them out (H1).
+
+The home's first broker keeps the definitions of all bridges: one writer, so a name is unique and no
+circle closes. A command that another broker is told goes to the keeper over the channel, from there
+to the bridge's near broker, which carries it out and answers whoever asked. All that may be wrong
+is looked at by the keeper, before anything is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...definitions.bridge import (
+    BridgeDefinition,
+    bridge_to_wire,
+    circle,
+    circle_problem,
+    parse_bridge,
+)
+from ...protocol import commands as c
+from ...protocol.bridges import BridgeCommand
+from ...protocol.errors import ConfigError, LakequeueError, Problem
+from ..commands import administration
+from ..commands.answers import ELSEWHERE, answer, refuse
+from ..commands.topic_subscriptions import follow_definition
+from ..commands.turns import resume
+from ..mesh.peer import Peer
+from ..mesh.peers import check_name
+from ..mesh.saying import say
+from . import link as links
+from .endpoint import definition_of, endpoint_name
+from .shown import describe
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+KEEPER = 0  # its number
+BRIDGES_MAX = 1_000  # of a VPN
+
+
+def _kept(broker: Broker, vpn: str) -> dict[str, BridgeDefinition]:
+    """The bridges of a VPN, by name; at the keeper."""
+    known = broker.values.read(f"K/{vpn}") or {}
+    return {name: parse_bridge(definition) for name, definition in known.items()}
+
+
+def _keep(broker: Broker, vpn: str, bridges: dict[str, BridgeDefinition]) -> None:
+    definitions = {name: bridge_to_wire(one) for name, one in sorted(bridges.items())}
+    broker.values.write(f"K/{vpn}", definitions)
+
+
+def _is_keeper(broker: Broker) -> bool:
+    return broker.header.number == KEEPER
+
+
+# ---------------------------------------------------------------- at whoever is told; the keeper
+
+
+def bridge(broker: Broker, vpn: str, command: c.Bridge) -> Any:
+    """Make a bridge, or define it again. Raises ConfigError, and nothing is changed."""
+    given = {"vpn": vpn, "from": broker.header.name, **command.definition}
+    where = f"bridge {str(given.get('name', ''))[:200]!r}"
+    new = parse_bridge(given, where)
+    if new.vpn != vpn:
+        raise ValueError(f"vpn: {new.vpn!r} – this is the commands topic of {vpn!r}")
+    command = msgspec.structs.replace(command, definition=bridge_to_wire(new))
+    if not _is_keeper(broker):
+        return _to_keeper(broker, vpn, command)
+    bridges = _kept(broker, vpn)
+    _check(broker, where, new, bridges)
+    _keep(broker, vpn, {**bridges, new.name: new})
+    return _to_near(broker, vpn, new, command)
+
+
+def concerning(broker: Broker, vpn: str, command: c.DeleteBridge | c.DescribeBridge) -> Any:
+    """A command about a bridge that is there. Raises ConfigError where there is none."""
+    if not _is_keeper(broker):
+        return _to_keeper(broker, vpn, command)
+    bridges = _kept(broker, vpn)
+    found = bridges.get(command.name)
+    if found is None:
+        known = ", ".join(map(repr, sorted(bridges)[:20])) or "none"
+        raise ConfigError(
+            f"bridge: {command.name!r} – there is no such bridge in VPN {vpn!r}, which has {known}"
+        )
+    if isinstance(command, c.DeleteBridge):
+        del bridges[command.name]
+        _keep(broker, vpn, bridges)
+    return _to_near(broker, vpn, found, command)
+
+
+def names(broker: Broker, vpn: str, command: c.Bridges) -> Any:
+    """The names of the VPN's bridges."""
+    if not _is_keeper(broker):
+        return _to_keeper(broker, vpn, command)
+    return sorted(_kept(broker, vpn))
+
+
+def _check(
+    broker: Broker, where: str, new: BridgeDefinition, bridges: dict[str, BridgeDefinition]
+) -> None:
+    """Raise ConfigError for a bridge that cannot be."""
+    brokers = _brokers(broker)
+    for key, name in (("from", new.origin), ("to", new.to)):
+        if name not in brokers:
+            there = ", ".join(map(repr, brokers))
+            raise ConfigError(
+                [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
+            )
+    old = bridges.get(new.name)
+    if old is None and len(bridges) >= BRIDGES_MAX:
+        raise ConfigError(f"{where}: a VPN has at most {BRIDGES_MAX} bridges")
+    for key, before, now in (
+        ("from", (old or new).origin, new.origin),
+        ("to", (old or new).to, new.to),
+    ):
+        if before != now:
+            allowed = f"cannot change while the bridge exists; it is {before!r}: delete it before"
+            raise ConfigError([Problem(where, key, now, allowed)])
+    found = circle(new, bridges.values())
+    if found:
+        raise ConfigError([circle_problem(where, found)])
+
+
+def _brokers(broker: Broker) -> dict[str, int]:
+    """The home's brokers, as this one knows them."""
+    header = broker.header
+    peers = {peer.name: number for number, peer in sorted(header.peers.items())}
+    return {header.name: header.number, **peers}
+
+
+def _to_keeper(broker: Broker, vpn: str, command: c.Command) -> Any:
+    say(broker, KEEPER, BridgeCommand(vpn, c.encode_command(command), False))
+    return ELSEWHERE
+
+
+def _to_near(broker: Broker, vpn: str, bridge: BridgeDefinition, command: Any) -> Any:
+    """The near broker carries it out: this one, or a peer."""
+    brokers = _brokers(broker)
+    number, far = brokers[bridge.origin], brokers[bridge.to]
+    if number != broker.header.number:
+        say(broker, number, BridgeCommand(vpn, c.encode_command(command), True, far))
+        return ELSEWHERE
+    return _carry_out(broker, vpn, command, far)
+
+
+def hear_command(broker: Broker, sender: int, said: BridgeCommand) -> None:
+    """What another broker was told, or the keeper agreed to."""
+    command: Any = c.decode_command(said.command)
+    try:
+        answer(broker, command, _heard(broker, sender, said, command))
+    except (LakequeueError, ValueError) as error:
+        refuse(broker, said.vpn, command, error)
+
+
+def _heard(broker: Broker, sender: int, said: BridgeCommand, command: Any) -> Any:
+    if said.by_keeper:
+        if sender != KEEPER:
+            raise ValueError(f"bridge: broker {sender} speaks as the keeper, which is {KEEPER}")
+        return _carry_out(broker, said.vpn, command, said.far)
+    if not _is_keeper(broker):
+        raise ValueError(f"bridge: broker {broker.header.name!r} is not the keeper")
+    match command:
+        case c.Bridge():
+            return bridge(broker, said.vpn, command)
+        case c.DeleteBridge() | c.DescribeBridge():
+            return concerning(broker, said.vpn, command)
+        case c.Bridges():
+            return names(broker, said.vpn, command)
+    raise ValueError(f"bridge: {type(command).__name__} is no command about bridges")
+
+
+# ---------------------------------------------------------------- at the near broker
+
+
+def _carry_out(broker: Broker, vpn: str, command: Any, far: int) -> Any:
+    if isinstance(command, c.Bridge):
+        return _make(broker, vpn, parse_bridge(command.definition), far)
+    queue = broker.find(vpn, endpoint_name(command.name))
+    if queue is None:
+        raise ConfigError(f"bridge: {command.name!r} – is not here any more")
+    if isinstance(command, c.DescribeBridge):
+        return describe(broker, queue)
+    waiting = queue.header.depth
+    links.forget(broker, queue.number)
+    administration.delete(broker, vpn, queue, c.Delete(queue=queue.definition.name))
+    broker.event("bridge_deleted", vpn, bridge=command.name, messages=waiting)
+    return waiting
+
+
+def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
+    """Make the bridge's endpoint and its link, or change them; the same again changes nothing."""
+    check_name(broker, far, bridge.to)
+    broker.header.peers.setdefault(far, Peer(bridge.to))  # also before the engine told of it
+    definition = definition_of(bridge)
+    queue = broker.find(vpn, definition.name)
+    if queue is None:
+        queue = administration.create(broker, vpn, definition, bridge.lanes)
+        links.save(broker, queue.number, links.new(bridge, far))
+        broker.event("bridge_made", vpn, bridge=bridge.name, to=bridge.to, lanes=bridge.lanes)
+        return
+    link = links.load(broker, queue.number)
+    assert link is not None
+    if queue.header.faulted:
+        queue.header.faulted, queue.wanted = "", True
+        resume(broker, queue)
+    if queue.definition == definition and link.lanes == bridge.lanes:
+        return
+    follow_definition(broker, vpn, queue, queue.definition, definition)
+    queue.header.definition = definition
+    broker.header.links[queue.number] = link.lanes = bridge.lanes
+    links.save(broker, queue.number, link)
+    broker.event("bridge_made", vpn, bridge=bridge.name, again=True, lanes=bridge.lanes)
+

@@ -1,0 +1,73 @@
+"""What is shown of a bridge: what waits, what is on its way, which endpoints hold it (H2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .holds import Held
+from .link import Link, load
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+
+LANES_COUNTED = 200  # whose messages are counted one lane after the other
+DESTINATIONS_SHOWN = 10
+
+
+def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
+    """Everything about one bridge, for people and programs. Of each endpoint that holds it: since
+    when, and how many messages wait for it, those that it refused among them."""
+    link = load(broker, queue.number)
+    assert link is not None
+    header, limits = queue.header, broker.limits
+    rows, size = link.on_its_way()
+    oldest = min((f[0] for f in link.flights.values()), default=None)
+    return {
+        "name": link.bridge,
+        "vpn": link.vpn,
+        "from": broker.header.name,
+        "to": link.to_name,
+        "subscriptions": list(queue.definition.subscriptions),
+        "lanes": link.lanes,
+        "endpoint": queue.definition.name,
+        "waiting": header.depth - rows,
+        "spool_bytes": header.bytes,
+        "max_spool_usage": queue.definition.max_spool_usage,
+        "on_its_way": rows,
+        "bytes_on_its_way": size,
+        "window_rows": limits.bridge_rows,
+        "window_bytes": limits.bridge_bytes,
+        "unanswered_s": None if oldest is None else (broker.now - oldest) / 1000,
+        "egress": header.egress,
+        "blocked": _blocked(broker, queue, link),
+        "sent": link.sent,
+        "taken": link.taken,
+        "refused": link.refused,
+    }
+
+
+def _blocked(broker: Broker, queue: Queue, link: Link) -> list[dict[str, Any]]:
+    """Which endpoints hold the bridge, the one that does for longest first."""
+    by_endpoint: dict[str, list[tuple[int, Held]]] = {}
+    for lane, held in link.held.items():
+        by_endpoint.setdefault(held.endpoint, []).append((lane, held))
+    left = LANES_COUNTED
+    shown = []
+    for endpoint, lanes in by_endpoint.items():
+        counted = lanes[:left]
+        left -= len(counted)
+        since = min(held.since for _, held in lanes)
+        shown.append(
+            {
+                "endpoint": endpoint or None,
+                "reason": lanes[0][1].reason,
+                "since": since,
+                "for_s": (broker.now - since) / 1000,
+                "waiting": sum(queue.lanes.length(lane) for lane, _ in counted),
+                "lanes": len(lanes),
+                "lanes_counted": len(counted),
+                "destinations": sorted({h.destination for _, h in lanes})[:DESTINATIONS_SHOWN],
+            }
+        )
+    return sorted(shown, key=lambda one: (one["since"], one["endpoint"] or ""))

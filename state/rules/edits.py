@@ -1,0 +1,76 @@
+"""Edited headers: what an administrator changed of a message in one queue (R6).
+
+A message is stored once, for all queues that hold it, and stays as it was published. What was
+edited stands beside its row in the queue, and is put over its headers whenever it is shown or sent.
+It goes with the message to another queue: by a move, as a dead message, and back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...protocol import wire
+from ..storage import Array
+
+if TYPE_CHECKING:
+    from ..queue import Queue
+    from ..storage.blocks import Content
+
+EDITED = "edited"  # in a row's extras, as the next; all else there is what a dead message carries
+BRIDGED = "bridge"  # where a message at a bridge's endpoint goes (`bridges.endpoint`)
+CHARACTERS_MAX = 1_000  # of one message: names and values
+
+Edits = dict[str, str | None]  # header → text; None: it is gone
+
+
+def dead_part(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a row's extras say of a dead message; None for one that is not dead."""
+    if extra is None or not (EDITED in extra or BRIDGED in extra):
+        return extra
+    return {k: v for k, v in extra.items() if k not in (EDITED, BRIDGED)} or None
+
+
+def edits_part(extra: dict[str, Any] | None) -> dict[str, Any]:
+    """What is edited, as it stands in the extras of another row."""
+    return {EDITED: extra[EDITED]} if extra and EDITED in extra else {}
+
+
+def with_edits(extra: dict[str, Any] | None, new: Edits) -> dict[str, Any] | None:
+    """A row's extras with one more edit; None where that would be too much."""
+    known = {**((extra or {}).get(EDITED) or {}), **new}
+    if sum(len(name) + len(text or "") for name, text in known.items()) > CHARACTERS_MAX:
+        return None
+    return {**(extra or {}), EDITED: known}
+
+
+def extras_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
+    """The extras of messages at these places, by position."""
+    found: dict[int, dict[str, Any]] = {}
+    for page, rows, where in queue.rows(seqs):
+        if page.extras:
+            positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
+            for position, row in zip(positions, rows.tolist(), strict=True):
+                if row in page.extras:
+                    found[position] = page.extras[row]
+    return found
+
+
+def as_edited(
+    queue: Queue, seqs: Array, contents: list[Content | None]
+) -> list[Content | None]:
+    """Contents of messages at these places, with their headers as they are edited."""
+    edits = {at: extra[EDITED] for at, extra in extras_of(queue, seqs).items() if EDITED in extra}
+    if not edits:
+        return contents
+    out = list(contents)
+    for at, changes in edits.items():
+        if (content := out[at]) is not None:
+            out[at] = (content[0], content[1], _apply(content[2], changes))
+    return out
+
+
+def _apply(headers: bytes | None, changes: Edits) -> bytes | None:
+    kept = [(k, v) for k, v in wire.headers_list(headers) if k not in changes]
+    new = [(k, v.encode()) for k, v in sorted(changes.items()) if v is not None]
+    text = wire.headers_json(kept + new)
+    return None if text is None else text.encode()

@@ -1,0 +1,146 @@
+"""A broker more on a running engine: asked for in a VPN's directory, and answered there.
+
+Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`. The
+engine answers under the same key, with the same id: `done`, or `refused` with a sentence.
+
+A broker that is alone reads all partitions of its VPNs' topics. So it is stopped in good order
+first, and goes on with its own when the topics have the new broker's; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from ..definitions.configuration import BROKERS_MAX
+from ..definitions.definition_values import broker_name
+from ..protocol import LakequeueError, topics
+from ..sources.live import kafka_client
+from .application import END_S_MAX, SparkApplication
+from .broker_query import BrokerQuery
+from .captured import CapturedTopics
+from .home import HomeFolder
+
+log = logging.getLogger("lakequeue.engine")
+
+PREFIX = "wish/"
+POLL_S = 0.5
+ASK_S_MAX = 10.0
+
+
+def add_broker(
+    name: str,
+    application: SparkApplication,
+    captured: CapturedTopics,
+    folder: HomeFolder,
+    begin: Callable[[BrokerQuery], None],
+) -> None:
+    """Add a broker and start its query. begin: tells all brokers of it, before it starts. Raises
+    LakequeueError, and there is no broker more then."""
+    brokers = application.brokers
+    try:
+        broker_name(name)
+    except ValueError as error:
+        raise LakequeueError(f"broker {name!r}: a name {error}") from error
+    if name in brokers:
+        raise LakequeueError(f"broker {name!r} is there already")
+    if len(brokers) >= BROKERS_MAX:
+        raise LakequeueError(f"broker {name!r}: there are {BROKERS_MAX} brokers, as many as may be")
+    application.check_slots(len(brokers) + 1)
+    new = BrokerQuery(name, folder.brokers([*brokers, name])[name])
+    alone = list(brokers.values()) if len(brokers) == 1 else []
+    application.end(alone, END_S_MAX)
+    brokers[name] = new
+    try:
+        captured.share_out()
+        begin(new)
+        folder.remember_brokers({b.name: b.number for b in brokers.values()})
+    except BaseException:
+        del brokers[name]
+        raise
+    finally:
+        for first in alone:
+            application.start_query(first)
+    application.start_query(new)
+    captured.ask_again(b.name for b in (new, *alone))
+    folder.remember_checkpoints()
+    application.restart_history()
+    log.warning("broker %r is number %d of this home", name, new.number)
+
+
+class Wishes(threading.Thread):
+    """Reads what is asked for, from now on. add: carries it out; answer: puts a key and a value on
+    the directory of each VPN."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        vpns: list[str],
+        add: Callable[[str], None],
+        answer: Callable[[bytes, bytes], None],
+    ) -> None:
+        super().__init__(daemon=True, name="lakequeue-wishes")
+        self._kafka = kafka_client(bootstrap, "lakequeue-wishes")
+        self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
+        self._add, self._answer = add, answer
+        self._stopping = threading.Event()
+
+    def open(self) -> None:
+        """From now on every wish is heard; the thread reads them. Raises LakequeueError."""
+        self._consumer = Consumer(
+            {
+                **self._kafka,
+                "group.id": "lakequeue-engine",  # asked for, and not used
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+            }
+        )
+        try:
+            for place in self._places:  # now: an end that is looked up later is behind a wish
+                place.offset = self._consumer.get_watermark_offsets(place, ASK_S_MAX)[1]
+        except KafkaException as error:
+            raise LakequeueError(f"the directory cannot be read: {error}") from error
+        self._consumer.assign(self._places)
+        self.start()
+
+    def run(self) -> None:
+        """The thread."""
+        consumer = self._consumer
+        while not self._stopping.is_set():
+            message = consumer.poll(POLL_S)
+            if message is not None and message.error() is None:
+                self.read(message.key(), message.value())
+        consumer.close()
+
+    def read(self, key: bytes | None, value: bytes | None) -> None:
+        """One record of a directory; whatever is no wish is passed over."""
+        if key is None or value is None or not key.startswith(PREFIX.encode()):
+            return
+        try:
+            asked = json.loads(value)
+            wish, number = asked["wish"], str(asked["id"])[:100]
+        except (ValueError, KeyError, TypeError):
+            return  # an answer of ours, or nothing that we know
+        name = key.decode("utf-8", "replace").removeprefix(PREFIX)
+        said = {"id": number, "done": True}
+        try:
+            if wish != "add":
+                raise LakequeueError(f"wish: {str(wish)[:100]!r} – allowed is 'add'")
+            self._add(name)
+        except LakequeueError as error:
+            said = {"id": number, "refused": str(error)}
+        except Exception as error:  # of Java, say: the watch looks after the queries
+            log.exception("broker %r was not added", name)
+            said = {"id": number, "refused": f"{type(error).__name__}: {error}"[:500]}
+        try:
+            self._answer(key, json.dumps(said).encode())
+        except LakequeueError as error:
+            log.warning("an answer was not sent: %s", error)
+
+    def stop(self) -> None:
+        """End the thread, soon."""
+        self._stopping.set()

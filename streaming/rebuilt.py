@@ -1,0 +1,80 @@
+"""A state that was made again from the Delta tables, on its way into a new checkpoint (R3).
+
+A rebuild writes a file for each broker; the loop that finds no state in the operator begins with
+the pages in that file, and Spark commits them with the first batch. Until then the file is what
+counts, so it stays; the home removes it when a checkpoint has taken its place.
+
+The file is frames, each with its length before it: the loop's snapshot, then key and page by turns,
+and an empty frame at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from ..protocol.errors import LakequeueError
+
+FOLDER, SUFFIX, QUEUES = "rebuilt", ".state", "queues.json"
+_LENGTH = 4
+
+
+class State(Protocol):
+    """Where pages go."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Write a page."""
+
+    def save(self, snapshot: bytes) -> None:
+        """Save the loop's own snapshot."""
+
+
+def state_file(home: Path, broker: str) -> Path:
+    """Where a broker's rebuilt state stands."""
+    return home / FOLDER / f"{broker}{SUFFIX}"
+
+
+def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]]) -> None:
+    """Write a state, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(".draft")
+    with draft.open("wb") as out:
+        _frame(out, snapshot)
+        for key, page in pages:
+            _frame(out, key.encode())
+            _frame(out, page)
+        _frame(out, b"")
+    draft.replace(file)
+
+
+def restore(file: Path, state: State) -> bytes:
+    """Put a rebuilt state into the operator's; gives the loop's snapshot."""
+    with file.open("rb") as found:
+        frames = _frames(file, found)
+        snapshot = next(frames)
+        for key in frames:
+            if not key:
+                break
+            state.put(key.decode(), next(frames))
+        else:
+            raise _cut(file)
+    state.save(snapshot)
+    return snapshot
+
+
+def _frame(out: IO[bytes], content: bytes) -> None:
+    out.write(len(content).to_bytes(_LENGTH, "big"))
+    out.write(content)
+
+
+def _frames(file: Path, found: IO[bytes]) -> Iterator[bytes]:
+    while head := found.read(_LENGTH):
+        content = found.read(int.from_bytes(head, "big"))
+        if len(head) < _LENGTH or len(content) < int.from_bytes(head, "big"):
+            raise _cut(file)
+        yield content
+
+
+def _cut(file: Path) -> LakequeueError:
+    return LakequeueError(f"{file} is cut off: make it again with `lakequeue rebuild`")

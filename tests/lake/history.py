@@ -1,0 +1,134 @@
+"""A world of steps as the Delta tables that an engine writes of it: real files."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import msgspec
+import pyarrow as pa
+from lake.on_files import MESSAGES
+from lakequeue.protocol import topics
+from lakequeue.protocol.messages import decode_run
+from lakequeue.protocol.tables import CRC_MODULUS
+from lakequeue.protocol.wire import headers_json
+from lakequeue.sinks.history import STEP_ROWS, step_row
+from lakequeue.state import DictStore
+from lakequeue.streaming.driver import Snapshot
+from loop.memory import HOME, Message, World
+
+US = pa.timestamp("us", "UTC")
+COMMANDS = pa.schema(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("time", US),
+        ("command", pa.string()), ("queue", pa.string()), ("key", pa.binary()),
+        ("value", pa.binary()), ("headers", pa.string()),
+    ]
+)  # fmt: skip
+SNAPSHOTS = pa.schema(
+    [
+        ("broker", pa.string()), ("step", pa.int64()), ("now", US), ("batch", pa.int64()),
+        ("whole", pa.bool_()), ("page", pa.string()), ("value", pa.binary()), ("crc", pa.int64()),
+    ]
+)  # fmt: skip
+
+
+def place_of(m: Message) -> dict[str, Any]:
+    return {
+        "topic": m.topic_, "partition": m.partition_, "offset": m.offset_, "time": m.time * 1000
+    }  # fmt: skip
+
+
+def message_rows(m: Message) -> list[dict[str, Any]]:
+    """As the tables query does it: a row for each message of a run."""
+    lq = dict(m.headers_ or []).get("lq")
+    own = headers_json([(k, v) for k, v in m.headers_ or [] if k != "lq"])
+    payloads = [m.value_]
+    try:
+        count = json.loads(lq or b"{}").get("count", 0)
+        if count and m.key_ is None and own is None:
+            payloads = decode_run(m.value_, count)
+    except ValueError:
+        pass
+    more = {"key": m.key_, "lq": None if lq is None else lq.decode(), "headers": own}
+    return [
+        {**place_of(m), **more, "item": item, "payload": payload}
+        for item, payload in enumerate(payloads)
+    ]
+
+
+def named(value: bytes) -> dict[str, str | None]:
+    """The command, and the queue that it names."""
+    try:
+        said = json.loads(value)
+    except ValueError:
+        said = {}
+    return {"command": said.get("command"), "queue": said.get("queue")}
+
+
+def snapshot_rows(saved: list[tuple[Snapshot, DictStore]], whole_each: int) -> list[dict[str, Any]]:
+    """Snapshots one after the other, as the snapshot writer does it: a chain of changes."""
+    rows: list[dict[str, Any]] = []
+    before: dict[str, bytes] = {}
+    for n, (own, store) in enumerate(saved):
+        whole = n % whole_each == 0
+        known = {} if whole else before
+        changes: dict[str, bytes | None] = {
+            page: value for page, value in store.pages.items() if known.get(page) != value
+        }
+        changes |= dict.fromkeys(known.keys() - store.pages.keys())
+        crcs = {page: crc_of(page, value) for page, value in store.pages.items()}
+        head = {
+            "broker": HOME.name, "step": own.step, "now": own.now * 1000, "batch": n, "whole": whole
+        }  # fmt: skip
+        rows += [
+            {**head, "page": page, "value": value, "crc": crcs.get(page)}
+            for page, value in changes.items()
+        ]
+        total = sum(crcs.values()) % CRC_MODULUS
+        rows.append({**head, "page": "", "value": msgspec.msgpack.encode(own), "crc": total})
+        before = dict(store.pages)
+    return rows
+
+
+def crc_of(page: str, value: bytes) -> int:
+    return zlib.crc32(page.encode() + value)
+
+
+def write_history(
+    world: World, home: Path, saved: list[tuple[Snapshot, DictStore]] = (), whole_each: int = 3
+) -> Path:
+    """The tables of a home; the journal stands there, empty."""
+    log = topics.topic(HOME.name, topics.STEPS)
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    steps = [step_row(log, at, when, value) for at, value in enumerate(world.log)]
+    there = [m for messages in world.topics.values() for m in messages]
+    commands = [
+        {**place_of(m), **named(m.value_), "key": m.key_, "value": m.value_,
+         "headers": headers_json(list(m.headers_ or []))}
+        for m in there if m.topic_.endswith(".commands")
+    ]  # fmt: skip
+    messages = [
+        row for m in there if not m.topic_.endswith(".commands") for row in message_rows(m)
+    ]
+    journal = pa.schema([("line", pa.int32()), ("broker", pa.string()), ("vpn", pa.string()),
+        ("queue", pa.string()), ("event", pa.string()), ("message_id", pa.string()),
+        ("subscription", pa.string()), ("reason", pa.string()), ("deliveries", pa.int32()),
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+        ("item", pa.int32()), ("time", US), ("step", pa.int64()), ("part", pa.int32()),
+        ("until", US)])  # fmt: skip
+    tables = {
+        "messages": pa.Table.from_pylist(messages, MESSAGES),
+        "journal": journal.empty_table(),
+        "commands": pa.Table.from_pylist(commands, COMMANDS),
+        "steps": pa.Table.from_pylist(steps, STEP_ROWS),
+        "snapshots": pa.Table.from_pylist(snapshot_rows(list(saved), whole_each), SNAPSHOTS),
+    }
+    for name, rows in tables.items():
+        deltalake.write_deltalake(home / "tables" / name, rows, mode="overwrite")
+    (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch}))
+    return home

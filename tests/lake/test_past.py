@@ -1,0 +1,226 @@
+"""R1: any past moment is made again from the tables, and is what it was, page by page.
+
+In memory and on Delta files; `tests/job/test_tables.py` does it on the real thing.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from lake.history import write_history
+from lakequeue import LakequeueError
+from lakequeue.lake import open_lake
+from lakequeue.lake.looks import admin_of
+from lakequeue.lake.past import Moment, as_of, brokers
+from lakequeue.protocol import ConfigError, commands
+from lakequeue.protocol.messages import encode_run
+from lakequeue.state import DictStore
+from lakequeue.streaming.driver import Driver, Snapshot
+from loop.memory import HOME, PLACES, POINTS, World
+from loop.test_driver import Walk
+
+OPERATIONS = (
+    "publish", "publish", "plain", "subscribe", "ack", "cancel", "describe", "garbage", "wait",
+    "go", "go", "go", "crash", "save", "restart", "run", "headers",
+)  # fmt: skip
+
+
+class Lived(Walk):
+    """A walk that keeps its snapshots."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[Snapshot, DictStore]] = []
+        super().__init__()
+
+    def do_save(self) -> None:
+        super().do_save()
+        if not self.saved or self.saved[-1][0].step < self.world.saved[0].step:
+            self.saved.append(copy.deepcopy(self.world.saved))
+
+    def do_run(self, n: int) -> None:
+        payloads = [b'{"n": %d}' % i for i in range(n)]
+        self.world.write(
+            PLACES[1], encode_run(payloads), to="orders", producer="r", seq=self.sent * 10 + 1,
+            count=n,
+        )  # fmt: skip
+        self.sent += 1
+
+    def do_headers(self, n: int) -> None:
+        self.do_plain(n)
+        last = self.world.topics[PLACES[3]][-1]
+        last.key_, last.headers_ = b"key", [("colour", b"blue"), ("raw", b"\xff")]
+
+
+def lived(seed: int, length: int = 150) -> Lived:
+    rng = random.Random(seed)
+    walk = Lived()
+    for name in rng.choices(OPERATIONS, k=length):
+        numbers: dict[str, list[Any]] = {
+            "publish": [rng.randint(1, 2), rng.randint(0, 9)], "plain": [rng.randint(0, 9)],
+            "subscribe": [rng.randint(0, 2)], "ack": [rng.randint(0, 2), rng.randint(0, 40)],
+            "cancel": [rng.randint(0, 2), rng.randint(0, 40)], "garbage": [rng.randint(0, 3)],
+            "wait": [rng.choice([1, 999, 4_000])], "go": [rng.randint(1, 4), rng.choice([1, 700])],
+            "crash": [rng.choice(POINTS)], "run": [rng.randint(2, 8)], "headers": [3],
+        }  # fmt: skip
+        walk.go([(name, *numbers.get(name, ()))])
+    walk.world.point = None
+    walk.restart()
+    walk.step(1000)
+    walk.world.land(0)
+    return walk
+
+
+def states(world: World) -> dict[int, tuple[dict[str, bytes], int]]:
+    """Each step's pages and time, from nothing."""
+    store = DictStore()
+    quiet = World(topics=world.topics, log=world.log)
+    driver = Driver(HOME, world.code, store, Snapshot(), quiet, quiet, lambda: 0)
+    found = {}
+    for logged in world.logged():
+        driver.replay([logged], quiet)
+        found[driver.step] = dict(store.pages), driver.now
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_R1_every_moment_is_what_it_was(seed: int, tmp_path: Path) -> None:
+    walk = lived(seed)
+    wanted = states(walk.world)
+    assert len(walk.saved) > 2
+    home = write_history(walk.world, tmp_path, walk.saved)
+    marks = {own.step for own, _ in walk.saved}
+    with open_lake(home) as lake:
+        assert brokers(lake) == [HOME.name]
+        for step in sorted({*random.Random(seed).sample(sorted(wanted), 12), *marks, len(wanted)}):
+            found = as_of(lake, home, HOME.name, step=step)
+            assert (found.store.pages, found.now) == wanted[step]
+            assert found.snapshot == max((s for s in marks if s <= step), default=0)
+            assert found.notes == []
+
+
+def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> None:
+    walk = lived(7)
+    home = write_history(walk.world, tmp_path)
+    with open_lake(home) as lake:
+        found = as_of(lake, home, HOME.name)
+    assert found.store.pages == walk.store.pages
+    assert (found.snapshot, found.home) == (0, HOME)
+
+
+def test_R1_a_step_says_what_it_said(tmp_path: Path) -> None:
+    walk = lived(2)
+    said = dict(walk.world.said)
+    home = write_history(walk.world, tmp_path, walk.saved)
+    with open_lake(home) as lake:
+        for step in random.Random(1).sample(sorted(said), 10):
+            if step in {own.step for own, _ in walk.saved}:
+                continue
+            found = as_of(lake, home, HOME.name, step=step)
+            assert found.said == said[step]
+            taken = sum(r.count for _, r in walk.world.logged() if r.step == step for r in r.ranges)
+            assert len(found.took) == taken
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    walk = lived(3)
+    return write_history(walk.world, tmp_path, walk.saved)
+
+
+def moment(home: Path, **when: Any) -> Moment:
+    with open_lake(home) as lake:
+        return as_of(lake, home, HOME.name, **when)
+
+
+def test_R1_by_time(home: Path) -> None:
+    whole = moment(home)
+    between = datetime.fromtimestamp(whole.now / 1000 - 2, UTC)
+    found = moment(home, at=between)
+    assert found.now <= between.timestamp() * 1000 < moment(home, step=found.step + 1).now
+    late = moment(home, at=datetime(2040, 1, 1, tzinfo=UTC))
+    assert late.step == whole.step
+    assert "The tables end before that time" in late.notes[0]
+    with pytest.raises(ConfigError, match="it is before what the tables have: steps 1 to "):
+        moment(home, at=datetime(2001, 1, 1, tzinfo=UTC))
+    with pytest.raises(ConfigError, match="step: 100000 – the tables have steps 1 to "):
+        moment(home, step=100_000)
+
+
+def test_another_broker(home: Path) -> None:
+    with (
+        open_lake(home) as lake,
+        pytest.raises(ConfigError, match="'other' – the tables know of broker-0"),
+    ):
+        as_of(lake, home, "other")
+
+
+def test_R6_the_past_is_looked_at_as_the_present(home: Path) -> None:
+    found = moment(home)
+    before = dict(found.store.pages)
+    admin = admin_of(found)
+    (queue,) = admin.queues()
+    assert queue == admin.describe("orders")
+    assert len(admin.browse("orders", limit=1000)) == queue["depth"] > 0
+    assert all(m.state == "leased" for m in admin.browse("orders", state="leased"))
+    assert admin.usage()["broker"]["name"] == HOME.name
+    assert found.store.pages == before
+    with pytest.raises(ConfigError, match="there was no such queue in VPN 'default'"):
+        admin.describe("nobody")
+    with pytest.raises(ConfigError, match="the past can only be looked at"):
+        admin._session.request(commands.Purge(queue="orders"))
+
+
+def altered(home: Path, table: str, change: Any) -> None:
+    place = home / "tables" / table
+    rows = change(deltalake.DeltaTable(place).to_pyarrow_table())
+    deltalake.write_deltalake(place, rows, mode="overwrite")
+
+
+def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
+    good = moment(home)
+    altered(
+        home, "snapshots",
+        lambda rows: rows.filter(
+            pc.invert(pc.and_(pc.equal(rows["step"], good.snapshot), pc.equal(rows["page"], "q/1")))
+        ),
+    )  # fmt: skip
+    found = moment(home)
+    assert found.store.pages == good.store.pages
+    assert found.snapshot < good.snapshot
+    assert found.notes == [
+        f"The snapshot of step {good.snapshot:,} does not match its digest and is passed over"
+    ]
+
+
+def test_an_altered_message_is_told(home: Path) -> None:
+    def change(rows: pa.Table) -> pa.Table:
+        payloads = [b'{"n": 77}' if p == b'{"n": 3}' else p for p in rows["payload"].to_pylist()]
+        return rows.set_column(rows.schema.get_field_index("payload"), "payload",
+                               pa.array(payloads, pa.binary()))  # fmt: skip
+
+    altered(home, "messages", change)
+    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
+    with pytest.raises(LakequeueError, match="came out differently when it was taken again"):
+        moment(home)
+
+
+def test_what_a_step_took_is_missing(home: Path) -> None:
+    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
+    altered(home, "messages", lambda rows: rows.slice(0, 3))
+    with pytest.raises(LakequeueError, match="and the table 'messages' has"):
+        moment(home)
+
+
+def test_a_step_is_missing(home: Path) -> None:
+    altered(home, "snapshots", lambda rows: rows.slice(0, 0))
+    altered(home, "steps", lambda rows: rows.filter(pc.not_equal(rows["step"], 5)))
+    with pytest.raises(LakequeueError, match=r"The table .steps. has .* of the steps 1 to "):
+        moment(home)

@@ -1,0 +1,225 @@
+"""R3: a home is made of the tables when checkpoint and log are gone, and goes on where it was.
+
+In memory and on Delta files: what was lost is the driver's state and its log; what clients wrote to
+Kafka is still there.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import msgspec
+import pyarrow as pa
+import pytest
+from lake.history import write_history
+from lake.test_past import Lived, lived
+from lakequeue import LakequeueError
+from lakequeue.lake import open_lake
+from lakequeue.lake.looks import admin_of
+from lakequeue.lake.past import Moment
+from lakequeue.lake.rebuilding import rebuild
+from lakequeue.state import FORMAT, DictStore, check
+from lakequeue.streaming.driver import Driver, Snapshot
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.rebuilt import restore, state_file, write_state
+from loop.memory import HOME, SIZES, Some, World
+
+
+class Restored(DictStore):
+    """The operator's state, for `restore`."""
+
+    own = b""
+
+    def save(self, snapshot: bytes) -> None:
+        self.own = snapshot
+
+
+class New:
+    """A driver on a rebuilt home: another log, the same Kafka."""
+
+    def __init__(self, home: Path, old: World) -> None:
+        self.state = Restored()
+        restore(state_file(home, HOME.name), self.state)
+        snapshot = msgspec.msgpack.decode(self.state.own, type=Snapshot)
+        self.world = World(now=old.now, topics=old.topics)
+        self.store = DictStore(self.state.pages)
+        self.driver = Driver(
+            HOME, "v1", self.store, snapshot, self.world, self.world, lambda: self.world.now
+        )
+        self.driver.learn(SIZES)
+
+    def settle(self) -> None:
+        """All that Kafka has, until nothing is due at once."""
+        for _ in range(50):
+            self.driver.one(Some(self.world, self.driver, 1_000), 0.0)
+        check(self.store, self.driver.now)
+
+    def begin_again(self) -> None:
+        """What the engine says at its start."""
+        for queue in ("orders",):
+            self.world.command(command="begin_again", queue=queue)
+        self.settle()
+
+    def seen(self) -> dict[str, tuple[bytes, str, int]]:
+        return looked_at(self.store, self.driver)
+
+
+def looked_at(store: DictStore, driver: Driver) -> dict[str, tuple[bytes, str, int]]:
+    moment = Moment(HOME.name, HOME, store, driver.step, driver.now, 0, Snapshot())
+    found = admin_of(moment).browse("orders", limit=10_000)
+    return {m.id: (m.payload, m.state, m.delivery_count) for m in found}
+
+
+def rebuilt(walk: Lived, path: Path) -> Path:
+    old, new = path / "old", path / "new"
+    old.mkdir()
+    write_history(walk.world, old, walk.saved)
+    about = json.loads((old / "lakequeue.json").read_text())
+    about |= {"format": FORMAT, "checkpoints": {"x": 1}}
+    (old / "lakequeue.json").write_text(json.dumps(about))
+    (done,) = rebuild(old, new)
+    assert (done.broker, done.lost, done.notes) == (HOME.name, 0, [])
+    assert done.messages == len(looked_at(walk.store, walk.driver))
+    return new
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_R3_the_state_is_what_it_was_and_leases_are_ready(seed: int, tmp_path: Path) -> None:
+    walk = lived(seed)
+    before = looked_at(walk.store, walk.driver)
+    assert before
+    new = New(rebuilt(walk, tmp_path), walk.world)
+    assert new.seen() == before
+    new.world.command(command="shutdown", queue="orders", egress=True)
+    new.begin_again()
+    states = {"leased": "ready"}
+    assert new.seen() == {
+        number: (payload, states.get(state, state), 0)
+        for number, (payload, state, _) in before.items()
+    }
+
+
+def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
+    """Who was subscribed gets messages, acks and new publishes count, no id is given twice."""
+    walk = lived(1)
+    before = looked_at(walk.store, walk.driver)
+    new = New(rebuilt(walk, tmp_path), walk.world)
+    new.begin_again()
+    held = [number for number, (_, state, count) in new.seen().items() if state == "leased"]
+    assert held
+    assert all(count == 1 for _, state, count in new.seen().values() if state == "leased")
+    walk.sent += 1
+    new.world.write(
+        ("default.publish", 1), b'{"n": 99}', to="orders", producer="p", seq=walk.sent, reply=1
+    )
+    new.settle()
+    (entered,) = new.seen().keys() - before.keys()
+    assert int(entered) > 4_000_000
+    new.world.command(command="ack", queue="orders", ids=entered, subscription="s0")
+    new.world.command(command="ack", queue="orders", ids=held[0], subscription="s0")
+    new.settle()
+    assert not {entered, held[0]} & new.seen().keys()
+
+
+@pytest.mark.parametrize("about", [True, False])
+def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_path: Path) -> None:
+    walk = lived(4)
+    old = write_history(walk.world, make(tmp_path / "old"))
+    if about:
+        (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+    else:
+        (old / "lakequeue.json").unlink()
+    rebuild(old, tmp_path / "new")
+    assert New(tmp_path / "new", walk.world).seen() == looked_at(walk.store, walk.driver)
+    assert json.loads((tmp_path / "new" / "lakequeue.json").read_text())["epoch"] == HOME.epoch
+    assert HomeFolder(tmp_path / "new").problem("real-time") == ""
+
+
+def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
+    """Steps that the tables do not have yet are lost; their inputs are still in Kafka."""
+    walk = lived(2)
+    depth = len(looked_at(walk.store, walk.driver))
+    for n in range(5):
+        walk.do_publish(1, n)
+    path = tmp_path / "new"
+    old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
+    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+    walk.step(1_000)  # this one is in no table
+    rebuild(old, path)
+    new = New(path, walk.world)
+    assert len(new.seen()) == depth
+    new.settle()
+    ours = [payload for payload, _, _ in new.seen().values()]
+    assert len(new.seen()) == depth + 5
+    assert ours[-5:] == [b'{"n": %d}' % n for n in range(5)]
+
+
+def test_R3_the_journal_says_which_messages_only_lost_steps_knew(tmp_path: Path) -> None:
+    """They stand in it as stored; they are lost, and come in again under other ids."""
+    walk = lived(2)
+    old = write_history(walk.world, make(tmp_path / "old"), walk.saved)
+    (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
+    place = old / "tables" / "journal"
+    schema = deltalake.DeltaTable(place).to_pyarrow_table().schema
+    last = walk.driver.step
+    rows = [
+        {"broker": HOME.name, "step": last + 1, "part": 0, "line": line, "vpn": "default",
+         "queue": "orders", "event": "spooled", "message_id": str(1_000 + line), "reason": "",
+         "subscription": "", "deliveries": 0, "topic": "default.publish",
+         "time": datetime(2026, 1, 1, tzinfo=UTC)}
+        for line in range(2)
+    ]  # fmt: skip
+    deltalake.write_deltalake(place, pa.Table.from_pylist(rows, schema), mode="append")
+    (done,) = rebuild(old, tmp_path / "new")
+    assert done.lost == 2
+    with open_lake(tmp_path / "new") as lake:
+        assert lake.execute("SELECT count(*) FROM queued").fetchall() == [(0,)]
+        said = lake.execute("SELECT message_id, step FROM journal WHERE event = 'lost'").fetchall()
+    assert sorted(said) == [("1000", last + 1_000_001), ("1001", last + 1_000_001)]
+    with open_lake(old) as lake:
+        assert lake.execute("SELECT count(*) FROM queued").fetchall() == [(2,)]
+
+
+def make(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_the_new_home_may_be_started(tmp_path: Path) -> None:
+    home = rebuilt(lived(0, 60), tmp_path)
+    folder = HomeFolder(home)
+    assert folder.problem("real-time") == ""
+    folder.open("real-time")
+    assert folder.epoch == HOME.epoch
+    assert folder.rebuilt_queues() == [("default", "orders")]
+    assert folder.rebuilt(HOME.name)
+    commits = home / "checkpoint" / HOME.name / "commits"
+    commits.mkdir(parents=True)
+    (commits / "0").write_text("v1")
+    HomeFolder(home).open("real-time")
+    assert HomeFolder(home).rebuilt(HOME.name) == ""
+    with pytest.raises(LakequeueError, match="has a checkpoint: nothing is to be rebuilt there"):
+        rebuild(tmp_path / "old", home)
+
+
+def test_a_home_whose_tables_are_anothers(tmp_path: Path) -> None:
+    home = rebuilt(lived(0, 60), tmp_path)
+    with pytest.raises(LakequeueError, match=r"tables is not empty: choose another --home"):
+        rebuild(tmp_path / "old", home)
+
+
+def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "b.state"
+    write_state(file, b"own", [("a", b"1"), ("b", b"22")])
+    state: Any = Restored()
+    assert restore(file, state) == state.own == b"own"
+    assert state.pages == {"a": b"1", "b": b"22"}
+    whole = file.read_bytes()
+    for cut in (len(whole) - 4, len(whole) - 1, 20, 5):
+        file.write_bytes(whole[:cut])
+        with pytest.raises(LakequeueError, match="is cut off"):
+            restore(file, Restored())

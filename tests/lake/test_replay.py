@@ -1,0 +1,131 @@
+"""R4: messages of the past come back, from the tables, to one queue. In memory, on Delta files."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lake.on_files import Recorded
+from lakequeue import LakequeueError
+from lakequeue.protocol import ConfigError
+from rules.harness import Bench, drain
+
+
+class Shop:
+    """A bench whose life stands in the tables of a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.bench = Bench()
+        self.recorded = Recorded(self.bench.engine)
+        self.home = home
+        self.bench.define(max_per_subscription_backlog=100)
+
+    def replay(self, **options: Any) -> Any:
+        self.recorded.write(self.home)
+        return self.bench.admin.replay("orders", home=self.home, **options)
+
+    def consume(self) -> list[Any]:
+        with self.bench.consumer() as consumer:
+            found = drain(consumer)
+            for message in found:
+                message.ack()
+        return found
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_R4_acknowledged_messages_come_back_and_say_so(shop: Shop) -> None:
+    first = shop.bench.send({"n": 1}, headers={"k": "v"}, key=b"key", priority=7)
+    published = shop.bench.connection.now()
+    shop.consume()
+    shop.bench.advance("1m")
+    done = shop.replay(since="epoch")
+    assert (done.count, done.refused) == (1, {})
+    (again,) = shop.consume()
+    assert (again.payload, again.key, again.priority) == (b'{"n": 1}', b"key", 7)
+    assert again.headers == {
+        "k": "v", "lq-replay-of": first, "lq-replay-time": published.isoformat(),
+        "lq-replay-by": shop.bench.connection.client_name,
+    }  # fmt: skip
+    assert again.id != first
+
+
+def test_R4_a_dry_run_counts_and_shows_some(shop: Shop) -> None:
+    sent = [shop.bench.send({"n": n}) for n in range(8)]
+    shop.consume()
+    found = shop.replay(where="/n >= 1", dry_run=True)
+    assert found.count == 7
+    assert [one["id"] for one in found.examples] == sent[1:6]
+    assert shop.bench.seen()["depth"] == 0
+    assert found.begins <= shop.bench.connection.now()
+
+
+def test_R4_discarded_ones_come_too_and_what_is_there_does_not(shop: Shop) -> None:
+    gone = shop.bench.send({"n": 1})
+    shop.consume()
+    shop.bench.admin.shutdown("orders", ingress=True)
+    assert shop.bench.send({"n": 2}) is None
+    shop.bench.admin.shutdown("orders")
+    shop.bench.send({"n": 3})
+    found = shop.replay(dry_run=True)
+    assert [(one["id"], one["event"]) for one in found.examples] == [
+        (gone, "spooled"), (None, "discarded"),
+    ]  # fmt: skip
+    assert shop.replay().count == 2
+    bodies = [m.payload for m in shop.consume()]
+    assert bodies == [b'{"n": 3}', b'{"n": 1}', b'{"n": 2}']
+
+
+def test_R4_by_time_bookmark_and_ids(shop: Shop) -> None:
+    sent = []
+    begun = shop.bench.connection.now()
+    for n in range(5):
+        sent.append(shop.bench.send({"n": n}))
+        shop.bench.advance("10s")
+    shop.consume()
+
+    def those(**options: Any) -> list[str]:
+        return [one["id"] for one in shop.replay(dry_run=True, **options).examples]
+
+    assert those(since=begun + timedelta(seconds=20)) == sent[2:]
+    later = begun + timedelta(seconds=10)
+    assert those(since=later.isoformat(), until=begun + timedelta(seconds=30)) == sent[1:4]
+    assert those(since=sent[3]) == sent[3:]
+    assert those(ids=f"{sent[0]},{sent[4]}") == [sent[0], sent[4]]
+    assert those(since=sent[1], where="/n < 3") == sent[1:3]
+
+
+def test_R4_it_goes_to_that_queue_alone(shop: Shop) -> None:
+    shop.bench.define("copies", underlying_topic="orders", max_per_subscription_backlog=9)
+    shop.bench.send({"n": 1})
+    shop.consume()
+    assert shop.bench.seen("copies")["depth"] == 1
+    assert shop.replay().count == 1
+    assert (shop.bench.seen()["depth"], shop.bench.seen("copies")["depth"]) == (1, 1)
+
+
+def test_R4_what_the_queue_does_not_take_is_told(shop: Shop) -> None:
+    for n in range(3):
+        shop.bench.send({"n": n})
+    shop.consume()
+    shop.bench.define(max_spool_messages=2, max_per_subscription_backlog=100)
+    done = shop.replay()
+    assert (done.count, done.refused) == (2, {"queue_quota": 1})
+
+
+def test_R4_wrong_words(shop: Shop, tmp_path: Path) -> None:
+    for options, said in (
+        ({"since": "yesterday"}, "since: 'yesterday'"), ({"where": "/n >"}, "found the end"),
+        ({"rate": 0}, "rate: 0"), ({"ids": "x"}, "x"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=said):
+            shop.replay(**options)
+    with pytest.raises(ConfigError, match="there is no such queue"):
+        shop.bench.admin.replay("nobody", home=tmp_path)
+    with pytest.raises(LakequeueError, match="has no table messages"):
+        shop.bench.admin.replay("orders", home=tmp_path / "nowhere")

@@ -1,0 +1,126 @@
+"""`lakequeue monitor`, and the page that `up` serves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
+from lakequeue.cli.group import EnvironmentFault
+from lakequeue.cli.monitor import _life
+from lakequeue.cli.service import page_shown
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import LakequeueError
+from lakequeue.sinks.metrics import Metrics
+from lakequeue.streaming.home import HomeFolder
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["monitor", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--admin"], "--admin needs a token: --token-file FILE"),
+        (["--host", "0.0.0.0"], "others can reach that, so a token is needed"),
+        (["--metrics", "file:///etc/passwd"], "must begin with http:// or https://"),
+    ],
+)
+def test_what_is_not_allowed_is_said(arguments: list[str], said: str) -> None:
+    done = invoke("--url", "memory://", *arguments)
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_a_short_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short\n")
+    done = invoke("--url", "memory://", "--token-file", str(tmp_path / "token"))
+    assert "the token has 5 characters: at least 16" in done.output
+
+
+def test_a_token_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    done = invoke("--url", "memory://", "--token-file", str(tmp_path / "gone"))
+    assert (done.exit_code, "No such file" in done.output) == (2, True)
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = invoke("--url", "memory://", "--port", str(taken.getsockname()[1]))
+    assert (done.exit_code, "choose --port" in done.output) == (3, True)
+
+
+def test_it_serves_until_a_signal() -> None:
+    """A process of its own; the engine in its memory has no queue."""
+    arguments = ["monitor", "--url", "memory://", "--port", "0", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lakequeue.cli", *arguments], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    with urllib.request.urlopen(ready["address"]) as answer:
+        assert "<title>Queues – lakequeue</title>" in answer.read().decode()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
+# ------------------------------------------------------------ as a part of `up`
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Any:
+    """What the page needs of one: Kafka is away."""
+    queue = {"name": "a", "message_type": "text", "vpn": "east"}
+    config = {"queues": [queue], "vpns": {"east": {}, "west": {}}}
+    return SimpleNamespace(
+        bootstrap="127.0.0.1:1", home=tmp_path, metrics=Metrics(),
+        configuration=parse_configuration(config),
+    )  # fmt: skip
+
+
+def test_up_serves_the_page_at_the_address_that_it_had(engine: Any, tmp_path: Path) -> None:
+    """Of all VPNs; it says what is away, and other addresses do not wait for it."""
+    with page_shown(engine, tmp_path, 0) as shown:
+        address = shown["monitor"]
+        with urllib.request.urlopen(f"{address}?vpn=west") as answer:
+            text = answer.read().decode()
+        assert "of VPN west" in text
+        assert "127.0.0.1:1" in text
+        with urllib.request.urlopen(f"{address}engine") as answer:
+            assert "Brokers" in answer.read().decode()
+    with page_shown(engine, tmp_path, 0) as again:
+        assert again == shown
+    assert HomeFolder(tmp_path).port("monitor") == int(address.rsplit(":", 1)[1].strip("/"))
+
+
+def test_a_port_that_another_took_is_exchanged_or_said(engine: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        HomeFolder(tmp_path).remember_port("monitor", port)
+        with page_shown(engine, tmp_path, 0) as shown:
+            assert f":{port}/" not in shown["monitor"]
+        with pytest.raises(EnvironmentFault, match=f"monitor_port: {port} cannot be served"):
+            with page_shown(engine, tmp_path, port):
+                pass
+
+
+def test_no_page_when_none_is_wanted(engine: Any, tmp_path: Path) -> None:
+    with page_shown(engine, tmp_path, None) as shown:
+        assert shown == {}
+
+
+def test_the_life_of_a_message_needs_a_home(tmp_path: Path) -> None:
+    assert _life(None) is None
+    told = _life(tmp_path)
+    assert told is not None
+    with pytest.raises(LakequeueError, match="has no table"):
+        told("17")

@@ -1,0 +1,387 @@
+"""The page over HTTP: what each address shows, and who may do what. See `test_in_a_browser`."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import lakequeue
+import pytest
+from lakequeue.monitor.charts import chart
+from lakequeue.monitor.doors import FAILURES_MAX, FAILURES_S, SESSION_S, Doors
+from lakequeue.monitor.engine_figures import EngineFigures, quantile
+from lakequeue.monitor.server import PageServer
+from lakequeue.monitor.sight import Sight
+from lakequeue.monitor.web import ROWS_MAX, Page, make_app
+from monitor.cases import CASES, prepared, send
+
+_names = itertools.count()
+TOKEN = "a-token-of-some-length"
+NASTY_QUEUE = """<script>alert'1'</script>"&/#%0d"""  # without what makes it an expression
+NASTY = """<script>alert('1')</script>"&/?#%0d{{ 7*7 }}"""
+
+
+class Served:
+    """A page that is served, and requests to it."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.sight = Sight(lambda: lakequeue.connect(url, client_name="monitor"), every_s=0)
+        self.server = PageServer(make_app(Page({"default": self.sight}, **options)), "127.0.0.1", 0)
+        self.server.start()
+        self.cookie = ""
+
+    def ask(
+        self, path: str, form: dict[str, str] | None = None, **headers: str
+    ) -> tuple[int, str, dict[str, str]]:
+        """Status, text and headers of one request."""
+        connection = http.client.HTTPConnection(urlsplit(self.server.address).netloc, timeout=20)
+        body = None if form is None else urlencode(form)
+        sent = {"Cookie": self.cookie} if self.cookie else {}
+        connection.request("GET" if form is None else "POST", path, body, sent | headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text, dict(answer.getheaders())
+
+    def get(self, path: str) -> str:
+        status, text, _ = self.ask(path)
+        assert status == 200, text
+        return text
+
+    def sign_in(self, token: str = TOKEN) -> int:
+        status, _, headers = self.ask("/sign-in", {"token": token})
+        self.cookie = headers.get("set-cookie", "").partition(";")[0]
+        return status
+
+    def close(self) -> None:
+        self.server.stop()
+        self.sight.close()
+
+
+@pytest.fixture(scope="module")
+def blocked() -> Iterator[Served]:
+    """The page of the prepared cases."""
+    engine = prepared("memory://page-cases")
+    one = Served("memory://page-cases")
+    yield one
+    one.close()
+    engine.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    """An engine with a queue and its dead messages."""
+    queue = {"message_type": "json", "max_per_subscription_backlog": 100}
+    config = {"queues": [queue | {"name": "orders", "dead_message_queue": "dead"},
+                         queue | {"name": "dead"}, queue | {"name": NASTY_QUEUE}]}  # fmt: skip
+    url = f"memory://page-{next(_names)}"
+    connection = lakequeue.connect(url, config=config)
+    connection.case_url = url
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def open_page(engine: Any) -> Iterator[Served]:
+    """For reading."""
+    one = Served(engine.case_url)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def admin_page(engine: Any) -> Iterator[Served]:
+    """With a token, for administrators."""
+    one = Served(engine.case_url, doors=Doors(TOKEN, admin=True))
+    yield one
+    one.close()
+
+
+def kill(engine: Any, count: int, reason: str = "too salty") -> list[str]:
+    """Dead messages."""
+    numbers = send(engine, "orders", *({"n": n} for n in range(count)))
+    with engine.consumer("orders", max_backlog=100, ack_mode="individual") as consumer:
+        for _ in range(count):
+            consumer.receive(timeout=0).reject(reason)
+    return numbers
+
+
+# ------------------------------------------------------------ what it shows
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
+def test_why_a_queue_does_not_move(blocked: Served, case: Any) -> None:
+    text = blocked.get(f"/queue?name={case.code}")
+    (reason,) = re.findall(r'data-code="\w+">(.*?)</p>', text, re.S)
+    shown = re.sub(r"\d+", "0", unescape(re.sub("<[^>]+>", "", reason)))
+    wanted = re.sub(r"\{\d\}|\d+", "0", case.text)
+    assert shown.endswith(wanted)
+    assert shown.startswith("It does not move." if case.stuck else "Nothing is ready.")
+
+
+def test_queues_at_a_glance(blocked: Served) -> None:
+    text = blocked.get("/")
+    for case in CASES:
+        assert f'<a href="/queue?name={case.code}">{case.code}</a>' in text
+    for word in ("egress shut down", "partition_key", "no consumer", "filters", "max_backlog"):
+        assert f'<span class="badge bad">{word}</span>' in text
+
+
+def test_queues_are_found_and_sorted(blocked: Served) -> None:
+    def names(path: str) -> list[str]:
+        rows = blocked.get(path).partition("<tbody>")[2]
+        return re.findall(r'<th scope="row"><a href="/queue\?name=\w+">(\w+)</a>', rows)
+
+    assert set(names("/?q=backlog")) == {"backlog", "queue_backlog"}
+    codes = sorted(case.code for case in CASES)
+    assert names("/?sort=name") == codes
+    assert "No queue has “nothing”" in blocked.get("/?q=nothing")
+
+
+def test_who_holds_what(blocked: Served) -> None:
+    text = blocked.get("/queue?name=held")
+    assert text.count("<td>worker-4</td>") == 3
+
+
+def test_a_page_without_anything() -> None:
+    engine = lakequeue.connect("memory://page-empty", config={"queues": []})
+    page = Served("memory://page-empty")
+    assert "No queue is defined here." in page.get("/")
+    assert "start this with --home" in page.get("/message?id=3")
+    assert "metrics are not known here" in page.get("/engine")
+    assert "defined" in page.get("/events") or "Nothing has happened yet" in page.get("/events")
+    page.close()
+    engine.close()
+
+
+def test_what_names_and_payloads_hold_is_shown_and_not_obeyed(
+    engine: Any, open_page: Served
+) -> None:
+    client = lakequeue.connect(engine.case_url, client_name=NASTY)
+    consumer = client.consumer(NASTY_QUEUE, max_backlog=1)
+    send(engine, NASTY_QUEUE, {"n": NASTY}, headers={NASTY: NASTY})
+    for path in ("/", f"/queue?name={quote(NASTY_QUEUE)}", f"/?q={quote(NASTY)}", "/events",
+                 f"/message?id={quote(NASTY)}", f"/queue?name={quote('no' + NASTY)}"):  # fmt: skip
+        _, text, headers = open_page.ask(path)
+        assert "<script>alert" not in text
+        assert "49" not in re.sub(r"\d{3,}|:\d\d", "", text)  # nor is a template in it
+        assert "default-src 'none'" in headers["content-security-policy"]
+    text = unescape(open_page.get(f"/queue?name={quote(NASTY_QUEUE)}"))
+    assert text.count(NASTY_QUEUE) >= 3
+    assert text.count(NASTY) >= 2
+    consumer.close()
+    client.close()
+
+
+def test_a_queue_that_is_not_there(open_page: Served) -> None:
+    status, text, _ = open_page.ask("/queue?name=nobody")
+    assert (status, "no such queue" in text) == (404, True)
+    assert open_page.ask("/nothing")[0] == 404
+
+
+def test_many_queues_are_shown_in_part() -> None:
+    queues = [{"name": f"q{n:03}", "message_type": "json"} for n in range(ROWS_MAX + 5)]
+    engine = lakequeue.connect("memory://page-many", config={"queues": queues})
+    page = Served("memory://page-many")
+    text = page.get("/")
+    assert f"{ROWS_MAX} of {ROWS_MAX + 5} queues" in text
+    assert text.count('<th scope="row">') == ROWS_MAX
+    page.close()
+    engine.close()
+
+
+def test_rates_and_their_past(engine: Any) -> None:
+    now = [1.0]
+    sight = Sight(lambda: lakequeue.connect(engine.case_url), 2.0, lambda: now[0])
+
+    def orders() -> tuple[float, float]:
+        now[0] += 2
+        return next((q["in_s"], q["out_s"]) for q in sight.look().queues if q["name"] == "orders")
+
+    assert orders() == (0, 0)
+    send(engine, "orders", *({"n": n} for n in range(6)))
+    assert orders() == (3, 0)
+    engine.admin().purge("orders")
+    assert orders() == (0, 3)
+    assert [point.depth for point in sight.past()] == [0, 6, 0]
+    engine.admin().delete("orders")
+    now[0] += 2
+    sight.look()
+    assert sight.past("orders") == []
+    sight.close()
+
+
+def test_an_engine_that_is_away_is_said_and_comes_back(engine: Any) -> None:
+    answers: list[Any] = [lakequeue.NotConnected("No Kafka broker answers"), None]
+
+    def connect() -> Any:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return lakequeue.connect(engine.case_url)
+
+    sight = Sight(connect, every_s=0)
+    assert (sight.look().problem, sight.look().problem) == ("No Kafka broker answers", "")
+    sight.close()
+
+
+METRICS = """\
+lakequeue_steps_total{broker="broker-0"} 17
+lakequeue_step_seconds_total{broker="broker-0",phase="busy"} 0.25
+lakequeue_query_batches_total{query="lakequeue-tables"} 4
+lakequeue_queue_waiting_seconds_bucket{broker="b",vpn="default",queue="orders",le="0.1"} 0
+lakequeue_queue_waiting_seconds_bucket{broker="b",vpn="default",queue="orders",le="0.5"} 10
+lakequeue_queue_waiting_seconds_bucket{broker="b",vpn="default",queue="orders",le="+Inf"} 10
+"""
+
+
+def test_brokers_queries_and_times(engine: Any) -> None:
+    page = Served(engine.case_url, figures=EngineFigures(lambda: METRICS))
+    text = page.get("/engine")
+    assert "broker-0" in text
+    assert "lakequeue-tables" in text
+    assert "250 ms" in text
+    assert "<dt>waited</dt><dd>300 ms <small>median, 99 %: 496 ms</small>" in page.get(
+        "/queue?name=orders"
+    )
+    page.close()
+
+
+def test_waiting_times_lately(engine: Any) -> None:
+    """Of what was delivered between two looks, not of all that ever was."""
+    lines = METRICS.splitlines(keepends=True)[-3:]
+    grown = [line.replace(" 10\n", " 14\n").replace(" 0\n", " 4\n") for line in lines]
+    texts, now = iter(["".join(lines), "".join(grown), "".join(grown)]), iter([1.0, 3.0, 5.0])
+    figures = EngineFigures(lambda: next(texts), lambda: next(now))
+    assert figures.times("default", "orders")["past"] == []
+    (past,) = figures.times("default", "orders")["past"]
+    assert past == (3.0, pytest.approx(0.05), pytest.approx(0.099))
+    assert figures.times("default", "orders")["past"][-1] == (5.0, None, None)
+
+
+def test_a_chart_says_what_it_shows() -> None:
+    text = chart("Seconds", {"a<": [1.0, None, 3.0], "b": [None] * 3}, [0.0, 2.0, 4.0])
+    assert 'aria-label="Seconds: a&lt; 3; b –"' in text
+    first, second = re.findall(r'points="([^"]*)"', text)
+    assert (len(first.split()), second) == (2, "")
+    assert "4 s ago" in text
+    assert "<svg" in chart("empty", {"a": []}, [])
+
+
+def test_quantiles() -> None:
+    buckets = [(1.0, 0.0), (2.0, 4.0), (float("inf"), 5.0)]
+    found = [quantile(buckets, 0.5), quantile(buckets, 0.99), quantile([], 0.5)]
+    assert found == [1.625, 2.0, None]
+
+
+def test_the_life_of_a_message(engine: Any) -> None:
+    def life(number: str) -> list[str]:
+        if number == "17":
+            return ["Message 17", "  <b>"]
+        raise lakequeue.LakequeueError(f"The tables know no message {number}.")
+
+    page = Served(engine.case_url, life=life)
+    assert "Message 17\n  &lt;b&gt;" in page.get("/message?id=17")
+    assert "The tables know no message 4." in page.get("/message?id=4")
+    page.close()
+
+
+# ------------------------------------------------------------ who may do what
+
+
+def test_dead_messages_are_shown_and_redriven(engine: Any, admin_page: Served) -> None:
+    first, *_ = kill(engine, 3)
+    assert admin_page.sign_in() == 303
+    text = admin_page.get("/queue?name=dead")
+    assert text.count("<td>rejected: too salty</td>") == 3
+    (word,) = set(re.findall(r'name="word" value="([^"]+)"', text))
+    form = {"word": word, "queue": "dead", "vpn": "default"}
+    status, _, headers = admin_page.ask("/redrive", form | {"ids": first})
+    assert status == 303
+    assert "1 redriven." in admin_page.get(headers["location"])
+    assert engine.admin().describe("dead")["depth"] == 2
+    assert admin_page.ask("/redrive", form)[0] == 303
+    assert engine.admin().describe("orders")["depth"] == 3
+
+
+@pytest.mark.parametrize("trick", ["no word", "another word", "another site", "no session"])
+def test_nobody_else_can_redrive(engine: Any, admin_page: Served, trick: str) -> None:
+    kill(engine, 1)
+    admin_page.sign_in()
+    (word,) = set(re.findall(r'name="word" value="([^"]+)"', admin_page.get("/queue?name=dead")))
+    form, headers = {"word": word, "queue": "dead"}, {}
+    if trick == "no word":
+        del form["word"]
+    elif trick == "another word":
+        form["word"] = word[::-1]
+    elif trick == "another site":
+        headers["Origin"] = "http://evil.example"
+    else:
+        admin_page.cookie = ""
+    assert admin_page.ask("/redrive", form, **headers)[0] in (303, 403)
+    assert engine.admin().describe("dead")["depth"] == 1
+
+
+def test_a_page_for_reading_changes_nothing(engine: Any, open_page: Served) -> None:
+    kill(engine, 1)
+    text = open_page.get("/queue?name=dead")
+    assert "/redrive" not in text
+    assert open_page.ask("/redrive", {"queue": "dead", "word": ""})[0] == 403
+    assert engine.admin().describe("dead")["depth"] == 1
+
+
+def test_a_token_opens_everything_and_nothing_else_does(admin_page: Served) -> None:
+    for path in ("/", "/queue?name=orders", "/message", "/engine", "/events"):
+        status, text, headers = admin_page.ask(path)
+        assert (status, headers["location"], "orders" in text) == (303, "/sign-in", False)
+    assert admin_page.sign_in("another-token-altogether") == 403
+    assert admin_page.ask("/")[0] == 303
+    assert admin_page.sign_in() == 303
+    _, _, headers = admin_page.ask("/sign-in", {"token": TOKEN})
+    assert {"HttpOnly", "SameSite=strict"} <= set(headers["set-cookie"].split("; "))
+    assert admin_page.ask("/")[0] == 200
+    admin_page.ask("/sign-out", {})
+    assert admin_page.ask("/")[0] == 303
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example"])
+def test_another_name_does_not_reach_this_machines_page(open_page: Served, host: str) -> None:
+    assert open_page.ask("/", Host=host)[0] == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:80"])
+def test_this_machines_names_do(open_page: Served, host: str) -> None:
+    assert open_page.ask("/", Host=host)[0] == 200
+
+
+def test_doors_that_would_stand_open_are_refused() -> None:
+    for options, said in (
+        ({"admin": True}, "--admin needs a token"),
+        ({"host": "0.0.0.0"}, "a token is needed"),
+        ({"token": "short"}, "5 characters"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Doors(**options)
+
+
+def test_guessing_is_slow_and_sessions_end() -> None:
+    now = [0.0]
+    doors = Doors(TOKEN, clock=lambda: now[0])
+    cookie = doors.sign_in(TOKEN)
+    for _ in range(FAILURES_MAX):
+        assert doors.sign_in("wrong") is None
+    assert doors.sign_in(TOKEN) is None  # not even the right one, for a while
+    now[0] = FAILURES_S + 1
+    assert doors.sign_in(TOKEN) is not None
+    assert doors.session(cookie) is not None
+    now[0] = SESSION_S + 1
+    assert doors.session(cookie) is None
+
+
+def test_a_large_form_is_not_read(admin_page: Served) -> None:
+    admin_page.sign_in()
+    assert admin_page.ask("/redrive", {"word": "x" * 2_000_000})[0] == 403

@@ -1,0 +1,123 @@
+"""`lakequeue top`: what is on the screen, and what keys do."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import termios
+from collections.abc import Iterator
+from typing import Any
+
+import lakequeue
+import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
+from lakequeue.cli.top import keyboard, read_key, show
+from lakequeue.monitor import terminal
+from lakequeue.monitor.sight import Seen, Sight
+from lakequeue.monitor.terminal import BARS, View, pressed, spark
+from monitor.cases import CASES, prepared
+from rich.console import Console
+
+URL = "memory://top"
+
+
+@pytest.fixture(scope="module")
+def sight() -> Iterator[Sight]:
+    engine = prepared(URL)
+    one = Sight(lambda: lakequeue.connect(URL), every_s=0)
+    yield one
+    one.close()
+    engine.close()
+
+
+def shown(sight: Sight, view: View, height: int = 40) -> str:
+    console = Console(width=160, height=height, file=io.StringIO(), record=True)
+    console.print(terminal.screen(sight, view, height))
+    return console.export_text()
+
+
+def test_all_queues_and_what_they_wait_for(sight: Sight) -> None:
+    text = shown(sight, View())
+    for case in CASES:
+        assert case.code in text
+    assert "alert delivered_unacked: per_flow" in text
+    assert "partition_key" in text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
+def test_one_queue_says_why(sight: Sight, case: Any) -> None:
+    ids = [m.id for m in sight.queue(case.code)[1]]
+    text = " ".join(shown(sight, View(case.code, open=True)).split())
+    assert case.text.format(*ids) in text
+
+
+def test_a_small_window_shows_the_chosen_queue(sight: Sight) -> None:
+    text = shown(sight, View("queue_backlog", sort="name"), height=14)
+    assert "queue_backlog" in text
+    assert " more" in text
+    assert "barrier_filter" not in text
+
+
+def test_keys_move_open_sort_and_end() -> None:
+    base = {"ready": 0, "blocked": None, "in_s": 0, "out_s": 0, "oldest_age_s": None}
+    depths = {"a": 1, "b": 9, "c": 5}
+    seen = Seen([base | {"name": name, "depth": depth} for name, depth in depths.items()])
+
+    def after(*keys: str) -> View:
+        view = View()
+        for key in keys:
+            view = pressed(view, key, seen)
+        return view
+
+    assert after("down").at == "b"
+    assert after("down", "j").at == "c"
+    assert after("down", "down", "down", "down").at == "a"
+    assert after("down", "down", "up", "k").at == "b"
+    assert after("enter") == View("b", open=True)
+    assert after("down", "enter", "escape") == View("b")
+    assert after(*["s"] * 5, "down") == View("a", "name")
+    assert after(*["s"] * 6).sort == "depth"
+    assert after("x") == View()
+    assert after("q").over
+    assert pressed(View(), "enter", Seen()) == pressed(View(), "down", Seen()) == View()
+
+
+def test_a_whole_run(sight: Sight) -> None:
+    """Choose the deepest, open it, go back, end."""
+    keys = iter(["down", "", "enter", "escape", "q"])
+    console = Console(width=160, height=40, force_terminal=True, file=io.StringIO())
+    show(sight, console, lambda wait_s: next(keys), 0.5)
+    assert next(keys, None) is None
+    assert "every consumer's backlog" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_bars() -> None:
+    assert spark([0, 1, 2, 7]) == BARS[0] + BARS[1] + BARS[2] + BARS[7]
+    assert spark([0, 0]) == BARS[0] * 2
+    assert spark([]) == ""
+
+
+def test_keys_of_a_terminal() -> None:
+    """As a terminal sends them; afterwards it is as it was, and its end ends the command."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with keyboard(theirs) as key:
+        for sent, name in (
+            (b"\x1b[A", "up"), (b"\x1bOB", "down"), (b"\r", "enter"), (b"\x1b", "escape"),
+            (b"s", "s"), (b"jj", "j"), (b"\x1b[B\x1b[B", "down"), (b"q", "q"),
+        ):  # fmt: skip
+            os.write(ours, sent)
+            assert key(2) == name
+        assert key(0) == ""
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    assert read_key(theirs, 2) == "q"
+    os.close(theirs)
+
+
+def test_without_a_terminal_it_says_so() -> None:
+    done = CliRunner().invoke(main, ["top", "--url", URL])
+    assert done.exit_code == 2
+    assert "needs a terminal" in done.output

@@ -1,0 +1,6 @@
+"""What is shared with other rooms is imported by its name."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))

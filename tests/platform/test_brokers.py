@@ -1,0 +1,313 @@
+"""Several brokers, without Spark: numbers, shares of topics, and what ends one of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakequeue.client.kafka_library import LIBRARIES, open_kafka
+from lakequeue.client.known_brokers import known_brokers, number_of
+from lakequeue.definitions import Configuration, parse_configuration
+from lakequeue.protocol import ConfigError, topics
+from lakequeue.protocol.commands import Begin, Peers, decode_command
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.sources.live import own_places
+from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
+from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.more_brokers import Wishes
+from lakequeue.streaming.slots import check_slots, default_master, slots
+from lakequeue.streaming.topics_admin import ensure_topics
+
+NOBODY = "127.0.0.1:1"
+THREE = parse_configuration({"brokers": ["a", "b", "c"]})
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_a_number_is_given_once(tmp_path: Path) -> None:
+    home = HomeFolder(tmp_path)
+    home.open()
+    assert home.brokers(["a", "b"]) == {"a": 0, "b": 1}
+    assert home.numbers == 0  # nothing is written before it is remembered
+    home.remember_brokers({"a": 0, "b": 1})
+    assert home.brokers(["b", "c", "a"]) == {"a": 0, "b": 1, "c": 2}
+    home.remember_brokers({"a": 0, "c": 2})
+    assert home.brokers(["a", "b", "c"]) == {"a": 0, "c": 2, "b": 3}
+    assert home.brokers(Configuration().brokers) == {"a": 0, "c": 2}  # none is named
+
+
+def test_a_home_of_one_broker_keeps_it(tmp_path: Path) -> None:
+    home = HomeFolder(tmp_path)
+    home.open("real-time")
+    place = tmp_path / "checkpoint" / "west"
+    place.mkdir(parents=True)
+    (place / "metadata").write_text('{"id": "one"}')
+    home.remember_checkpoints()
+    assert home.brokers(["west"]) == {"west": 0}
+    assert home.brokers(["east"]) == {"west": 0, "east": 1}  # what is in it goes on
+    assert home.brokers(Configuration().brokers) == {"west": 0}
+
+
+def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
+    batches = {"lakequeue.trigger": "micro-batch"}
+    with pytest.raises(ConfigError, match=r"runs one broker, and these are 3: 'a', 'b', 'c'"):
+        Engine(NOBODY, tmp_path, THREE, settings=batches)
+    home = HomeFolder(tmp_path)
+    home.open("micro-batch")
+    home.remember_brokers({"a": 0, "b": 1})
+    engine = Engine(NOBODY, tmp_path, Configuration(), settings=batches)
+    with pytest.raises(ConfigError, match=r"these are 2: 'a', 'b'"):
+        engine.start()
+
+
+# ---------------------------------------------------------------- slots, names
+
+
+def test_every_broker_has_a_slot() -> None:
+    assert slots(default_master(1)) == 4
+    assert slots(default_master(64)) == 65
+    check_slots("local[5]", 4, True)
+    check_slots("local[4]", 4, False)
+    check_slots("spark://host:7077", 4, True)  # only the cluster knows
+    with pytest.raises(LakequeueError, match=r"4 tasks .* 4 brokers and the tables need 5"):
+        check_slots("local[4]", 4, True)
+
+
+def test_whose_query_it_is() -> None:
+    brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
+    assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
+    assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
+    assert broker_of("lakequeue-tables", brokers) is None
+    assert broker_of("lakequeue:gone", brokers) is None
+
+
+# ---------------------------------------------------------------- topics
+
+
+def test_each_reads_its_own_partitions() -> None:
+    sizes = {"v.commands": 2, "v.publish": 12, "a.mesh": 1, "b.mesh": 1}
+    assert own_places(sizes, ["v"], "b", 1, alone=False) == [
+        ("b.mesh", 0), ("v.commands", 1), *(("v.publish", p) for p in range(8, 12)),
+    ]  # fmt: skip
+    assert own_places(sizes, ["v"], "c", 2, alone=False) == []
+    alone = own_places({"v.commands": 2, "v.publish": 12}, ["v"], "a", 0, alone=True)
+    assert len(alone) == 14  # others' programs may have made these topics
+
+
+@pytest.mark.job
+def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
+    address, vpn = kafka.bootstrap_servers, "grows"
+    sizes = ensure_topics(address, [vpn], [], ["g-a"])
+    assert (sizes["grows.commands"], sizes["grows.publish"]) == (1, 8)
+    assert "g-a.mesh" not in sizes
+    for before in (1, 3):
+        sizes = ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=before)
+        assert (sizes["grows.commands"], sizes["grows.publish"], sizes["g-b.mesh"]) == (3, 24, 1)
+    transport = open_kafka(address, "grows")
+    while transport.partitions("grows.publish") < 24:  # a Kafka with much to do takes a moment
+        time.sleep(0.1)
+    transport.close()
+    with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
+        ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=2, before=2)
+    with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
+        ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka, library: str) -> None:
+    vpn = f"find-{library}"
+    ensure_topics(kafka.bootstrap_servers, [vpn], [])
+    transport = open_kafka(kafka.bootstrap_servers, "find", library)
+    try:
+        assert known_brokers(transport, vpn) == []
+        topic = topics.topic(vpn, topics.DIRECTORY)
+        for key, value in (
+            ("broker/b", {"number": 1}), ("broker/c", {"number": 2}), ("queue/q", {}),
+            ("broker/a", {"number": 0, "state": "running"}), ("broker/c", None),
+        ):  # fmt: skip
+            written = None if value is None else json.dumps(value).encode()
+            transport.publish(topic, written, key.encode(), [], 0)
+        transport.flush(5)
+        known = known_brokers(transport, vpn)
+        assert [(b["name"], b["number"], b["state"]) for b in known] == [
+            ("a", 0, "running"), ("b", 1, ""),
+        ]  # fmt: skip
+        assert number_of("b", known) == 1
+        with pytest.raises(ConfigError, match=r"'c' – it is not there; the brokers are 'a', 'b'"):
+            number_of("c", known)
+    finally:
+        transport.close()
+
+
+# ---------------------------------------------------------------- what ends one of them
+
+
+class Query:
+    """A query, as Spark shows it."""
+
+    def __init__(self, name: str, reason: str = "") -> None:
+        self.name, self._reason = name, reason
+
+    @property
+    def isActive(self) -> bool:
+        return not self._reason
+
+    def exception(self) -> str:
+        return self._reason
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Three brokers that run; nothing of it is real."""
+    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
+    made = Engine(NOBODY, tmp_path, THREE)
+    made._folder.open(made.trigger)
+
+    def start(broker: BrokerQuery) -> None:
+        broker.query = Query(query_name(broker.name, False))  # type: ignore[assignment]
+
+    monkeypatch.setattr(made.application, "start_query", start)
+    monkeypatch.setattr(made.captured, "ask", lambda timeout_s: made.captured.unasked.clear())
+    for broker in made.brokers.values():
+        start(broker)
+    return made
+
+
+def fail(engine: Engine, broker: str, reason: str) -> None:
+    engine.brokers[broker].query = Query(f"lakequeue:{broker}", reason)  # type: ignore[assignment]
+
+
+def test_a_broker_that_is_refused_leaves_the_others_alone(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = engine.brokers["a"].query, engine.brokers["c"].query
+    fail(engine, "b", "x\nlakequeue.streaming.driver.Refused: its log was cut")
+    engine.watch.look_after()
+    assert engine.brokers["b"].failure == "its log was cut"
+    assert engine.brokers["b"].state == FAILED
+    assert "broker 'b' stays stopped, the others go on: its log was cut" in caplog.text
+    engine.watch.look_after()
+    assert (engine.brokers["a"].query, engine.brokers["c"].query) == others
+    assert [engine.brokers[b].state for b in "ac"] == [RUNNING, RUNNING]
+    fail(engine, "a", "Refused: its log was cut too")
+    engine.watch.look_after()
+    fail(engine, "c", "Refused: and the last one's")
+    with pytest.raises(LakequeueError, match="and the last one's"):
+        engine.watch.look_after()
+
+
+def test_no_broker_waits_for_anothers_pause(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each has its own count of ends, and its own pauses."""
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 100.0)
+    clock = 1_000.0
+    for module in (supervision, engine_watch):
+        monkeypatch.setattr(module.time, "monotonic", lambda: clock)
+    for _ in range(supervision.RESTARTS_MAX):
+        fail(engine, "b", "its worker dies")
+        engine.watch.look_after()
+        assert not engine.brokers["b"].is_active
+        clock += 20.0
+        engine.watch.look_after()
+        assert engine.brokers["b"].is_active
+    fail(engine, "b", "its worker dies")
+    fail(engine, "a", "its worker died")
+    engine.watch.look_after()
+    assert "6th end within 5 minutes" in engine.brokers["b"].failure
+    clock += 1.0
+    engine.watch.look_after()
+    assert engine.brokers["a"].is_active
+    assert not engine.brokers["b"].is_active
+
+
+def test_what_is_told_to_a_broker_stands_in_its_partition(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[tuple[str, int, Any]] = []
+
+    class Transport:
+        def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+            told.append((topic, partition, decode_command(value)))
+
+        def publish(self, *record: Any) -> None:
+            pass
+
+    engine._transport = Transport()  # type: ignore[assignment]
+    for broker in engine.brokers.values():
+        engine._begin(broker)
+    begun = [at for topic, at, c in told if isinstance(c, Begin) and topic == "default.commands"]
+    assert begun == [0, 1, 2]
+    peers = {at: c.brokers for _, at, c in told if isinstance(c, Peers)}
+    assert peers == {at: {"a": 0, "b": 1, "c": 2} for at in range(3)}
+    told.clear()
+    with caplog.at_level(logging.CRITICAL):
+        engine._notes("c", "lost:default.publish:3")
+    assert [(topic, at) for topic, at, _ in told] == [("default.commands", 2)]
+
+
+# ---------------------------------------------------------------- a broker more
+
+
+def test_a_wish_is_answered_under_its_key() -> None:
+    added: list[str] = []
+    answers: list[tuple[bytes, dict[str, Any]]] = []
+
+    def add(name: str) -> None:
+        if name == "b":
+            raise LakequeueError("broker 'b' is there already")
+        added.append(name)
+
+    wishes = Wishes(NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))))
+    wishes.read(b"wish/c", b'{"wish": "add", "id": "1"}')
+    wishes.read(b"wish/b", b'{"wish": "add", "id": "2"}')
+    wishes.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
+    assert answers == [
+        (b"wish/c", {"id": "1", "done": True}),
+        (b"wish/b", {"id": "2", "refused": "broker 'b' is there already"}),
+        (b"wish/c", {"id": "3", "refused": "wish: 'sing' – allowed is 'add'"}),
+    ]
+    for key, value in answers:  # it hears itself
+        wishes.read(key, json.dumps(value).encode())
+    for junk in (b"", b"[]", b"{", b'{"wish": "add"}', b"\xff"):
+        wishes.read(b"wish/d", junk)
+    wishes.read(b"broker/d", b'{"wish": "add", "id": "4"}')
+    wishes.read(b"wish/d", None)
+    assert len(answers) == 3
+    assert added == ["c"]
+
+
+def test_one_that_was_alone_stops_before_partitions_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would read those of the new one too. Where Kafka is away it goes on, and alone."""
+    engine = Engine(NOBODY, tmp_path, Configuration())
+    engine._folder.open(engine.trigger)
+    engine._folder.remember_brokers({"broker-0": 0})
+    did: list[str] = []
+    application = engine.application
+    monkeypatch.setattr(application, "check_slots", lambda count: None)
+    monkeypatch.setattr(application, "end", lambda b, s: did.append(f"end {len(list(b))}"))
+    monkeypatch.setattr(
+        application, "start_query", lambda b: did.append(f"start {b.name} of {len(engine.brokers)}")
+    )
+    with pytest.raises(LakequeueError, match="no Kafka broker answers"):
+        engine.add_broker("west")
+    assert did == ["end 1", "start broker-0 of 1"]
+    assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0}
+    did.clear()
+    monkeypatch.setattr(engine.captured, "share_out", lambda: did.append("share out"))
+    monkeypatch.setattr(engine, "_begin_more", lambda new: did.append(f"tell of {new.number}"))
+    engine.add_broker("west")
+    assert did == ["end 1", "share out", "tell of 1", "start broker-0 of 2", "start west of 2"]
+    assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0, "west": 1}
+    did.clear()
+    engine.add_broker("east")
+    assert did == ["end 0", "share out", "tell of 2", "start east of 3"]

@@ -1,0 +1,131 @@
+"""Which captured topics the queries read: those that there are, and no others (Q2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol.errors import NotConnected
+from lakequeue.sources.kafka_source import publish_topics, tables_topics
+from lakequeue.streaming import captured
+from lakequeue.streaming.captured import CapturedTopics
+from lakequeue.streaming.home import HomeFolder
+
+OWN = {"default.publish": 8, "default.commands": 1, "broker-0.steps": 1}
+QUEUES = [
+    {"name": "orders", "message_type": "json"},
+    {
+        "name": "sensors", "message_type": "json", "underlying_topic": "sensor-(?P<n>.*)",
+        "default_publish_target": "sensor-1",
+    },
+]  # fmt: skip
+
+
+class Kafka:
+    """What is asked of Kafka here: which topics there are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.topics = dict(OWN)
+        self.looks = 0
+        self.away = False
+        monkeypatch.setattr(captured, "Discovery", self._discovery)
+        monkeypatch.setattr(captured, "require_broker", lambda bootstrap: None)
+        monkeypatch.setattr(captured, "ensure_topics", lambda *_: dict(self.topics))
+
+    def _discovery(self, kafka: object, found: object) -> Kafka:
+        self.tell = found
+        return self
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def sizes(self) -> dict[str, int]:
+        if self.away:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return dict(self.topics)
+
+    def now(self) -> None:
+        """What the thread does every 10 s."""
+        self.tell(self.sizes())  # type: ignore[operator]
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
+    return Kafka(monkeypatch)
+
+
+def opened(home: Path) -> CapturedTopics:
+    folder = HomeFolder(home)
+    folder.open()
+    configuration = parse_configuration({"queues": QUEUES})
+    topics = CapturedTopics("k:1", folder, configuration, ["default"], {})
+    topics.open()
+    return topics
+
+
+def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, tmp_path: Path) -> None:
+    topics = opened(tmp_path)
+    assert topics.reads == []
+    for n in range(1_000):
+        topics.heard(f"idle-{n}")
+    assert kafka.looks == 1_000, "each may have a topic already"
+    kafka.now()
+    assert not topics.more
+
+
+def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    topics = opened(tmp_path)
+    kafka.topics |= {"sensor-7": 3, "orders": 1, "others": 1, "sensor-7.receipts": 1}
+    kafka.now()
+    assert topics.more
+    topics.learn()
+    assert (topics.more, topics.reads) == (False, ["orders", "sensor-7"])
+    assert topics.partitions["sensor-7"] == 3
+    kafka.now()
+    assert not topics.more
+    del kafka.topics["orders"]
+    kafka.now()
+    assert topics.more
+    topics.learn()
+    assert topics.reads == ["sensor-7"]
+
+
+def test_what_was_read_is_read_again_before_anybody_is_asked(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    topics = opened(tmp_path)
+    kafka.topics |= {"extra": 1, "gone": 1}
+    topics.heard("extra")
+    topics.heard("gone")
+    topics.learn()
+    del kafka.topics["gone"]
+    again = opened(tmp_path)
+    assert again.reads == ["extra"]
+    kafka.now()
+    assert not again.more
+
+
+def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, tmp_path: Path) -> None:
+    topics = opened(tmp_path)
+    kafka.topics["orders"] = 1
+    kafka.now()
+    kafka.away = True
+    with pytest.raises(NotConnected, match="topics cannot be listed"):
+        topics.learn()
+    assert topics.more
+    kafka.away = False
+    topics.learn()
+    assert topics.reads == ["orders"]
+
+
+def test_sparks_source_gets_a_list() -> None:
+    assert publish_topics(["b", "a"], ["x", "c"]) == {"subscribe": "a.publish,b.publish,c,x"}
+    assert tables_topics(["a"], []) == {"subscribe": "a.publish,a.journal"}

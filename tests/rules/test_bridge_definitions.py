@@ -1,0 +1,169 @@
+"""Definitions of bridges (H1, Q7): chains, changes, deletion; what is wrong is a sentence and
+changes nothing."""
+
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.bridge import overlap
+from lakequeue.protocol import ConfigError, Rejected
+
+from .bridged import BRIDGE, Two
+from .mortal import MortalEngine
+
+
+@pytest.fixture
+def two() -> Two:
+    return Two()
+
+
+def test_h1_bridges_make_a_chain_and_are_shown_wherever_one_asks() -> None:
+    config = {
+        "brokers": ["one", "two", "three"],
+        "bridges": [
+            {"name": "b", "from": "two", "to": "three", "subscriptions": ["a/*"]},
+            {"name": "a", "from": "one", "to": "two", "subscriptions": ["a/>"]},
+        ],
+    }
+    engine = MortalEngine(parse_configuration(config))
+    engine.checking = True
+    ends = [engine.connect(name, name) for name in config["brokers"]]
+    for end in ends[1:]:
+        end.admin().define({
+            "name": end.client_name, "broker": end.client_name, "message_type": "binary",
+            "type": "LocalQueue", "subscriptions": ["a/>"],
+        })  # fmt: skip
+    ends[0].producer().send("a/x", b"1")
+    for end in ends:
+        bridges = end.admin().bridges()
+        assert [(b["name"], b["from"], b["to"]) for b in bridges] == [
+            ("a", "one", "two"), ("b", "two", "three"),
+        ]  # fmt: skip
+        assert [b["taken"] for b in bridges] == [1, 1]
+        assert not [q for q in end.admin().queues() if q["name"].startswith("#")]
+        assert {q["depth"] for q in end.admin().queues()} <= {1}
+
+
+def test_h1_a_deleted_bridge_is_gone_with_what_waits(two: Two) -> None:
+    two.send("a/b", "waits")
+    two.engine.cut("east")
+    two.send("a/c", "on its way")
+    assert two.east is not None
+    assert two.west.admin().delete_bridge("west-east") == 2
+    assert two.west.admin().bridges() == []
+    two.west.admin().bridge(BRIDGE)
+    two.engine.mend("east")
+    two.define("q", "a/>")
+    two.engine.advance("1m")
+    assert (two.seen()["waiting"], two.seen()["on_its_way"]) == (0, 0)
+    assert two.depth("q") == 0
+
+
+def test_h1_a_bridge_may_be_defined_again(two: Two) -> None:
+    two.define("q", ">")
+    two.west.admin().bridge(BRIDGE)
+    two.west.admin().bridge(BRIDGE | {"subscriptions": ["b/>"], "lanes": "none"})
+    two.send("b/1", "x")
+    assert two.bodies("q") == ["x"]
+    with pytest.raises(Rejected):
+        two.send("a/1", "y")
+    assert two.seen()["lanes"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"to": "west"}, "to: 'west' – is the broker that it begins at"),
+        ({"to": "north"}, "to: 'north' – must be a broker of this home, which has 'west', 'east'"),
+        ({"from": "north"}, "from: 'north' – must be a broker of this home"),
+        ({"to": "kafka://far:9092"}, "a bridge to another Kafka is not supported"),
+        ({"lanes": "many"}, "lanes: 'many' – must be one of per-destination, none"),
+        ({"colour": 1}, "colour: 1 – "),
+        ({"subscriptions": []}, "must be a list of one or more topics"),
+        ({"subscriptions": ["a*b/c"]}, "'\\*' stands at the end of a level"),
+        ({"name": None}, "name: None – is required"),
+        ({"vpn": "other"}, "vpn: 'other' – this is the commands topic of 'default'"),
+        (
+            {"name": "back", "from": "east", "to": "west", "subscriptions": ["*/b"]},
+            "would bring messages back to where they began, by way of 'west-east'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("at", ["west", "east"])
+def test_h1_a_wrong_bridge_is_a_sentence_and_changes_nothing(
+    changes: dict[str, Any], why: str, at: str
+) -> None:
+    two = Two()
+    admin = getattr(two, at).admin()
+    before = admin.bridges()
+    with pytest.raises(ConfigError, match=why):
+        admin.bridge(BRIDGE | {"name": "other"} | changes)
+    assert admin.bridges() == before
+
+
+def test_h1_endpoints_of_bridges_are_the_engines_own(two: Two) -> None:
+    admin = two.west.admin()
+    for call in (
+        lambda: two.west.consumer("#bridge/west-east"),
+        lambda: admin.delete("#bridge/west-east"),
+        lambda: admin.subscribe_topic("#bridge/west-east", "c"),
+    ):
+        with pytest.raises(ConfigError, match="is the endpoint of a bridge"):
+            call()
+    with pytest.raises(ConfigError, match="must not begin with '#bridge/'"):
+        admin.define({"name": "#bridge/x", "message_type": "json"})
+    for to in ("#bridge/west-east", "#queue/#bridge/west-east"):
+        with pytest.raises(Rejected, match="no_matching_destination"):
+            two.send(to, "x")
+    admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
+    with pytest.raises(ConfigError, match="is the endpoint of a bridge, which fills it alone"):
+        admin.move("near", to="#bridge/west-east")
+    with pytest.raises(ConfigError, match="dead_message_queue: '#bridge/west-east' – must not"):
+        admin.define({"name": "n", "message_type": "json",
+                      "dead_message_queue": "#bridge/west-east"})  # fmt: skip
+    with pytest.raises(ConfigError, match="there is no such bridge in VPN 'default', which has"):
+        admin.delete_bridge("east-west")
+
+
+def test_h1_a_plain_record_is_read_by_each_broker_and_not_bridged(two: Two) -> None:
+    two.define("far", underlying_topic="a/b")
+    two.west.admin().define({
+        "name": "near", "message_type": "binary", "type": "LocalQueue", "underlying_topic": "a/b",
+    })  # fmt: skip
+    two.west.publish_raw("a/b", b"x")
+    assert two.depth("far") == 1
+    assert two.seen()["sent"] == 0
+
+
+def test_q7_bridges_of_a_configuration_are_checked_with_all_else() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_configuration({
+            "brokers": ["a", "b"],
+            "bridges": [
+                {"name": "x", "from": "a", "to": "b", "subscriptions": ["t/>"]},
+                {"name": "x", "from": "a", "to": "c", "subscriptions": ["t"], "vpn": "v"},
+                {"name": "y", "from": "b", "to": "a", "subscriptions": ["t/u"]},
+                {"name": "z", "from": "b", "to": "a", "subscriptions": ["u/t"]},
+                "no",
+            ],
+            "vpns": {"w": None},
+        })  # fmt: skip
+    assert [(p.where, p.key) for p in caught.value.problems] == [
+        ("bridges[1] 'x'", "to"),
+        ("bridges[2] 'y'", "subscriptions"),
+        ("bridges[4]", "bridge"),
+        ("bridges[1] 'x'", "vpn"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "together"),
+    [
+        ("a/b", "a/b", True), ("a/b", "a/c", False), ("a/b", "a/*", True), ("a/*", "*/b", True),
+        ("a/x*", "a/xy", True), ("a/x*", "a/y*", False), ("a/>", "a", False), ("a/>", "b/>", False),
+        ("a/>", "*/b/c", True), ("a/*", "a/b/c", False), ("a/x*", "a/xy*", True),
+        ("a|b", "b", True), ("a|b", "c", False), ("a|b", "x/*", True), (">", "a/b", True),
+    ],
+)  # fmt: skip
+def test_h1_patterns_that_share_a_topic(one: str, other: str, together: bool) -> None:
+    assert overlap(one, other) is overlap(other, one) is together
