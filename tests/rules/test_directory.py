@@ -106,7 +106,7 @@ def test_q9_a_name_is_given_once_and_a_queue_is_defined_again_where_it_is(mesh: 
     mesh.at["c"].admin().define(local("q", max_cancels=3))
     assert mesh.where() == {"q": "b"}
     assert mesh.admin.describe("q")["definition"]["max_cancels"] == 3
-    with pytest.raises(ConfigError, match="type: .* – cannot change while the queue exists"):
+    with pytest.raises(ConfigError, match=r"type: .* – cannot change while the queue exists"):
         mesh.admin.define({"name": "q", "message_type": "json"})
     assert mesh.where() == {"q": "b"}
 

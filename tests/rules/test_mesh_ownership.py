@@ -386,5 +386,5 @@ def test_Q5_an_initial_owner_that_is_no_broker_is_named() -> None:
     definition = {
         "name": "g", "message_type": "json", "type": "GroupLocalQueue", "initial_owner": "x",
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="initial_owner: 'x' – allowed are .*: a, b, c"):
+    with pytest.raises(ConfigError, match=r"initial_owner: 'x' – allowed are .*: a, b, c"):
         mesh.at["a"].admin().define(definition)
