@@ -17,6 +17,7 @@ from zlib import crc32
 import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
+from ..protocol.errors import Moved
 from .directory import Directory
 from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
@@ -222,11 +223,11 @@ class Speaking:
         if len(hosts) < 2:
             return {"": self.request(command)}
         answers: dict[str, Any] = {}
-        refusals: list[ConfigError] = []
+        refusals: list[LakequeueError] = []
         for name, number in hosts.items():
             try:
                 answers[name] = self.request(command, broker=number)
-            except ConfigError as refusal:  # it hosts no such queue any more
+            except (ConfigError, Moved) as refusal:  # it hosts no such queue any more
                 refusals.append(refusal)
         if not answers:
             raise refusals[0]
@@ -266,7 +267,7 @@ class Speaking:
         while True:
             asked = self._taker(command) if broker is None else broker
             answer = self._answer_once(command, max(until - time.monotonic(), 0.0), asked)
-            if answer["kind"] != "Moved":
+            if answer["kind"] != "Moved" or broker is not None:
                 break
             queue: str = getattr(command, "queue", "")
             self.learn(queue, answer["result"]["hosts"])
@@ -297,6 +298,8 @@ class Speaking:
             return answer
         if answer["problems"]:
             raise ConfigError([Problem(*p) for p in answer["problems"]])
+        if answer["kind"] == "Moved":
+            raise Moved(answer["error"], answer["result"]["hosts"])
         if answer["kind"] == "ConfigError":
             raise ConfigError(answer["error"])
         raise LakequeueError(answer["error"])

@@ -301,6 +301,12 @@ def test_what_nobody_answers_for_is_passed_on(mesh: Mesh) -> None:
     assert two.payload == b"2"
 
 
+def test_a_broker_that_is_asked_by_name_says_no_more_than_where_it_is(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="c"))
+    with pytest.raises(LakequeueError, match="is on broker 'c'"):
+        mesh.at["a"].request(c.Describe(queue="q"), broker=1)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_definitions_and_deletions_come_through_whoever_dies(seed: int) -> None:
     fate = Fate(seed)
