@@ -84,6 +84,7 @@ def _define(address: str, lane: int, count: int) -> None:
         connection.admin().define(
             {
                 "name": f"lane-{lane}", "type": "LocalQueue", "message_type": "binary",
+                "broker": _broker(lane, count),
                 "max_per_subscription_backlog": BACKLOG,
                 "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
             }

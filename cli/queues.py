@@ -107,6 +107,9 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
         table.add_column(column, justify="right")
     table.add_column("waits: why")
     table.add_column("alerts")
+    several = len({queue["broker"] for queue in described}) > 1
+    if several:
+        table.add_column("broker")
     for queue in described:
         age = queue.get("oldest_age_s")
         table.add_row(
@@ -117,6 +120,7 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
             "–" if age is None else f"{age:,.1f} s",
             queue.get("blocked") or "",
             ", ".join(alerts(queue)),
+            *([queue["broker"] or ", ".join(queue["brokers"])] if several else ()),
         )
     return table
 

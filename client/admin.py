@@ -10,12 +10,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..protocol import ConfigError, commands
+from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.descriptions import add_up
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
 from .session import Session
+
+MOVE_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,28 @@ class Admin:
         self._session.request(commands.Delete(queue=queue))
 
     def queues(self) -> list[dict[str, Any]]:
-        """All queues of the VPN, as `describe` gives them, by name."""
-        return self._seen(self._session.request_list(commands.Queues(), "after"))
+        """All queues of the VPN, as `describe` gives them, by name; `broker` says where each is."""
+        session = self._session
+        found = session.request_of_each(
+            lambda broker: session.request_list(commands.Queues(), "after", broker=broker)
+        )
+        by_name: dict[str, dict[str, Any]] = {}
+        for queue in found:
+            by_name.setdefault(queue["name"], {})[queue["broker"]] = queue
+        return self._seen([add_up(parts) for _, parts in sorted(by_name.items())])
+
+    def move_queue(self, queue: str, broker: str) -> None:
+        """Move a LocalQueue with its messages to another broker, while it is in use; returns when
+        it is there. Producers and consumers follow by themselves; what consumers held returns, as
+        at a disconnect. Raises ConfigError or LakequeueError, and then it stays where it is."""
+        known = {one["name"]: one for one in self._session.brokers()}
+        state = known[broker]["state"] if broker in known else ""
+        if state in ("failed", "restarting"):
+            raise LakequeueError(
+                f"broker {broker!r}: is {state}; a queue moves to a broker that runs"
+            )
+        command = commands.MoveQueue(queue=queue, broker=broker)
+        self._session.request(command, MOVE_TIMEOUT_S)
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed
@@ -91,8 +113,12 @@ class Admin:
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
-        events = self._session.request(commands.Events(limit=limit))
-        return [{**e, "time": moment(e["time"])} for e in events]
+        session = self._session
+        events = session.request_of_each(
+            lambda broker: session.request(commands.Events(limit=limit), broker=broker)
+        )
+        events.sort(key=lambda event: event["time"])
+        return [{**e, "time": moment(e["time"])} for e in events[max(len(events) - limit, 0) :]]
 
     def browse(
         self,

@@ -31,7 +31,8 @@ class Wanted:
 
 class Binding:
     """Made anew whenever a consumer binds. What the engine answered: removes_on_send, backlog (the
-    one that holds, B2), lease_ms (the queue's lease period, None without end), epoch."""
+    one that holds, B2), lease_ms (the queue's lease period, None without end), epoch; and which
+    broker it was."""
 
     def __init__(self, session: Session, queue: str, wanted: Wanted) -> None:
         self._session = session
@@ -41,6 +42,7 @@ class Binding:
         self.epoch = 0
         self.lease_ms: int | None = None
         self.backlog = 1
+        self.broker: int | None = None
         self.removes_on_send = wanted.acks == "none"
 
     def bind(self) -> None:
@@ -61,6 +63,7 @@ class Binding:
                 priority=wanted.priority,
             )
         )
+        self.broker = session.broker_of(self.queue)
         self.removes_on_send = answer["removes_on_send"]
         self.backlog = answer["backlog"]
         self.lease_ms = answer.get("lease_ms")

@@ -75,7 +75,8 @@ class Connection(Session):
         finally:  # also at Ctrl-C
             for consumer in list(self._consumers.values()):
                 consumer.close()
-            self.command(commands.Bye(session=self.session))
+            for number in sorted(self._spoken_to):
+                self.command(commands.Bye(session=self.session), number)
             self.is_open = False
             self.wake()
             self.runner.stop()

@@ -119,6 +119,11 @@ class Consumer:
         return self._settling.subscription.id
 
     @property
+    def broker(self) -> int | None:
+        """The number of the broker with which it is bound; None until it is."""
+        return self._settling.subscription.broker
+
+    @property
     def is_closed(self) -> bool:
         """Whether nothing is received any more."""
         return self._closed

@@ -52,12 +52,13 @@ class Receipt:
 class Pending(Future[Receipt]):
     """The answer to one message, when there is one.
 
-    seq: its number; record: what was sent, until it is answered; at: when it was sent last
-    (monotonic, s).
+    seq: its number; to: the destination; record: what was sent, until it is answered; at: when it
+    was sent last (monotonic, s).
     """
 
     _state = RUNNING  # sent: it cannot be called back
     _exception: BaseException | None = None
+    to = ""  # the destination
     number = 0
     discarded: tuple[str | None, str | None] = (None, None)  # reason, queue
 

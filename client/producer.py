@@ -11,12 +11,15 @@ import time
 from datetime import datetime
 from typing import Any
 
-from ..protocol import ConfigError, Rejected, Timeout, WindowFull
-from .gathering import RUN_BYTES, Gathering
+import msgspec
+
+from ..protocol import ConfigError, NotConnected, Rejected, Timeout, WindowFull
+from .following import Following
+from .gathering import RUN_BYTES
 from .headers import HeaderOptions, Templates, priority_of, ttl_ms
+from .outgoing import Outgoing
 from .pending import Pending, Receipt, settle
 from .session import Answer, Session
-from .unanswered import Unanswered
 from .values import delivery_ms, duration_ms
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
@@ -57,7 +60,7 @@ class Producer:
         if not pub_ack_s:
             raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
         self.producer_id = producer_id or session.new_name("producer")
-        self._next = first_sequence
+        self._first_sequence = first_sequence
         self._deliver_at, self._delay = deliver_at, delay
         at = delivery_ms(deliver_at, delay, session.now_ms())
         self._delivers_later = at is not None
@@ -65,11 +68,24 @@ class Producer:
         self._lock = threading.RLock()
         self._closed = False
         self._templates = Templates(self.producer_id, session.receipts_partition)
-        self._sends = Gathering(session, session.publish_partition(self.producer_id))
-        self._unanswered = Unanswered(
-            self._lock, self._sends, pub_ack_s, self._window, session.report
-        )
+        self._pub_ack_s = pub_ack_s
+        self._ways: dict[int, Outgoing] = {}  # by the broker's number
+        self._following = Following(self._ways, self._way, session.broker_of)
+        self._way(session.number)
         session.attach_producer(self.producer_id, self)
+
+    def _way(self, broker: int) -> Outgoing:
+        """The way to a broker; made when something is sent there first."""
+        way = self._ways.get(broker)
+        if way is None:
+            with self._lock:
+                way = self._ways.get(broker)
+                if way is None:
+                    way = self._ways[broker] = Outgoing(
+                        self._session, self.producer_id, broker, self._lock,
+                        self._first_sequence, self._pub_ack_s, self._window,
+                    )  # fmt: skip
+        return way
 
     # ------------------------------------------------------------ sending
 
@@ -113,7 +129,11 @@ class Producer:
     def receipt_of(self, sent: Pending) -> Receipt:
         """What is known of a sent message by now; without a message id while it is on its way.
         Should it be refused, `flush` raises that."""
-        if self._unanswered.keep_for_flush(sent):
+        with self._lock:
+            kept = self._following.keep_for_flush(sent) or any(
+                way.unanswered.keep_for_flush(sent) for way in self._ways.values()
+            )
+        if kept:
             return Receipt(sent.seq, None)
         return sent.result()
 
@@ -148,8 +168,9 @@ class Producer:
             raise ConfigError(f"payload: {type(payload).__name__} – allowed are bytes and str")
         data = bytes(data)
         persistent = mode != "non_persistent"
-        if persistent and len(self._unanswered) >= self._window:
-            self._wait_for_room()
+        way = self._way(self._session.broker_of(destination))
+        if persistent and self._in_window(way, destination) >= self._window:
+            self._wait_for_room(way, destination)
         options = self._options(ttl, priority, deliver_at, delay, dmq_eligible, persistent)
         template = self._templates.of(destination, options)
         if isinstance(key, str):
@@ -158,21 +179,23 @@ class Producer:
         if headers:
             own = [(n, v.encode() if isinstance(v, str) else v) for n, v in headers.items()]
         with self._lock:
-            seq = self._next if persistent else 0
-            record = (data, key, own, template)
-            sent = Pending(self._session.changed, seq, record, time.monotonic())
-            if persistent:
-                self._next = seq + 1
-                self._unanswered.add(sent)
-            else:
+            if persistent and self._following.holds(destination) is not None:
+                sent = Pending(
+                    self._session.changed, 0, (data, key, own, template), time.monotonic()
+                )
+                sent.to = destination
+                self._following.behind(sent)
+                return sent
+            sent = way.number(data, key, own, template, persistent, destination)
+            if not persistent:
                 settle(sent, 0)
             if key is None and own is None and len(data) < RUN_BYTES:
-                self._sends.add(seq, data, template)
+                way.sends.add(sent.seq, data, template)
                 if ack_immediately:
-                    self._sends.send()
+                    way.sends.send()
             else:
-                self._sends.send()
-                self._send_alone(sent)
+                way.sends.send()
+                self._send_alone(way, sent)
         return sent
 
     def _options(
@@ -200,27 +223,30 @@ class Producer:
             deliver_at, delay = self._deliver_at, self._delay
         return options._replace(at=delivery_ms(deliver_at, delay, self._session.now_ms()))
 
-    def _send_alone(self, sent: Pending) -> None:
+    def _send_alone(self, way: Outgoing, sent: Pending) -> None:
         """Send it as a record of its own. What Kafka's library does not take, as it is too large,
-        was not sent: its number is the next one's."""
+        was not sent."""
         try:
-            self._sends.alone(sent.seq, *sent.record)
+            way.sends.alone(sent.seq, *sent.record)
         except Rejected:
-            self._unanswered.remove(sent)
-            if sent.seq:
-                self._next = sent.seq
+            way.take_back(sent)
             raise
 
     def send_gathered(self) -> None:
         """Send what was gathered while something else was on its way."""
         with self._lock:
-            self._sends.send()
+            for way in self._ways.values():
+                way.sends.send()
 
-    def _wait_for_room(self) -> None:
+    def _in_window(self, way: Outgoing, destination: str) -> int:
+        """How many messages on this way are without an answer, with those that wait to go on it."""
+        return len(way.unanswered) + (self._following.holds(destination) or 0)
+
+    def _wait_for_room(self, way: Outgoing, destination: str) -> None:
         self.send_gathered()
 
         def room() -> bool:
-            return len(self._unanswered) < self._window
+            return self._in_window(way, destination) < self._window
 
         if self._raises_when_full and not self._session.wait(room, 0):
             raise WindowFull(
@@ -242,14 +268,22 @@ class Producer:
         messages until the next flush.
         """
         self.send_gathered()
-        if not self._session.wait(lambda: not len(self._unanswered), timeout):
-            raise Timeout(f"{len(self._unanswered)} messages without an answer after {timeout} s")
-        self._unanswered.raise_refused()
+        if not self._session.wait(lambda: not self._waiting(), timeout):
+            raise Timeout(f"{self._waiting()} messages without an answer after {timeout} s")
+        for way in list(self._ways.values()):
+            way.unanswered.raise_refused()
+
+    def _waiting(self) -> int:
+        """How many messages are without an answer."""
+        waiting = sum(len(way.unanswered) for way in list(self._ways.values()))
+        return waiting + len(self._following)
 
     def unacknowledged(self) -> list[bytes]:
-        """Payloads of messages that are not known to be stored, in order of sending: without an
-        answer, or refused when nobody could be told (P6)."""
-        return self._unanswered.payloads()
+        """Payloads of messages that are not known to be stored, for each broker in order of
+        sending: without an answer, or refused when nobody could be told (P6)."""
+        with self._lock:
+            sent = [p for way in self._ways.values() for p in way.unanswered.payloads()]
+            return sent + self._following.payloads()
 
     def close(self, timeout: float = 30.0) -> None:
         """Flush and close; messages still without an answer raise Timeout."""
@@ -261,7 +295,10 @@ class Producer:
         finally:
             self._closed = True
             self._session.detach_producer(self.producer_id)
-            self._unanswered.give_up()
+            for way in list(self._ways.values()):
+                way.unanswered.give_up()
+            for sent in self._following.take_all():
+                settle(sent, 0, NotConnected("closed before the engine answered"))
             self._session.wake()
 
     def __enter__(self) -> Producer:
@@ -278,11 +315,27 @@ class Producer:
 
     def on_receipt(self, value: Answer) -> None:
         """An answer of the engine."""
-        self._unanswered.on_receipt(value)
+        number = value.get("broker", 0)
+        way = self._ways.get(number)
+        if way is None:
+            return
+        moved = way.unanswered.on_receipt(value)
+        if moved:
+            with self._lock:
+                for sent, untold, queue, where in moved:
+                    self._session.learn(queue, msgspec.json.decode(where))
+                    self._following.refused(number, sent, untold)
+        if len(self._following):
+            with self._lock:
+                self._following.go_on()
 
     def retransmit(self, now_s: float) -> None:
         """Send again what waits too long (P2)."""
-        self._unanswered.retransmit(now_s)
+        for way in list(self._ways.values()):
+            way.unanswered.retransmit(now_s)
+        if len(self._following):
+            with self._lock:
+                self._following.go_on()
 
     def forked(self) -> None:
         """Closed: this is a forked child."""

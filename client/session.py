@@ -2,40 +2,39 @@
 
 One inbox, shared by replies and deliveries, one partition of the receipts, one name whose
 heartbeats keep the subscriptions alive (C3). Consumers and producers are known here only as those
-who listen: to a subscription's deliveries, to a producer's receipts.
+who listen: to a subscription's deliveries, to a producer's receipts. How it speaks: `speaking`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
-from zlib import crc32
+from functools import partial
+from typing import Protocol
 
 import msgspec
 
-from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
+from ..protocol import LakequeueError, Timeout, commands
 from ..protocol.wire import FRAMING
-from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
+from .speaking import Answer, Speaking
 from .transport import Record, Transport
 
-log = logging.getLogger("lakequeue.client")
+__all__ = ["Answer", "Consuming", "Producing", "Session"]
 
 HEARTBEAT_S = 4.0
-REQUEST_TIMEOUT_S = 30.0
-ASKED_MOST = 1_000
-
-Answer = dict[str, Any]
 
 
 class Consuming(Protocol):
     """Who listens to a subscription."""
 
     queue: str
+
+    @property
+    def broker(self) -> int | None:
+        """The number of the broker with which it is bound; None until it is."""
+        ...
 
     def on_record(self, value: bytes) -> None:
         """A record of deliveries."""
@@ -86,121 +85,24 @@ class Producing(Protocol):
         ...
 
 
-class Session:
-    """One session, with the broker of this number. Its runner calls `receive`, `upkeep` and `beat`;
-    all else may be called from any thread."""
+class Session(Speaking):
+    """One session. Its runner calls `receive`, `upkeep` and `beat`; all else may be called from any
+    thread."""
 
     def __init__(
         self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int = 0
     ) -> None:
-        self._transport = transport
-        self.runner = runner
-        self.vpn = vpn
-        self.client_name = client_name
-        self.is_open = True
-        self.session = f"{client_name}-{runner.tag}"
-        self.changed = threading.Condition()
-        self.epoch = 0  # of the home that gave the newest result that somebody asked for
-        self._names = 0
-        self._pid = os.getpid()
+        super().__init__(transport, runner, vpn, client_name, number)
         self._consumers: dict[str, Consuming] = {}
         self._producers: dict[str, Producing] = {}
         self._hooks: dict[Consuming, Callable[[], None]] = {}
-        self._asked: dict[str, Callable[[Answer], None]] = {}
         self.is_silent = False  # the last question at a close was not answered
-        self._lost = False
         self._subscribing = False  # again, after the session was lost
+        self._lost: set[int] = set()  # brokers that missed its heartbeats
+        self._follow: set[Consuming] = set()  # whose queue is on another broker now
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
-        self.number = number
-        self._commands = topics.topic(vpn, topics.COMMANDS)
-        self._commands_partition = topics.commands_partition(number)
-        deliveries = topics.topic(vpn, topics.DELIVERIES)
-        receipts = topics.topic(vpn, topics.RECEIPTS)
-        spread = crc32(self.session.encode())
-        partition = spread % transport.partitions(deliveries)
-        self.inbox = commands.Inbox(deliveries, partition)
-        self.publish_topic = topics.topic(vpn, topics.PUBLISH)
-        self._publish_block = self._block(transport)
-        self.receipts_partition = spread % transport.partitions(receipts)
-        transport.listen(deliveries, partition)
-        transport.listen(receipts, self.receipts_partition)
         runner.start(self)
-
-    def _block(self, transport: Transport) -> range:
-        """The partitions of the publish topic that the broker reads: where there are no others,
-        all of them."""
-        size = transport.partitions(self.publish_topic)
-        if transport.partitions(self._commands) == 1:
-            return range(size)
-        block = topics.publish_partitions(self.number)
-        if size <= block.start:
-            raise NotConnected(
-                f"topic {self.publish_topic!r} has no partitions yet for broker {self.number}"
-            )
-        return range(block.start, min(block.stop, size))
-
-    @property
-    def publish_partitions(self) -> int:
-        """How many partitions the producers of this session share."""
-        return len(self._publish_block)
-
-    def publish_partition(self, producer_id: str) -> int:
-        """Where a producer sends: one partition, so its messages keep their order, whatever their
-        keys."""
-        block = self._publish_block
-        return block[crc32(producer_id.encode()) % len(block)]
-
-    def brokers(self) -> list[dict[str, Any]]:
-        """The engine's brokers, see `Admin.brokers`."""
-        self.check_open()
-        return known_brokers(self._transport, self.vpn)
-
-    def wish(self, wish: str, broker: str) -> None:
-        """Ask for a broker more, see `Admin.add_broker`."""
-        self.check_open()
-        if not self.runner.waits:
-            raise ConfigError("add_broker: only over Kafka; a configuration names those in memory")
-        ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
-
-    # ------------------------------------------------------------ time and waiting
-
-    def now_ms(self) -> int:
-        """What a clock on the wall shows, epoch ms; on ``memory://`` the engine's."""
-        return self.runner.now_ms()
-
-    def clock_ms(self) -> float:
-        """Milliseconds that only grow, by which leases and intervals are counted."""
-        return self.runner.clock_ms()
-
-    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until a condition holds; in memory nothing waits."""
-        return self.runner.wait(condition, timeout)
-
-    def wake(self) -> None:
-        """Whoever waits looks again."""
-        with self.changed:
-            self.changed.notify_all()
-
-    def report(self, text: str) -> None:
-        """Something that the application should hear of."""
-        log.warning(text)
-
-    def closed(self, text: str) -> NotConnected:
-        """The error for a use after the end: ``text``, or that this is a forked child."""
-        if self.is_forked:
-            text = f"this connection was opened in process {self._pid}; open a new one after a fork"
-        return NotConnected(text)
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this is a child of the process that opened the connection."""
-        return os.getpid() != self._pid
-
-    def check_open(self) -> None:
-        """Raise NotConnected once it is closed."""
-        if not self.is_open:
-            raise self.closed("the connection is closed")
 
     def forked(self) -> None:
         """In a forked child: nothing of this connection works here. Its threads are not here, locks
@@ -210,91 +112,6 @@ class Session:
             consumer.forked()
         for producer in self._producers.values():
             producer.forked()
-
-    # ------------------------------------------------------------ saying
-
-    def new_name(self, base: str) -> str:
-        """A name that no other session gives."""
-        self._names += 1
-        return f"{base}-{self.runner.tag}-{self._names}"
-
-    def publish(
-        self,
-        value: bytes,
-        key: bytes | None,
-        headers: list[tuple[str, bytes]],
-        partition: int,
-        acked: Callable[[], None] | None = None,
-    ) -> None:
-        """Send a message record; acked: see `Transport.publish`."""
-        self._transport.publish(self.publish_topic, value, key, headers, partition, acked)
-        self.runner.sent()
-
-    def command(self, command: commands.Command) -> None:
-        """Send a command without waiting; a session's commands keep their order."""
-        self._transport.command(
-            self._commands, self.session.encode(), commands.encode_command(command),
-            self._commands_partition,
-        )  # fmt: skip
-        self.runner.sent()
-
-    def ask(self, command: commands.Command, told: Callable[[Answer], None]) -> str:
-        """Send a command without waiting; ``told`` gets the answer. Gives the question's name."""
-        request = self.new_name("request")
-        while len(self._asked) >= ASKED_MOST:  # the engine is away: nobody will be told
-            self._asked.pop(next(iter(self._asked)), None)
-        self._asked[request] = told
-        reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
-        self.command(msgspec.structs.replace(command, reply=reply))
-        return request
-
-    def request(self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S) -> Any:
-        """Send a command and wait for its answer; raises what the engine answers."""
-        return self._answer_to(command, timeout)["result"]
-
-    def request_each(self, command: commands.Command) -> dict[str, Any]:
-        """Ask every broker that hosts a queue; their answers by name, '' where there is only one to
-        ask."""
-        return {"": self.request(command)}
-
-    def request_list(
-        self, command: Any, place: str, count: str | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
-    ) -> list[Any]:  # fmt: skip
-        """As `request`, for a list that the engine may give in parts.
-
-        place: the command's field that says where a part begins; count: the field that says how
-        many are wanted in all; timeout: seconds for each part.
-        """
-        rows: list[Any] = []
-        while True:
-            answer = self._answer_to(command, timeout)
-            rows += answer["result"]
-            if answer.get("more") is None:
-                return rows
-            changes = {place: answer["more"]}
-            if count is not None:
-                changes[count] = getattr(command, count) - len(answer["result"])
-            command = msgspec.structs.replace(command, **changes)
-
-    def _answer_to(self, command: commands.Command, timeout: float) -> Answer:
-        self.check_open()
-        answers: list[Answer] = []
-        request = self.ask(command, answers.append)
-        if not self.wait(lambda: bool(answers), timeout):
-            self._asked.pop(request, None)
-            raise Timeout(
-                f"the engine did not answer within {timeout} s; is it running? (lakequeue doctor)"
-            )
-        answer = answers[0]
-        if answer["error"] is None:
-            self.epoch = answer.get("epoch", 0) or self.epoch
-            return answer
-        if answer["problems"]:
-            raise ConfigError([Problem(*p) for p in answer["problems"]])
-        if answer["kind"] == "ConfigError":
-            raise ConfigError(answer["error"])
-        raise LakequeueError(answer["error"])
 
     # ------------------------------------------------------------ who listens
 
@@ -359,12 +176,28 @@ class Session:
                 if consumer is not None:
                     consumer.on_record(record.value or b"")
             return
+        if record.topic == self._directory:
+            self._hear_where(record)
+            return
         producer = self._producers.get(name)
         if producer is not None:
             producer.on_receipt(msgspec.json.decode(record.value or b""))
 
+    def _hear_where(self, record: Record) -> None:
+        """A queue is elsewhere now: its consumers go there."""
+        name = self._where.take(record.key, record.value)
+        for consumer in list(self._consumers.values()) if name is not None else ():
+            # One that is being bound finds it by itself. One that is bound has lost what it held,
+            # also if the queue comes back before this is acted on.
+            if consumer.queue == name and consumer.broker not in (None, self.broker_of(name)):
+                self._follow.add(consumer)
+
     def upkeep(self) -> None:
         """Acks and renewals that are due, messages without an answer."""
+        if self._follow and not self._subscribing:
+            left = [c for c in list(self._consumers.values()) if c in self._follow]
+            self._follow.clear()
+            self._bind_again(left)
         for consumer in list(self._consumers.values()):
             consumer.tick()
         now_s = time.monotonic()
@@ -389,18 +222,32 @@ class Session:
         now_s = time.monotonic()
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
-            self.ask(commands.Heartbeat(session=self.session), self._heard)
+            bound = {consumer.broker for consumer in list(self._consumers.values())}
+            for number in sorted(n for n in bound if n is not None):
+                told = partial(self._heard, number)
+                self.ask(commands.Heartbeat(session=self.session), told, number)
         if self._lost and not self._subscribing:
-            self._lost, self._subscribing = False, True
+            lost = [c for c in list(self._consumers.values()) if c.broker in self._lost]
+            self._lost.clear()
             self.report("the engine missed this session's heartbeats; subscribing again")
-            threading.Thread(target=self._subscribe_again, daemon=True).start()
+            self._bind_again(lost)
 
-    def _heard(self, answer: Answer) -> None:
-        self._lost = answer["result"] is False and bool(self._consumers)
+    def _heard(self, broker: int, answer: Answer) -> None:
+        if answer["result"] is False and self._consumers:
+            self._lost.add(broker)
+        else:
+            self._lost.discard(broker)
 
-    def _subscribe_again(self) -> None:
-        """After a pause that was too long: new subscriptions; what was held is lost (C3)."""
-        lost = list(self._consumers.values())
+    def _bind_again(self, consumers: list[Consuming]) -> None:
+        """New subscriptions; in the background, where a call may wait."""
+        self._subscribing = True
+        if self.runner.waits:
+            threading.Thread(target=self._subscribe_again, args=(consumers,), daemon=True).start()
+        else:
+            self._subscribe_again(consumers)
+
+    def _subscribe_again(self, lost: list[Consuming]) -> None:
+        """After a pause that was too long, or where the queue went; what was held is lost (C3)."""
         try:
             while lost and self.is_open:
                 lost = [c for c in lost if not self._subscribed(c)]

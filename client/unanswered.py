@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..protocol import NotConnected, Rejected
+from ..protocol import NotConnected, Reason, Rejected
 from .gathering import Gathering
 from .pending import Pending, settle
 
@@ -93,9 +93,11 @@ class Unanswered:
         for sent in waiting:
             settle(sent, 0, NotConnected("closed before the engine answered"))
 
-    def on_receipt(self, value: dict[str, Any]) -> None:
-        """An answer of the engine: resolve futures."""
+    def on_receipt(self, value: dict[str, Any]) -> list[tuple[Pending, bool, str, str]]:
+        """An answer of the engine: resolve futures. Gives what was sent to a broker that no longer
+        has the queue: the message, whether nobody has its future, the queue, where it is now."""
         settled: list[tuple[Pending, int, Rejected | None]] = []
+        moved: list[tuple[Pending, bool, str, str]] = []
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
             waiting = self._waiting
@@ -112,7 +114,10 @@ class Unanswered:
                         settled.append((sent, number + seq - first if number else 0, None))
             for nack in value["nacks"]:
                 sent = waiting.pop(nack["seq"], None)
-                if sent is not None:
+                if sent is not None and nack["reason"] == Reason.MOVED:
+                    moved.append((sent, sent.seq in self._untold, nack["queue"], nack["detail"]))
+                    self._untold.discard(sent.seq)
+                elif sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     self._keep_refused(sent, error)
                     settled.append((sent, 0, error))
@@ -121,6 +126,11 @@ class Unanswered:
         for sent, number, refused in settled:
             sent.record = None  # an application may keep its futures
             settle(sent, number, refused)
+        return moved
+
+    def waits_for(self, queue: str) -> bool:
+        """Whether a message for this queue is without an answer."""
+        return any(sent.to == queue for sent in self._waiting.values())
 
     def _keep_refused(self, sent: Pending, error: Rejected) -> None:
         if sent.seq not in self._untold:

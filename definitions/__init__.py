@@ -13,6 +13,7 @@ from .configuration import (
 )
 from .definition import (
     QueueDefinition,
+    brokers_named,
     dead_message_ring,
     is_regex,
     parse_definition,
@@ -27,6 +28,7 @@ __all__ = [
     "QueueDefinition",
     "SystemLimits",
     "VpnLimits",
+    "brokers_named",
     "dead_message_ring",
     "is_regex",
     "parse_configuration",

@@ -14,8 +14,11 @@ from .definition import QueueDefinition, to_wire
 
 
 def hosts_of(queue: QueueDefinition, brokers: tuple[str, ...]) -> tuple[str, ...]:
-    """The brokers that host a queue (Q5): a `LocalQueue` one of them, the others all."""
-    return brokers[:1] if queue.type == "LocalQueue" else brokers
+    """The brokers that may host a queue (Q5): a `LocalQueue` the one that it names, or any one of
+    them; the others their group, or all."""
+    if queue.type == "LocalQueue":
+        return brokers if queue.broker is None else (queue.broker,)
+    return queue.group or brokers
 
 
 def configure_commands(
@@ -24,7 +27,8 @@ def configure_commands(
     broker: str | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make a broker what a configuration says.
+    """The commands, each with its VPN, that make a broker what a configuration says. Queues are
+    the keeper's affair, the first broker's: it places them.
 
     epoch: the home's; 0 where there is no other (in memory); broker: one of the configuration's,
     None for the first; numbers: of the brokers, by default their places.
@@ -49,10 +53,8 @@ def configure_commands(
         given = numbers or {name: number for number, name in enumerate(brokers)}
         out.append((first, commands.Peers(brokers=dict(given))))
     out.append((first, commands.Configure(system=system, vpns=vpns)))
-    own = broker or brokers[0]
-    hosted = [q for q in configuration.queues if own in hosts_of(q, brokers)]
-    out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in hosted]
-    if own == brokers[0]:  # the keeper of all bridges
+    if broker in (None, *brokers[:1]):
+        out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]
         for one in configuration.bridges:
             out.append((one.vpn, commands.Bridge(definition=bridge_to_wire(one))))
     return [(vpn, commands.encode_command(command)) for vpn, command in out]

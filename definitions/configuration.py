@@ -22,6 +22,7 @@ from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
 from .definition import (
     UNSUPPORTED,
     QueueDefinition,
+    brokers_named,
     dead_message_ring,
     name_of,
     try_definition,
@@ -108,10 +109,10 @@ def parse_configuration(mapping: object) -> Configuration:
     queues = _queues(mapping.get("queues"), problems, report)
     _check_dead_message_queues(queues, report)
     for index, queue in queues:
-        owner = queue.initial_owner
-        if owner is not None and owner not in brokers:
-            allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
-            report(_place(index, queue.name), "initial_owner", owner, allowed)
+        allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
+        for key, broker in brokers_named(queue):
+            if broker not in brokers:
+                report(_place(index, queue.name), key, broker, allowed)
     bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
         named = [(_place(index, queue.name), queue.vpn) for index, queue in queues]

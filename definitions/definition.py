@@ -43,6 +43,8 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     vpn: str = "default"
     type: str = "Queue"  # Q5
+    broker: str | None = None  # where a LocalQueue is made; None: where there is least
+    group: tuple[str, ...] = ()  # the brokers that host it, none named: all (Q5)
     message_type: str  # Q1
     underlying_topic: str  # Q2
     default_publish_target: str  # Q3
@@ -91,6 +93,8 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
     "name": ("name", read.queue_name),
     "vpn": ("vpn", read.vpn_name),
     "type": ("type", read.choice(*TYPE_TAGS)),
+    "broker": ("broker", read.broker_name),
+    "group": ("group", read.broker_names),
     "message_type": ("message_type", read.choice("json", "binary", "text")),
     "underlying_topic": ("underlying_topic", read.text),
     "default_publish_target": ("default_publish_target", read.text),
@@ -302,10 +306,21 @@ def _check_exclusions(values: _Values, report: Report) -> None:
 
 
 def _check_owner(values: _Values, report: Report) -> None:
-    """Q5: `initial_owner` is required for a GroupLocalQueue and an error elsewhere."""
+    """Q5: `initial_owner` is required for a GroupLocalQueue and an error elsewhere; a LocalQueue
+    has a broker, the others a group of them."""
     if "type" in values.unread:
         return
     kind = TYPE_TAGS[values.get("type", "Queue")]
+    if "broker" in values and kind != "LocalQueue":
+        allowed = f"is allowed for a LocalQueue only, not for a {kind}; a {kind} has a group"
+        report("broker", values["broker"], allowed)
+    if "group" in values and kind == "LocalQueue":
+        allowed = "is allowed for a Queue and a GroupLocalQueue; a LocalQueue has a broker"
+        report("group", list(values["group"]), allowed)
+    owner, group = values.get("initial_owner"), values.get("group")
+    if owner is not None and group and owner not in group:
+        allowed = f"must be one of the queue's group: {', '.join(group)}"
+        report("initial_owner", owner, allowed)
     if kind == "GroupLocalQueue":
         if "initial_owner" not in {*values, *values.unread}:
             report("initial_owner", None, "is required for a GroupLocalQueue: a broker's name")
@@ -369,6 +384,13 @@ def _settle(values: _Values) -> dict[str, Any]:
 # --- What others ask of a definition --------------------------------------------------------------
 
 
+def brokers_named(definition: QueueDefinition) -> list[tuple[str, str]]:
+    """The brokers that a definition names, each with the key (Q5)."""
+    named = [("broker", definition.broker), ("initial_owner", definition.initial_owner)]
+    named += [("group", name) for name in definition.group]
+    return [(key, name) for key, name in named if name is not None]
+
+
 def is_regex(name: str) -> bool:
     """Whether a topic name is a regular expression; a dot alone does not make it one (Q2)."""
     return not REGEX_CHARACTERS.isdisjoint(name)
@@ -409,7 +431,7 @@ def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:
             getattr(new, key),
             f"cannot change while the queue exists; it is {getattr(old, key)!r}",
         )
-        for key in ("name", "vpn", "message_type", "type")
+        for key in ("name", "vpn", "message_type", "type", "group")
         if getattr(old, key) != getattr(new, key)
     ]
 

@@ -61,6 +61,15 @@ def broker_name(value: object) -> str:
     return name
 
 
+def broker_names(value: object) -> tuple[str, ...]:
+    """The members of a group: brokers, each once, in the order in which they are named."""
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list of brokers' names, such as ['broker-0', 'broker-1']")
+    if not value:
+        raise ValueError("has no members; name brokers, or leave it out: then it is all of them")
+    return tuple(dict.fromkeys(broker_name(name) for name in value))
+
+
 def vpn_name(value: object) -> str:
     """A VPN's name; it is the prefix of Kafka topic names and keeps to their characters."""
     name = text(value)

@@ -108,7 +108,7 @@ class _Story:
         for name, topic in TOPICS.items():
             room = {"max_spool_messages": ROOM} if name == "queue1" else {}
             self._east.admin().define(
-                {"name": name, "message_type": "text", "type": "LocalQueue",
+                {"name": name, "message_type": "text", "type": "LocalQueue", "broker": "east",
                  "subscriptions": [topic]} | room
             )  # fmt: skip
         self._producer = self._west.producer()

@@ -15,6 +15,7 @@ class MemoryBroker:
         self.home = home
         self.store = DictStore()
         self.deadline = 0
+        self.is_stopped = False  # a test aid: it hears and does nothing
         self._limits = limits
         self._said: list[wire.WireRecord] = []  # to it, since its last step
         self._heard = 0
@@ -30,7 +31,7 @@ class MemoryBroker:
 
     def is_busy(self, now: int) -> bool:
         """Whether it has something to do at this time."""
-        return bool(self._said) or 0 < self.deadline <= now
+        return not self.is_stopped and (bool(self._said) or 0 < self.deadline <= now)
 
     def step(self, batch: Batch, now: int) -> list[Output]:
         """Run a step, with all that other brokers said before it."""

@@ -11,6 +11,7 @@ time.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -70,8 +71,9 @@ class MemoryEngine:
         self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
         self._journal: list[dict[str, Any]] = []
+        self._directories: dict[str, dict[bytes, bytes]] = {}  # the newest record of each key
         self._tags = 0
-        self._sessions: dict[tuple[int, str, str], None] = {}
+        self._sessions: dict[tuple[str, str], None] = {}
         self._clients: list[weakref.ref[AttendedClient]] = []
         self._beat_ms = 0
         if configuration is not None:
@@ -124,17 +126,16 @@ class MemoryEngine:
 
     def publish(
         self, topic: str, value: bytes, key: bytes | None, headers: Headers,
-        timestamp: int | None = None, broker: str | None = None, partition: int = 0,
+        timestamp: int | None = None, partition: int = 0,
     ) -> None:  # fmt: skip
-        """One record on a topic, taken in by a step of its own: of the broker named, where it is a
-        VPN's publish topic; else of each, as any may capture it."""
+        """One record on a topic, taken in by a step of its own: where it is a VPN's publish topic,
+        of the broker whose partition it is; else of each, as any may capture it."""
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
         found = topics.split(topic)
         takers = self.brokers
         if found is not None and found[1] == topics.PUBLISH:
-            takers = [self.broker(broker)]
-            partition = topics.publish_partitions(takers[0].home.number)[0]
+            takers = [self.brokers[partition // topics.PUBLISH_PARTITIONS]]
         with self._lock:
             records = self._records(topic, value, key, meta, own, timestamp, partition)
             for taker in takers:
@@ -142,10 +143,10 @@ class MemoryEngine:
             self._settle()
 
     def command(
-        self, topic: str, key: bytes, value: bytes, broker: str | None = None
+        self, topic: str, key: bytes, value: bytes, broker: str | int | None = None
     ) -> None:
-        """One command, carried out by a step of its own, of the broker named."""
-        taker = self.broker(broker)
+        """One command, carried out by a step of its own, of the broker with this name or number."""
+        taker = self.brokers[broker] if isinstance(broker, int) else self.broker(broker)
         partition = topics.commands_partition(taker.home.number)
         with self._lock:
             records = self._records(topic, value, key, None, None, None, partition)
@@ -190,6 +191,11 @@ class MemoryEngine:
                 log.warning("%s", output.text())
         speaking = {broker.mesh_topic: broker for broker in self.brokers}
         for i, record in enumerate(wire.encode(outputs)):
+            if record.topic.endswith(f".{topics.DIRECTORY}") and record.key is not None:
+                newest = self._directories.setdefault(record.topic, {})
+                newest.pop(record.key, None)
+                if record.value is not None:
+                    newest[record.key] = record.value
             if record.topic in speaking:
                 speaking[record.topic].tell(record)
             for topic, inbox in self._inboxes:
@@ -240,12 +246,11 @@ class MemoryEngine:
     def _heartbeats(self) -> None:
         """Living sessions send theirs, just before they would be missed."""
         for broker in self.brokers:
-            records, number = Records(), broker.home.number
-            for at, vpn, session in self._sessions:
-                if at != number:
-                    continue
+            records = Records()
+            partition = topics.commands_partition(broker.home.number)
+            for vpn, session in self._sessions:  # who does not know it passes over it
                 value = commands.encode_command(commands.Heartbeat(session=session))
-                topic, partition = topics.topic(vpn, topics.COMMANDS), topics.commands_partition(at)
+                topic = topics.topic(vpn, topics.COMMANDS)
                 one = self._records(topic, value, None, None, None, None, partition)
                 for name in Records.__slots__:
                     getattr(records, name).extend(getattr(one, name))
@@ -253,13 +258,13 @@ class MemoryEngine:
                 # heartbeats of the living are not late: they come in before time is looked at
                 self._step(broker, Batch(commands=records), checked=False)
 
-    def live(self, vpn: str, session: str, broker: str | None = None) -> None:
-        """A session, at a broker, that sends heartbeats by itself."""
-        self._sessions[self.broker(broker).home.number, vpn, session] = None
+    def live(self, vpn: str, session: str) -> None:
+        """A session that sends heartbeats by itself."""
+        self._sessions[vpn, session] = None
 
-    def silence(self, vpn: str, session: str, broker: str | None = None) -> None:
+    def silence(self, vpn: str, session: str) -> None:
         """The session sends no heartbeat any more."""
-        self._sessions.pop((self.broker(broker).home.number, vpn, session), None)
+        self._sessions.pop((vpn, session), None)
 
     # ------------------------------------------------------------ looking inside, for tests
 
@@ -281,6 +286,19 @@ class MemoryEngine:
     def journal(self) -> list[dict[str, Any]]:
         """Every event so far."""
         return list(self._journal)
+
+    def directory(self, topic: str) -> dict[bytes, bytes]:
+        """What a compacted topic says of queues, and of brokers."""
+        brokers = {
+            f"broker/{broker.home.name}".encode(): json.dumps(
+                {
+                    "number": broker.home.number, "epoch": broker.home.epoch,
+                    "state": "failed" if broker.is_stopped else "running",
+                }
+            ).encode()
+            for broker in self.brokers
+        }  # fmt: skip
+        return {**brokers, **self._directories.get(topic, {})}
 
     def open_inbox(self, topic: str) -> deque[Record]:
         """Records written to a topic from now on."""

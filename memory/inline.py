@@ -20,10 +20,9 @@ class Inline:
     gather_ms = 0
     waits = False
 
-    def __init__(self, engine: MemoryEngine, broker: str | None = None) -> None:
+    def __init__(self, engine: MemoryEngine) -> None:
         self.tag = engine.new_tag()
         self._engine = engine
-        self._broker = broker
         self._session: Duties
         self._served: list[Callable[[], bool]] = []
 
@@ -85,9 +84,9 @@ class Inline:
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
         """See `Runner.session_of`."""
         own = f"{session}/{subscription}"
-        self._engine.live(vpn, own, self._broker)
+        self._engine.live(vpn, own)
         return own
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
-        self._engine.silence(vpn, f"{session}/{subscription}", self._broker)
+        self._engine.silence(vpn, f"{session}/{subscription}")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ..client.transport import Acked, Headers, Record
+from ..protocol import topics
 from .in_process import MemoryEngine
-
-PARTITIONS = 1
 
 
 class MemoryTransport:
-    """A connection's way to a `MemoryEngine`, and to one broker of it."""
+    """A connection's way to a `MemoryEngine`. Partitions are shared out as on Kafka."""
 
-    def __init__(self, engine: MemoryEngine, broker: str | None = None) -> None:
+    def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
-        self._broker = engine.broker(broker).home.name
         self._inboxes: list[deque[Record]] = []
 
     def publish(
@@ -26,31 +21,17 @@ class MemoryTransport:
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`: the engine has it, and has answered."""
-        self._engine.publish(topic, value or b"", key, headers, broker=self._broker)
+        self._engine.publish(topic, value or b"", key, headers, partition=partition or 0)
         if acked is not None:
             acked()
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         """See `Transport.command`."""
-        self._engine.command(topic, key, value, self._broker)
+        self._engine.command(topic, key, value, partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
-        """See `Transport.newest`: the engine has one such topic, and nobody writes it."""
-        return {
-            f"broker/{broker.home.name}".encode(): json.dumps(
-                {"number": broker.home.number, "epoch": broker.home.epoch, "state": "running"}
-            ).encode()
-            for broker in self._engine.brokers
-        }
-
-    @contextmanager
-    def towards(self, broker: str) -> Iterator[None]:
-        """For a while what is said goes to this broker."""
-        own, self._broker = self._broker, broker
-        try:
-            yield
-        finally:
-            self._broker = own
+        """See `Transport.newest`: the engine has one such topic in each VPN."""
+        return self._engine.directory(topic)
 
     def listen(self, topic: str, partition: int) -> None:
         """See `Transport.listen`."""
@@ -58,7 +39,10 @@ class MemoryTransport:
 
     def partitions(self, topic: str) -> int:
         """See `Transport.partitions`."""
-        return PARTITIONS
+        kind, brokers = topics.split(topic), len(self._engine.brokers)
+        if kind is None or kind[1] not in (topics.COMMANDS, topics.PUBLISH):
+            return 1
+        return brokers * (topics.PUBLISH_PARTITIONS if kind[1] == topics.PUBLISH else 1)
 
     def poll(self, timeout: float) -> list[Record]:
         """See `Transport.poll`."""

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from ..client.connection import Connection
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
-from ..protocol import ConfigError, commands
+from ..protocol import ConfigError
 from .in_process import MemoryEngine
 from .inline import Inline
 from .loopback import MemoryTransport
@@ -46,22 +46,8 @@ class MemoryConnection(Connection):
         self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None
     ) -> None:
         self.engine = engine
-        self._way = MemoryTransport(engine, broker)
-        super().__init__(self._way, vpn, client_name, Inline(engine, broker))
-
-    def request_each(self, command: commands.Command) -> dict[str, Any]:
-        """See `Session.request_each`. Raises what all of them answer, where none has an answer."""
-        answers: dict[str, Any] = {}
-        refusals: list[ConfigError] = []
-        for broker in self.engine.brokers:
-            with self._way.towards(broker.home.name):
-                try:
-                    answers[broker.home.name] = self.request(command)
-                except ConfigError as refusal:  # it hosts no such queue
-                    refusals.append(refusal)
-        if not answers:
-            raise refusals[0]
-        return answers
+        number = engine.broker(broker).home.number
+        super().__init__(MemoryTransport(engine), vpn, client_name, Inline(engine), number)
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way."""

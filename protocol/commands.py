@@ -73,6 +73,13 @@ class Delete(Command, frozen=True, tag="delete"):
     queue: Name
 
 
+class MoveQueue(Command, frozen=True, tag="move_queue"):
+    """Move a local queue with its messages to another broker."""
+
+    queue: Name
+    broker: Name
+
+
 # ---------------------------------------------------------------- sessions
 
 
@@ -355,7 +362,11 @@ AnyCommand = (
     | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
     | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
     | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge | Bridges | DescribeBridge
+    | MoveQueue
 )
+
+OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on
+KEEPER = 0  # its number
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

@@ -37,7 +37,7 @@ def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         said = {broker: one[name] for broker, one in parts.items() if one[name]}
         whole[name] = ", ".join(f"{broker}: {why}" for broker, why in said.items()) or None
     counters = _counters([one["counters"] for one in each])
-    whole |= {"counters": counters, **counters, "brokers": parts}
+    whole |= {"broker": None, "counters": counters, **counters, "brokers": parts}
     return whole
 
 

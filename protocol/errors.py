@@ -60,6 +60,14 @@ class Timeout(LakequeueError):
     """Nothing arrived within the time that was allowed."""
 
 
+class Moved(LakequeueError):
+    """What is asked for is on another broker; clients go there by themselves."""
+
+    def __init__(self, sentence: str, hosts: dict[str, int]) -> None:
+        self.hosts = hosts  # of the queue's brokers, by name, the numbers
+        super().__init__(sentence)
+
+
 class WindowFull(LakequeueError):
     """The producer's window is full, and it was told not to wait (P5)."""
 
@@ -81,6 +89,7 @@ class Reason(enum.StrEnum):
     NO_MATCHING_DESTINATION = "no_matching_destination"
     PERMISSION_DENIED = "permission_denied"
     MALFORMED = "malformed"
+    MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Why a message is dead (X5).
     EXPIRED = "expired"
     MAX_DELIVERIES = "max_deliveries"

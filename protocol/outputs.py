@@ -49,7 +49,7 @@ class Receipts:
     runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
     acknowledged without being stored (discarded, or stored longer ago than is remembered).
     nacks: ``(seq, reason, queue, detail)``; discarded: ``(seq, reason, queue)`` of messages that
-    are acknowledged, but that a queue threw away (S4).
+    are acknowledged, but that a queue threw away (S4). broker: the number of who says it.
     """
 
     vpn: str
@@ -59,6 +59,7 @@ class Receipts:
     runs: list[list[int]] = field(default_factory=list)
     nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
     discarded: list[tuple[int, str, str]] = field(default_factory=list)
+    broker: int = 0
 
 
 @dataclass(slots=True)
@@ -144,7 +145,19 @@ class MeshRecord:
     body: Said
 
 
+@dataclass(slots=True)
+class DirectoryEntry:
+    """Where a queue is now: to the compacted ``<vpn>.directory``, under ``queue/<name>``. hosts: of
+    its brokers, by name, the numbers; without any it is gone."""
+
+    vpn: str
+    queue: str
+    hosts: dict[str, int]
+    type: str = ""
+    state: str = ""
+
+
 Output = (
     Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
-    | MeshRecord
+    | MeshRecord | DirectoryEntry
 )

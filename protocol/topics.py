@@ -22,6 +22,7 @@ CONTROL = "control"
 MESH = "mesh"  # what other brokers say to this one
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
+DIRECTORY_QUEUE = "queue/"  # keys of the directory: where the queue of this name is
 DIRECTORY = "directory"  # compacted: which brokers there are
 
 OWN = (

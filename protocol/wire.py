@@ -26,6 +26,7 @@ from .outputs import (
     Capture,
     Deadline,
     Deliveries,
+    DirectoryEntry,
     MeshRecord,
     Output,
     Receipts,
@@ -112,6 +113,8 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
                 yield from _journal(output)
             case MeshRecord():
                 yield _mesh(output)
+            case DirectoryEntry():
+                yield _entry(output)
             case Deadline() | Capture() | Alert():
                 pass
             case _:
@@ -268,6 +271,7 @@ def _receipt(
     discarded: list[tuple[int, str, str]],
 ) -> WireRecord:  # fmt: skip
     value = {
+        **({"broker": r.broker} if r.broker else {}),
         "producer": r.producer,
         "up_to": up_to,
         "runs": [[first, count, str(number)] for first, count, number in runs],
@@ -317,6 +321,14 @@ def _mesh(m: MeshRecord) -> WireRecord:
     """It is one record already: what is said is cut before it gets its number (`mesh.slices`)."""
     value = mesh.encode(m.sender, m.name, m.epoch, m.number, m.body)
     return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
+
+
+def _entry(entry: DirectoryEntry) -> WireRecord:
+    """The newest record of a key counts; one without a value says that the queue is gone."""
+    value = {"hosts": entry.hosts, "type": entry.type, "state": entry.state}
+    key = f"{topics.DIRECTORY_QUEUE}{entry.queue}".encode()
+    text = _json(value) if entry.hosts else None
+    return WireRecord(topics.topic(entry.vpn, topics.DIRECTORY), 0, key, text)
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:

@@ -115,6 +115,9 @@ class QueueHeader(msgspec.Struct):
     asked: dict[int, Asked] = {}  # of brokers
     held: dict[int, Held] = {}  # by the brokers whose barriers are next
     holding: Holding | None = None  # its own first barrier, while others drain for it
+    leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
+    arriving: bool = False  # it moves here, and is not here yet
+    plain: bool = False  # it has taken records of plain Kafka producers
     pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)

@@ -137,6 +137,7 @@ class ProducerHistory:
         self._values.write(
             self._key, [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
         )
+        self.receipt.broker = broker.header.number
         self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
         return self.receipt
 

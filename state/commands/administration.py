@@ -23,6 +23,7 @@ from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
 from ..mesh.ownership import join, leave
+from ..mesh.placement import check_names
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
@@ -44,18 +45,22 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
         broker.header.vpn_limits[vpn] = limits
 
 
-def define(broker: Broker, vpn: str, command: Define) -> None:
-    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
-    if not given_definitions.is_as_given(broker, vpn, command.definition):
-        definition = _define(broker, vpn, command)
-        given_definitions.remember(broker, vpn, definition.name, command.definition)
+def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition | None:
+    """Define a queue, or define it again (Q9); the same definition again changes nothing, and then
+    None is given."""
+    if given_definitions.is_as_given(broker, vpn, command.definition):
+        return None
+    definition = _define(broker, vpn, command)
+    given_definitions.remember(broker, vpn, definition.name, command.definition)
+    return definition
 
 
 def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     definition = parse_definition({"vpn": vpn, **command.definition})
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
-    _check_owner(broker, definition)
+    if not broker.header.peers:  # else the keeper has looked
+        check_names(broker, definition)
     _check_dead_messages(broker, definition)
     existing = broker.find(vpn, definition.name)
     check_definition(broker, existing, definition)
@@ -79,16 +84,6 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
     return definition
-
-
-def _check_owner(broker: Broker, definition: QueueDefinition) -> None:
-    """Q5: the owner is a broker of the home."""
-    owner, names = definition.initial_owner, [broker.header.name]
-    names += [peer.name for peer in broker.header.peers.values()]
-    if owner is not None and owner not in names:
-        where, known = f"queue {definition.name!r}", ", ".join(map(repr, names))
-        allowed = f"must be the broker, {known}" if len(names) == 1 else f"must be one of {known}"
-        raise ConfigError([Problem(where, "initial_owner", owner, allowed)])
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
@@ -143,8 +138,17 @@ def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
 def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
     delivered (S7). They are removed in turn (`remove_messages`)."""
-    name = queue.definition.name
     leave(broker, queue)
+    forget(broker, vpn, queue)
+    queue.header.deleted = True
+    queue.header.faulted = ""
+    broker.event("deleted", vpn, queue.definition.name)
+    begin(broker, vpn, queue, Delete(queue=queue.definition.name))
+
+
+def forget(broker: Broker, vpn: str, queue: Queue) -> None:
+    """From now on nobody finds the queue here."""
+    name = queue.definition.name
     drop_route(broker, queue.definition, queue.number)
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
@@ -155,10 +159,6 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     broker.calendar.set(f"q{queue.number}", NEVER)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)
-    queue.header.deleted = True
-    queue.header.faulted = ""
-    broker.event("deleted", vpn, name)
-    begin(broker, vpn, queue, Delete(queue=name))
 
 
 def remove_messages(

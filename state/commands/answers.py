@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.commands import Command
-from ...protocol.errors import ConfigError
+from ...protocol.errors import ConfigError, Moved
 from ...protocol.outputs import Reply
 from ..broker import Broker
+
+Problems = list[tuple[str, str, str | int | float | None, str]] | None
 
 
 @dataclass(slots=True)
@@ -39,16 +41,27 @@ def answer(broker: Broker, command: Command, result: Any) -> None:
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:
     """Say what is wrong: to who asked, and to the events."""
     text = str(error)
-    kind = "ConfigError" if isinstance(error, ValueError) else "LakequeueError"
-    problems = None
-    if isinstance(error, ConfigError):
-        problems = [(p.where, p.key, _plain(p.value), p.allowed) for p in error.problems]
-    name = getattr(command, "queue", "")
-    broker.event("command_refused", vpn, name, command=type(command).__name__, why=text)
+    kind, problems = what_is_wrong(error)
+    hosts = None
+    if isinstance(error, Moved):  # who asks will know; it is nobody's mistake
+        hosts = {"hosts": error.hosts}
+    else:
+        name = getattr(command, "queue", "")
+        broker.event("command_refused", vpn, name, command=type(command).__name__, why=text)
     to = command.reply
     if to is not None:
-        broker.emit(Reply(to.topic, to.partition, to.request, None, text, kind, problems))
+        broker.emit(Reply(to.topic, to.partition, to.request, hosts, text, kind, problems))
 
 
-def _plain(value: object) -> object:
+def what_is_wrong(error: Exception) -> tuple[str, Problems]:
+    """The kind of an error and its problems, as a reply says them."""
+    if isinstance(error, Moved):
+        return "Moved", None
+    kind = "ConfigError" if isinstance(error, ValueError) else "LakequeueError"
+    if not isinstance(error, ConfigError):
+        return kind, None
+    return kind, [(p.where, p.key, _plain(p.value), p.allowed) for p in error.problems]
+
+
+def _plain(value: object) -> str | int | float | None:
     return value if isinstance(value, str | int | float | None) else repr(value)

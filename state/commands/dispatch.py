@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from ..bridges import keeper
-from ..mesh.peers import set_peers
+from ..bridges import keeper as bridges
+from ..mesh import keeper
+from ..mesh.moving import give_all
 from . import administration, inspection, leases, moving, sessions, topic_subscriptions
 from .beginning_again import begin_again
 from .redriving import redrive
@@ -16,8 +17,10 @@ from .turns import IN_TURN
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
-    c.Peers: set_peers,
-    c.Define: administration.define,
+    c.Peers: keeper.meet,
+    c.Define: keeper.define,
+    c.MoveQueue: keeper.move_queue,
+    c.Delete: keeper.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
@@ -26,17 +29,16 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Captures: inspection.captures,
     c.Usage: inspection.usage,
     c.Events: inspection.events,
-    c.Bridge: keeper.bridge,
-    c.DeleteBridge: keeper.concerning,
-    c.DescribeBridge: keeper.concerning,
-    c.Bridges: keeper.names,
+    c.Bridge: bridges.bridge,
+    c.DeleteBridge: bridges.concerning,
+    c.DescribeBridge: bridges.concerning,
+    c.Bridges: bridges.names,
 }
 OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
     c.Subscribe: sessions.subscribe,
     c.SetBacklog: sessions.set_backlog,
     c.TransportAck: leases.has_arrived,
     c.Shutdown: administration.shutdown,
-    c.Delete: administration.delete,  # its messages go in turn
     c.SubscribeTopic: topic_subscriptions.subscribe_topic,
     c.UnsubscribeTopic: topic_subscriptions.unsubscribe_topic,
     c.Describe: inspection.describe_one,
@@ -56,6 +58,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Redrive: redrive,
         c.BeginAgain: begin_again,
         c.Delete: administration.remove_messages,
+        c.MoveQueue: give_all,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})

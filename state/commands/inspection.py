@@ -84,6 +84,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     return {
         "name": definition.name,
         "vpn": definition.vpn,
+        "broker": broker.header.name,
         "depth": header.depth,
         "ready": header.depth - header.leased - header.delayed - header.moving,
         "leased": header.leased,

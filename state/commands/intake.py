@@ -12,12 +12,15 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol import commands as c
-from ...protocol.errors import ConfigError, LakequeueError
+from ...protocol.directory import PassOn
+from ...protocol.errors import ConfigError, LakequeueError, Moved
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.topics import is_inbox_of
 from ..broker import Broker
 from ..isolation import Place, Refusals
+from ..mesh.directory import is_moving, moved, on_its_way
+from ..mesh.saying import say
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse
 from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
@@ -129,10 +132,25 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
             f"shut down, and goes with its bridge"
         )
     if queue is None:
+        elsewhere = moved(broker, vpn, command.queue)
+        if elsewhere is not None:
+            _send_after(broker, vpn, command, elsewhere, min(elsewhere.hosts.values()))
+            return
         if kind not in TOLERANT:
             raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
         answer(broker, command, None)
+    elif is_moving(queue) and kind not in INSPECTIONS:
+        to = queue.header.leaving[0] if queue.header.leaving else None
+        _send_after(broker, vpn, command, on_its_way(broker, vpn, queue), to)
     elif kind in OF_QUEUE:
         answer(broker, command, OF_QUEUE[kind](broker, vpn, queue, command))
     else:
         begin(broker, vpn, queue, command)
+
+
+def _send_after(broker: Broker, vpn: str, command: Any, why: Moved, to: int | None) -> None:
+    """What is said of a queue that went: an ack that nobody waits for goes after it, since it was
+    sent before the client could know. All else is refused, and the client asks there."""
+    if not isinstance(command, c.Ack) or command.reply is not None or to is None:
+        raise why
+    say(broker, to, PassOn(vpn, c.encode_command(command)))

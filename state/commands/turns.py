@@ -47,9 +47,12 @@ IN_TURN: dict[type, Handler] = {}  # filled by the table
 _BULK = frozenset({c.Purge, c.Redrive, c.Delete})
 
 
-def begin(broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "") -> None:
+def begin(
+    broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "", bounded: bool = True
+) -> None:
     """Carry a command out, or as much of it as there is budget for. Raises what is wrong with it,
-    and LakequeueError where too many wait before it."""
+    and LakequeueError where too many wait before it. bounded: False for what the engine itself has
+    to do, and cannot be told later."""
     task = Task(vpn, b"", why=why)
     _announce(queue, command, why)
     waiting = _tasks(broker, queue)
@@ -57,7 +60,7 @@ def begin(broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "") -
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
         if not budget.spent and _advance(broker, queue, task, command, budget):
             return
-    elif len(waiting) >= broker.limits.pending_commands:
+    elif bounded and len(waiting) >= broker.limits.pending_commands:
         raise LakequeueError(
             f"queue {queue.definition.name!r}: {len(waiting)} commands wait for their turn, at "
             f"most {broker.limits.pending_commands} may: try again later"

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
 
 
 def other_hosts(broker: Broker, queue: Queue) -> list[int]:
-    """The other brokers that host a distributed queue, by number: all of the home. None for a
+    """The other brokers that host a distributed queue, by number: of its group, or all. None for a
     `LocalQueue`, and for one that keeps its last message only (S10), which is each broker's own."""
     d = queue.definition
     if not broker.header.peers or d.type == "LocalQueue" or not d.max_spool_usage:
         return []
-    return list(broker.header.peers)
+    peers = broker.header.peers
+    return [number for number, peer in peers.items() if not d.group or peer.name in d.group]
 
 
 def takes(broker: Broker, queue: Queue, partition: int) -> bool:

@@ -37,7 +37,7 @@ from ..rules.edits import extras_of
 from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
 from ..storage import NEVER, Array
-from . import barriers
+from . import barriers, moving
 from .hosting import initial_owner, other_hosts
 from .saying import say
 
@@ -201,7 +201,7 @@ def _grant_to(
         seqs, unfinished = choose_for(broker, queue, filters, most, budget, looks)
         if not len(seqs):
             return unfinished
-        _give(broker, queue, host, seqs)
+        give(broker, queue, host, seqs)
         budget.take(len(seqs))
         room -= len(seqs)
     return False
@@ -231,13 +231,13 @@ def push(broker: Broker, queue: Queue, budget: Budget) -> bool:
         n = budget.fits(page.size[rows]) if len(rows) else 0
         if n < len(rows):
             header.pushed = int(seqs[n])
-        _give(broker, queue, owner, seqs[:n], fresh=True)
+        give(broker, queue, owner, seqs[:n], fresh=True)
         budget.take(stop - start, int(page.size[rows[:n]].sum(dtype=np.int64)))
     return False
 
 
-def _give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = False) -> None:
-    """Grant the messages at these places. fresh: they have had no owner yet."""
+def give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = False) -> None:
+    """Grant the messages at these places to a broker. fresh: they have had no owner yet."""
     contents = broker.spool.contents(queue.gather(seqs, "id"))
     there = np.array([content is not None for content in contents], bool)
     if not there.all():
@@ -291,6 +291,8 @@ def taken(broker: Broker, sender: int, said: Taken) -> None:
         event = Event.REFUSE if until == NEVER else Event.REFUSE_LATER
         apply(broker, queue, seqs, event, until=until, subscription=name, reason="no room there")
     queue.wanted = True
+    if queue.header.leaving:
+        moving.look(broker, queue)
 
 
 def _moving(broker: Broker, queue: Queue, host: int, refs: list[int]) -> Array:
@@ -315,7 +317,10 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
         asked = queue.header.asked.setdefault(sender, Asked())
         asked.got += len(said.refs)
     for at, ref in enumerate(said.refs):
-        if queue is not None and _has_room(broker, queue, said.sizes[at]):
+        here = queue is not None and (
+            queue.header.arriving or _has_room(broker, queue, said.sizes[at])
+        )
+        if queue is not None and here:
             _store(broker, queue, said, at)
             refs.append(ref)
         else:

@@ -20,3 +20,9 @@ def say(broker: Broker, to: int, what: mesh.Said) -> None:
         broker.emit(
             MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, part)
         )
+
+
+def say_to_all(broker: Broker, what: mesh.Said) -> None:
+    """Say something to each peer."""
+    for number in sorted(broker.header.peers):
+        say(broker, number, what)

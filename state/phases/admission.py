@@ -22,6 +22,7 @@ from ...protocol.messages import (
 from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
 from ..isolation import Refusals
+from ..mesh.directory import is_moving
 from ..mesh.hosting import takes
 from ..message import enter
 from ..producers import Answered, ProducerHistory
@@ -32,6 +33,7 @@ from ..rules.deferred import came_early, settle_arrivals
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
 from ..storage import NEVER
+from . import elsewhere
 from .incoming import (
     Incoming,
     Span,
@@ -48,10 +50,12 @@ MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, besi
 NACK, DISCARD = "nack", "discard"
 
 
-def admit(broker: Broker, records: Records, refused: Refusals) -> None:
-    """Take in the publishes of a step."""
+def admit(
+    broker: Broker, records: Records, refused: Refusals, only: str | None = None
+) -> None:
+    """Take in the publishes of a step. only: the queue that plain records among them are for."""
     if records:
-        admission = Admission(broker, refused)
+        admission = Admission(broker, refused, only)
         admission.take(records)
         admission.close()
 
@@ -59,8 +63,9 @@ def admit(broker: Broker, records: Records, refused: Refusals) -> None:
 class Admission:
     """The publishes of one step."""
 
-    def __init__(self, broker: Broker, refused: Refusals) -> None:
+    def __init__(self, broker: Broker, refused: Refusals, only: str | None = None) -> None:
         self._broker = broker
+        self._only = only  # the queue that plain records are for, where another broker sent them
         self._refused = refused.records
         self._routes = Routes(broker)
         self._producers: dict[tuple[str, str], ProducerHistory] = {}
@@ -101,6 +106,8 @@ class Admission:
             else:
                 matched = self._captured(topic, record.partition)
             for name, queues in matched:
+                if vpn is None:
+                    queues = self._plain(name, header, record, queues)
                 if vpn is not None and self._may_be_joined(header, record):
                     span = span_from(records, at, header, payloads, self._broker.now)
                     if span is not None:
@@ -130,6 +137,20 @@ class Admission:
             for vpn, queues in found
         )
         return [(vpn, queues) for vpn, queues in mine if queues]
+
+    def _plain(
+        self, vpn: str, header: PublishHeader, record: Incoming, queues: list[Queue]
+    ) -> list[Queue]:
+        """A record that a plain producer wrote enters these queues: but for one that is about to
+        leave, which takes it where it goes."""
+        stay = []
+        for queue in queues:
+            queue.header.plain = True
+            if self._only not in (None, queue.definition.name):
+                continue
+            if not elsewhere.goes_along(self._broker, vpn, header, record, queue):
+                stay.append(queue)
+        return stay
 
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
@@ -164,6 +185,8 @@ class Admission:
             return False
         for queue in queues:
             d = queue.definition
+            if is_moving(queue):
+                return False
             counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
             if counts or queue.header.deferred or self._program(queue) is not None:
                 return False
@@ -230,6 +253,11 @@ class Admission:
         if not matches:
             self._nowhere(vpn, header, seq, producer, record)
             return
+        going = next((m.queue for m in matches if is_moving(m.queue)), None)
+        if going is not None and elsewhere.will_take(
+            self._broker, vpn, header, seq, producer, record, going
+        ):
+            return
         if self._file_room is not None and self._file_room <= 0:
             self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
             return
@@ -280,6 +308,8 @@ class Admission:
         """S6: no queue takes it."""
         if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
+        if elsewhere.takes(self._broker, vpn, header, seq, producer, record):
+            return
         reason = Reason.NO_MATCHING_DESTINATION
         nacked = self._broker.header.system.on_no_match == NACK
         self._journal_refusal("rejected" if nacked else "discarded", vpn, "", reason, record)

@@ -240,3 +240,29 @@ def test_events_are_followed_until_a_signal() -> None:
     assert "defined  two" in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
+
+
+# ---------------------------------------------------------------- several brokers (Q5)
+
+
+def test_q5_a_queue_is_shown_with_its_broker_and_moves() -> None:
+    local = {"message_type": "json", "type": "LocalQueue"}
+    queues = [{"name": "orders", **local}, {"name": "bills", **local}]
+    shell = Engine({"brokers": ["east", "west"], "queues": queues})
+    shell.send("orders", b"1", b"2")
+    assert {q["name"]: q["broker"] for q in shell.json("queues")} == {
+        "orders": "east", "bills": "west",
+    }  # fmt: skip
+    assert "east" in shell.run("queues").stdout
+    moved = shell.run("move-queue", "orders", "west")
+    assert moved.stdout == "orders is on west now, with 2 messages\n"
+    assert shell.json("move-queue", "orders", "east") == {
+        "queue": "orders", "broker": "east", "messages": 2,
+    }  # fmt: skip
+    failed = shell.run("move-queue", "orders", "north")
+    assert failed.exit_code != 0
+    assert "broker: 'north' – allowed are the home's brokers: east, west" in failed.stderr
+    assert shell.run("delete", "bills", "--yes").exit_code == 0
+    shell.run("define", "name=orders", "max_cancels=3")
+    assert shell.admin.describe("orders")["definition"]["max_cancels"] == 3
+    shell.connection.close()

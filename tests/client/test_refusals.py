@@ -67,7 +67,7 @@ def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes() -> None:
     wire.let_go.clear()
     producer.send("orders", "far too large")
     wire.let_go.set()
-    wait_for(lambda: not len(producer._unanswered))
+    wait_for(lambda: not producer._waiting())
     wire.lose_published = lambda _: True
     producer.send("orders", "unknown")
     assert producer.unacknowledged() == [b"far too large", b"unknown"]
@@ -98,8 +98,8 @@ def test_P6_no_more_are_kept_than_the_window_holds(caplog: pytest.LogCaptureFixt
         for n in some:
             producer.send("orders", f"far too large {n}")
         wire.let_go.set()
-        wait_for(lambda: not len(producer._unanswered))
-    wait_for(lambda: not len(producer._unanswered))
+        wait_for(lambda: not producer._waiting())
+    wait_for(lambda: not producer._waiting())
     assert len(producer.unacknowledged()) == 3
     assert "message 1 was refused, and nobody has asked" in caplog.text
     with pytest.raises(Rejected):

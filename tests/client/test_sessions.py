@@ -39,7 +39,7 @@ def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
     connection, wire = connect(made)
     consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
     for _ in range(2):
-        connection._lost = True
+        connection._lost.add(0)
         subscribed = len(wire.said("subscribe"))
         wait_for(lambda n=subscribed: len(wire.said("subscribe")) > n)
     wait_for(lambda: not connection._subscribing)

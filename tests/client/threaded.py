@@ -41,7 +41,7 @@ class Wire(MemoryTransport):
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         self.commands.append(msgspec.json.decode(value))
-        super().command(topic, key, value)
+        super().command(topic, key, value, partition)
 
     def poll(self, timeout: float) -> list[Record]:
         records = super().poll(timeout)

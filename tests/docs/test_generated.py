@@ -212,13 +212,17 @@ def test_pages_of_the_state(table: Table) -> None:
     limits = Limits(command_rows=1, bulk_rows=1)
     step(engine.store, Batch(commands=records), engine.now, limits=limits)
     found = {key.partition("/")[0] for key in engine.store.pages}
+    local = {"name": "here", "type": "LocalQueue", "message_type": "json"}
     orders = {"name": "orders", "message_type": "json", "barrier_expression": "/b = 1"}
-    mesh = lakequeue.connect("memory://", config={"brokers": ["a", "b"], "queues": [orders]})
+    queues = [orders, local | {"dead_message_queue": "orders"}]
+    mesh = lakequeue.connect("memory://", config={"brokers": ["a", "b"], "queues": queues})
     consumer = mesh.consumer("orders")  # of `a`; it gets what `b` took in, and the barrier waits
     for payload in (b"{}", b'{"b": 1}'):
         header = [("lq", b'{"to": "orders"}')]
-        mesh.engine.publish("default.publish", payload, None, header, broker="b")
+        mesh.engine.publish("default.publish", payload, None, header, partition=8)
     assert consumer.receive() is not None
+    mesh.engine.brokers[1].is_stopped = True  # what it is to carry out stays open
+    mesh.ask(commands.Define(definition=local | {"name": "there", "broker": "b"}), lambda _: None)
     found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}

@@ -30,7 +30,7 @@ class Two:
             self.west.admin().bridge(BRIDGE | bridge)
 
     def define(self, name: str, *topics: str, **keys: Any) -> None:
-        own = {"name": name, "message_type": "binary", "type": "LocalQueue"}
+        own = {"name": name, "message_type": "binary", "type": "LocalQueue", "broker": "east"}
         self.east.admin().define(own | {"subscriptions": list(topics)} | keys)
 
     def send(self, to: str, *bodies: Any, **options: Any) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory.broker import MemoryBroker
+from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from lakequeue.state.broker import Broker
+from lakequeue.state.commands import dispatch
+from lakequeue.state.mesh.keeper import carry_out
 from lakequeue.state.message import GONE, MOVING
 
 from .mortal import Fate, MortalEngine
@@ -39,6 +43,11 @@ class Mesh:
             self._producers[broker] = self.at[broker].producer()
         payload = json.dumps({} if body is None else body).encode()
         return self._producers[broker].send(queue, payload, **options).message_id
+
+    def carry(self, broker: str, command: c.Command) -> None:
+        """One host alone carries a command out, as the keeper has hosts do."""
+        with patch.dict(dispatch.OF_BROKER, {type(command): carry_out}):
+            self.engine.command("default.commands", b"", c.encode_command(command), broker)
 
     def consumer(
         self, broker: str, backlog: int = 100, queue: str = "orders", **options: Any

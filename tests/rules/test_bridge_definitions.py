@@ -30,7 +30,8 @@ def test_h1_bridges_make_a_chain_and_are_shown_wherever_one_asks() -> None:
     ends = [engine.connect(name, name) for name in config["brokers"]]
     for end in ends[1:]:
         end.admin().define({
-            "name": "q", "message_type": "binary", "type": "LocalQueue", "subscriptions": ["a/>"],
+            "name": end.client_name, "broker": end.client_name, "message_type": "binary",
+            "type": "LocalQueue", "subscriptions": ["a/>"],
         })  # fmt: skip
     ends[0].producer().send("a/x", b"1")
     for end in ends:

@@ -175,7 +175,7 @@ def test_h3_what_waits_in_a_held_lane_costs_nothing_however_much_it_is() -> None
         assert two.seen()["blocked"][0]["waiting"] == waiting - 1
         west = two.engine.broker("west")
         west.store = counting = CountingStore(west.store)
-        two.engine.publish("default.publish", b"x", None, [("lq", b'{"to": "a/1"}')], None, "west")
+        two.engine.publish("default.publish", b"x", None, [("lq", b'{"to": "a/1"}')])
         reads.append(len(counting.reads))
         west.store = counting._store
         assert two.depth("q") == 1

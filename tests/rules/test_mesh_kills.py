@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lakequeue.memory.broker import MemoryBroker
-from lakequeue.protocol import Rejected
+from lakequeue.protocol import LeaseLost, Rejected
 from lakequeue.state import Batch
 from model.limits import TINY
 
@@ -103,7 +103,10 @@ class Traffic:
         if self.held:
             _, message = self.held.pop(self.random.randrange(len(self.held)))
             how = self.random.choice(["ack", "ack", "ack", "cancel", "reject"])
-            getattr(message, how)()
+            try:
+                getattr(message, how)()
+            except LeaseLost:  # it has gone on meanwhile
+                return
             if how == "ack":
                 self.acked[message.id] += 1
             elif how == "reject":

@@ -1,0 +1,37 @@
+"""`lakequeue move-queue`: a queue with its messages to another broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .common import connect, connection_options, counted, json_option, say_json
+
+
+@click.command("move-queue")
+@click.argument("queue")
+@click.argument("broker")
+@connection_options
+@json_option
+def move_queue(
+    queue: str, broker: str, url: str | None, home: Path | None, vpn: str, as_json: bool
+) -> None:
+    """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
+
+    Producers and consumers follow by themselves; what consumers hold returns to the queue, as at a
+    disconnect. Returns when the queue is there.
+
+    \b
+    Examples:
+      lakequeue move-queue orders broker-1
+      lakequeue queues --json | jq '.[] | {name, broker}'
+    """
+    with connect(url, home, vpn, "move-queue") as connection:
+        admin = connection.admin()
+        admin.move_queue(queue, broker)
+        depth = admin.describe(queue)["depth"]
+    if as_json:
+        say_json({"queue": queue, "broker": broker, "messages": depth})
+    else:
+        click.echo(f"{queue} is on {broker} now, with {counted(depth, 'message')}")

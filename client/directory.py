@@ -1,0 +1,60 @@
+"""Where queues are, as a client knows it: the records `queue/<name>` of `<vpn>.directory`.
+
+A connection has a home broker, where everything goes that is nobody's in particular: topics, and
+queues that the home hosts too. A queue that others host is found by its name. What is known may be
+out of date: a broker that does not have a queue says where it is (kind ``Moved``), and that is
+believed. Where there is one broker there is nothing to know.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..protocol import topics
+
+PREFIX = topics.DIRECTORY_QUEUE.encode()
+
+
+class _Record(msgspec.Struct):
+    """Of a queue. hosts: its brokers, by name their numbers."""
+
+    hosts: dict[str, int]
+
+
+class Directory:
+    """Of one connection. home: the number of its broker."""
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+        self._hosts: dict[str, dict[str, int]] = {}
+
+    def broker_of(self, name: str) -> int:
+        """The broker to speak to about a queue, or for a message to this destination."""
+        hosts = self._hosts.get(name)
+        if hosts is None:
+            return self.home
+        numbers = list(hosts.values())
+        return self.home if self.home in numbers else numbers[self.home % len(numbers)]
+
+    def hosts_of(self, name: str) -> dict[str, int]:
+        """A queue's brokers, by name their numbers; none where nothing is known of it."""
+        return self._hosts.get(name, {})
+
+    def take(self, key: bytes | None, value: bytes | None) -> str | None:
+        """A record of the topic; gives the queue of which it tells something new."""
+        if key is None or not key.startswith(PREFIX):
+            return None
+        name = key.removeprefix(PREFIX).decode("utf-8", "replace")
+        try:
+            hosts = {} if value is None else msgspec.json.decode(value, type=_Record).hosts
+            return name if self.learn(name, hosts) else None
+        except (msgspec.DecodeError, ValueError):
+            return None  # whoever wrote it: the brokers themselves say where a queue is
+
+    def learn(self, name: str, hosts: dict[str, int]) -> bool:
+        """A queue is on these brokers, by name their numbers; whether that is new."""
+        told = {broker: int(n) for broker, n in sorted(hosts.items(), key=lambda one: one[1])}
+        known = self._hosts.pop(name, {})
+        if told:
+            self._hosts[name] = told
+        return told != known

@@ -1,0 +1,102 @@
+"""A producer's messages for a queue that went to another broker.
+
+The broker that had it refuses them (reason ``moved``) and says where it is. They are sent there
+under that broker's numbers, when none for this queue is without an answer at the old one, and what
+is sent meanwhile waits behind them: so a producer's messages stay in order. Refused is not stored,
+so none comes twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .outgoing import Outgoing
+from .pending import Pending
+
+PAUSE_S = 0.1  # the queue is on its way
+
+
+@dataclass(slots=True)
+class _Held:
+    """Of one queue. at: the number of the broker that refused; each message, and whether nobody has
+    its future; not_before: monotonic, s."""
+
+    at: int
+    messages: list[tuple[Pending, bool]] = field(default_factory=list)
+    not_before: float = 0.0
+
+
+class Following:
+    """Of one producer, under its lock. way: to a broker; broker_of: a destination's."""
+
+    def __init__(
+        self, ways: dict[int, Outgoing], way: Callable[[int], Outgoing],
+        broker_of: Callable[[str], int],
+    ) -> None:  # fmt: skip
+        self._ways = ways
+        self._way = way
+        self._broker_of = broker_of
+        self._queues: dict[str, _Held] = {}
+
+    def __len__(self) -> int:
+        return sum(len(held.messages) for held in self._queues.values())
+
+    def holds(self, queue: str) -> int | None:
+        """How many messages for this queue wait; None: it is not on its way."""
+        held = self._queues.get(queue)
+        return None if held is None else len(held.messages)
+
+    def refused(self, at: int, sent: Pending, untold: bool) -> None:
+        """A broker does not have this message's queue any more."""
+        held = self._queues.setdefault(sent.to, _Held(at))
+        if held.at != at:
+            held.at = at
+        held.messages.append((sent, untold))
+
+    def behind(self, sent: Pending) -> None:
+        """This one goes behind those that wait."""
+        self._queues[sent.to].messages.append((sent, False))
+
+    def keep_for_flush(self, sent: Pending) -> bool:
+        """Nobody will look at this message's future; False if it does not wait here."""
+        held = self._queues.get(sent.to)
+        for at, (one, _) in enumerate(held.messages if held is not None else ()):
+            if one is sent:
+                held.messages[at] = (one, True)  # type: ignore[union-attr]
+                return True
+        return False
+
+    def payloads(self) -> list[bytes]:
+        """What waits."""
+        return [sent.record[0] for sent in self._pending()]
+
+    def _pending(self) -> Iterable[Pending]:
+        return [sent for held in self._queues.values() for sent, _ in held.messages]
+
+    def take_all(self) -> list[Pending]:
+        """What waits, and waits no more."""
+        waiting = list(self._pending())
+        self._queues.clear()
+        return waiting
+
+    def go_on(self) -> None:
+        """Send what can be sent where its queue is now."""
+        now = time.monotonic()
+        for queue, held in list(self._queues.items()):
+            old = self._ways[held.at]
+            if now < held.not_before or old.unanswered.waits_for(queue):
+                continue
+            number = self._broker_of(queue)
+            if number == held.at and not held.not_before:  # not there yet
+                held.not_before = now + PAUSE_S
+                continue
+            del self._queues[queue]
+            way = self._way(number)
+            way.sends.send()
+            for sent, untold in held.messages:
+                way.renumber(sent)
+                if untold:
+                    way.unanswered.keep_for_flush(sent)
+                way.sends.alone(sent.seq, *sent.record)

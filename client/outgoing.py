@@ -1,0 +1,55 @@
+"""What a producer sends to one broker: numbers of its own, a window of its own (P1, P5).
+
+A broker knows a producer by its name and counts what comes from it. So a producer counts for each
+broker by itself, and a message stays with the broker to which it was sent first, also when it is
+sent again (P2).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from .gathering import Gathering
+from .headers import Template
+from .pending import Pending
+from .session import Session
+from .unanswered import Unanswered
+
+
+class Outgoing:
+    """A producer's way to one broker, under the producer's lock. sequence: of the next message."""
+
+    def __init__(
+        self, session: Session, producer_id: str, broker: int, lock: threading.RLock,
+        sequence: int, pub_ack_s: float, window: int,
+    ) -> None:  # fmt: skip
+        self._changed = session.changed
+        self.sequence = sequence
+        self.sends = Gathering(session, session.publish_partition(producer_id, broker))
+        self.unanswered = Unanswered(lock, self.sends, pub_ack_s, window, session.report)
+
+    def number(
+        self, payload: bytes, key: bytes | None, headers: list[tuple[str, bytes]] | None,
+        template: Template, persistent: bool, to: str,
+    ) -> Pending:  # fmt: skip
+        """A message that is about to be sent, under the next number; 0 where nobody answers."""
+        seq = self.sequence if persistent else 0
+        sent = Pending(self._changed, seq, (payload, key, headers, template), time.monotonic())
+        sent.to = to
+        if persistent:
+            self.sequence = seq + 1
+            self.unanswered.add(sent)
+        return sent
+
+    def renumber(self, sent: Pending) -> None:
+        """A message that another broker has refused gets this one's next number."""
+        sent.seq, sent.at = self.sequence, time.monotonic()
+        self.sequence += 1
+        self.unanswered.add(sent)
+
+    def take_back(self, sent: Pending) -> None:
+        """It was not sent after all: its number is the next one's."""
+        self.unanswered.remove(sent)
+        if sent.seq:
+            self.sequence = sent.seq

@@ -1,0 +1,311 @@
+"""What a session says: commands, questions, messages, each to the broker that it is for.
+
+Where queues are is read from the directory where there are several brokers (`directory`). Who hears
+that a queue is elsewhere asks there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
+from ..protocol.errors import Moved
+from .directory import Directory
+from .known_brokers import ask_for_broker, known_brokers
+from .runner import Runner
+from .transport import Transport
+
+log = logging.getLogger("lakequeue.client")
+
+REQUEST_TIMEOUT_S = 30.0
+ASKED_MOST = 1_000
+LOOK_AGAIN_S = 0.1  # a queue that is on its way from one broker to another
+
+Answer = dict[str, Any]
+
+
+class Speaking:
+    """The base of a session. number: of the home broker, where everything goes that is for none in
+    particular."""
+
+    def __init__(
+        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int
+    ) -> None:
+        self._transport = transport
+        self.runner = runner
+        self.vpn = vpn
+        self.client_name = client_name
+        self.number = number
+        self.is_open = True
+        self.session = f"{client_name}-{runner.tag}"
+        self.changed = threading.Condition()
+        self.epoch = 0  # of the home that gave the newest result that somebody asked for
+        self._names = 0
+        self._pid = os.getpid()
+        self._asked: dict[str, Callable[[Answer], None]] = {}
+        self._spoken_to = {number}  # brokers that may know this session
+        self._where = Directory(number)
+        self._commands = topics.topic(vpn, topics.COMMANDS)
+        self._directory = topics.topic(vpn, topics.DIRECTORY)
+        self.publish_topic = topics.topic(vpn, topics.PUBLISH)
+        deliveries = topics.topic(vpn, topics.DELIVERIES)
+        receipts = topics.topic(vpn, topics.RECEIPTS)
+        spread = crc32(self.session.encode())
+        partition = spread % transport.partitions(deliveries)
+        self.inbox = commands.Inbox(deliveries, partition)
+        self.receipts_partition = spread % transport.partitions(receipts)
+        self._publish_size = transport.partitions(self.publish_topic)
+        self._alone = transport.partitions(self._commands) == 1
+        transport.listen(deliveries, partition)
+        transport.listen(receipts, self.receipts_partition)
+        if not self._alone:
+            self._read_directory()
+
+    # ------------------------------------------------------------ which broker
+
+    def _read_directory(self) -> None:
+        """Know where queues are, from now on. What comes while it is read is told once more."""
+        self._transport.listen(self._directory, 0)
+        for key, value in self._transport.newest(self._directory).items():
+            self._where.take(key, value)
+
+    def _block(self, broker: int) -> range:
+        """The partitions of the publish topic that a broker reads: where there are no others, all
+        of them."""
+        if self._alone:
+            return range(self._publish_size)
+        block = topics.publish_partitions(broker)
+        if self._publish_size < block.stop:  # as it was before there was this broker
+            self._publish_size = self._transport.partitions(self.publish_topic)
+        if self._publish_size <= block.start:
+            raise NotConnected(
+                f"topic {self.publish_topic!r} has no partitions yet for broker {broker}"
+            )
+        return range(block.start, min(block.stop, self._publish_size))
+
+    @property
+    def publish_partitions(self) -> int:
+        """How many partitions of a broker the producers of this session share."""
+        return len(self._block(self.number))
+
+    def publish_partition(self, producer_id: str, broker: int | None = None) -> int:
+        """Where a producer sends what is for a broker, by default the home: one partition, so its
+        messages keep their order, whatever their keys."""
+        block = self._block(self.number if broker is None else broker)
+        return block[crc32(producer_id.encode()) % len(block)]
+
+    def broker_of(self, name: str) -> int:
+        """The number of the broker for this queue or destination."""
+        return self._where.broker_of(name)
+
+    def learn(self, queue: str, hosts: dict[str, int]) -> None:
+        """A broker says where a queue is: names and numbers."""
+        if self._alone:  # there is a second broker now
+            self._alone = False
+            self._publish_size = self._transport.partitions(self.publish_topic)
+            self._read_directory()
+        self._where.learn(queue, hosts)
+
+    def _taker(self, command: commands.Command) -> int:
+        """Whom a command is for: who keeps the directory, the queue's broker, or the home."""
+        if isinstance(command, commands.OF_KEEPER):
+            return commands.KEEPER
+        queue = getattr(command, "queue", None)
+        return self.number if queue is None else self.broker_of(queue)
+
+    def brokers(self) -> list[dict[str, Any]]:
+        """The engine's brokers, see `Admin.brokers`."""
+        self.check_open()
+        return known_brokers(self._transport, self.vpn)
+
+    def wish(self, wish: str, broker: str) -> None:
+        """Ask for a broker more, see `Admin.add_broker`."""
+        self.check_open()
+        if not self.runner.waits:
+            raise ConfigError("add_broker: only over Kafka; a configuration names those in memory")
+        ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
+
+    # ------------------------------------------------------------ time and waiting
+
+    def now_ms(self) -> int:
+        """What a clock on the wall shows, epoch ms; on ``memory://`` the engine's."""
+        return self.runner.now_ms()
+
+    def clock_ms(self) -> float:
+        """Milliseconds that only grow, by which leases and intervals are counted."""
+        return self.runner.clock_ms()
+
+    def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until a condition holds; in memory nothing waits."""
+        return self.runner.wait(condition, timeout)
+
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def report(self, text: str) -> None:
+        """Something that the application should hear of."""
+        log.warning(text)
+
+    def closed(self, text: str) -> NotConnected:
+        """The error for a use after the end: ``text``, or that this is a forked child."""
+        if self.is_forked:
+            text = f"this connection was opened in process {self._pid}; open a new one after a fork"
+        return NotConnected(text)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that opened the connection."""
+        return os.getpid() != self._pid
+
+    def check_open(self) -> None:
+        """Raise NotConnected once it is closed."""
+        if not self.is_open:
+            raise self.closed("the connection is closed")
+
+    # ------------------------------------------------------------ saying
+
+    def new_name(self, base: str) -> str:
+        """A name that no other session gives."""
+        self._names += 1
+        return f"{base}-{self.runner.tag}-{self._names}"
+
+    def publish(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: list[tuple[str, bytes]],
+        partition: int,
+        acked: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a message record; acked: see `Transport.publish`."""
+        self._transport.publish(self.publish_topic, value, key, headers, partition, acked)
+        self.runner.sent()
+
+    def command(self, command: commands.Command, broker: int | None = None) -> None:
+        """Send a command without waiting, to the broker that it is for unless one is named; a
+        session's commands to one keep their order."""
+        number = self._taker(command) if broker is None else broker
+        self._spoken_to.add(number)
+        self._transport.command(
+            self._commands, self.session.encode(), commands.encode_command(command),
+            topics.commands_partition(number),
+        )  # fmt: skip
+        self.runner.sent()
+
+    def ask(
+        self, command: commands.Command, told: Callable[[Answer], None], broker: int | None = None
+    ) -> str:
+        """Send a command without waiting; ``told`` gets the answer. Gives the question's name."""
+        request = self.new_name("request")
+        while len(self._asked) >= ASKED_MOST:  # the engine is away: nobody will be told
+            self._asked.pop(next(iter(self._asked)), None)
+        self._asked[request] = told
+        reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
+        self.command(msgspec.structs.replace(command, reply=reply), broker)
+        return request
+
+    def request(
+        self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S,
+        broker: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Send a command and wait for its answer; raises what the engine answers."""
+        return self._answer_to(command, timeout, broker)["result"]
+
+    def request_each(self, command: commands.Command) -> dict[str, Any]:
+        """Ask every broker that hosts a queue; their answers by name, '' where there is only one to
+        ask. Raises what all of them answer, where none has an answer."""
+        self.wait(lambda: True, 0)  # in memory: what is known of queues is what has come
+        hosts = self._where.hosts_of(getattr(command, "queue", ""))
+        if len(hosts) < 2:
+            return {"": self.request(command)}
+        answers: dict[str, Any] = {}
+        refusals: list[LakequeueError] = []
+        for name, number in hosts.items():
+            try:
+                answers[name] = self.request(command, broker=number)
+            except (ConfigError, Moved) as refusal:  # it hosts no such queue any more
+                refusals.append(refusal)
+        if not answers:
+            raise refusals[0]
+        return answers
+
+    def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
+        """What every broker answers, one after the other, by number; ``ask`` asks one."""
+        if self._alone:
+            return ask(self.number)
+        return [row for broker in self.brokers() for row in ask(broker["number"])]
+
+    def request_list(
+        self, command: Any, place: str, count: str | None = None, broker: int | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> list[Any]:  # fmt: skip
+        """As `request`, for a list that the engine may give in parts.
+
+        place: the command's field that says where a part begins; count: the field that says how
+        many are wanted in all; timeout: seconds for each part.
+        """
+        rows: list[Any] = []
+        while True:
+            answer = self._answer_to(command, timeout, broker)
+            rows += answer["result"]
+            if answer.get("more") is None:
+                return rows
+            changes = {place: answer["more"]}
+            if count is not None:
+                changes[count] = getattr(command, count) - len(answer["result"])
+            command = msgspec.structs.replace(command, **changes)
+
+    def _answer_to(
+        self, command: commands.Command, timeout: float, broker: int | None = None
+    ) -> Answer:
+        """The answer, from where the queue is: who hears that it is elsewhere asks there."""
+        until = time.monotonic() + timeout
+        while True:
+            asked = self._taker(command) if broker is None else broker
+            answer = self._answer_once(command, max(until - time.monotonic(), 0.0), asked)
+            if answer["kind"] != "Moved" or broker is not None:
+                break
+            queue: str = getattr(command, "queue", "")
+            self.learn(queue, answer["result"]["hosts"])
+            if self._taker(command) == asked:  # it is on its way
+                if not self.runner.waits or time.monotonic() > until:
+                    break
+                time.sleep(LOOK_AGAIN_S)
+        return self._checked(answer)
+
+    def _answer_once(
+        self, command: commands.Command, timeout: float, broker: int
+    ) -> Answer:
+        self.check_open()
+        answers: list[Answer] = []
+        request = self.ask(command, answers.append, broker)
+        if not self.wait(lambda: bool(answers), timeout):
+            self._asked.pop(request, None)
+            raise Timeout(
+                f"the engine did not answer within {timeout:g} s; is it running? "
+                "(lakequeue doctor)"
+            )
+        return answers[0]
+
+    def _checked(self, answer: Answer) -> Answer:
+        """The answer, or its error raised."""
+        if answer["error"] is None:
+            self.epoch = answer.get("epoch", 0) or self.epoch
+            return answer
+        if answer["problems"]:
+            raise ConfigError([Problem(*p) for p in answer["problems"]])
+        if answer["kind"] == "Moved":
+            raise Moved(answer["error"], answer["result"]["hosts"])
+        if answer["kind"] == "ConfigError":
+            raise ConfigError(answer["error"])
+        raise LakequeueError(answer["error"])

@@ -1,0 +1,95 @@
+"""What brokers say to each other about where queues are (`state/mesh/keeper.py`).
+
+The first broker keeps the directory. It has other brokers carry out what changes a queue (`Carry`,
+`Carried`), tells all of them what stands in the directory (`Entries`), and hears from them what
+clients said to the wrong one (`PassOn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Self
+
+import msgspec
+
+from .bounds import Count, Name, Partition, Text, Topic
+from .mesh import BrokerNumber, Said, slices
+
+COMMAND_BYTES_MAX = 1_000_000
+
+State = Annotated[str, msgspec.Meta(max_length=20)]
+CommandBytes = Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a queue is. hosts: its brokers' numbers, ascending, none where it is gone; type: see
+    Q5; state: `there`, or what is being done: `placing`, `deleting`, `moving`; dead: its dead
+    message queue; target: the topic that stands for its name (Q3); whole: it is hosted by all
+    brokers, also by those that are added."""
+
+    hosts: list[BrokerNumber] = []
+    type: Name = ""
+    state: State = ""
+    dead: Name = ""
+    target: Text = ""
+    whole: bool = False
+
+
+class Carry(Said, frozen=True):
+    """Carry out a command of a VPN as if a client had given it to you, and say what came of it."""
+
+    kind: ClassVar[str] = "carry"
+    ticket: Count
+    vpn: Name
+    command: CommandBytes
+
+
+class Carried(Said, frozen=True):
+    """It is done; error: or it is refused, with this sentence and these problems, as a reply says
+    them; about_values: whether the sentence is about what was given (ConfigError)."""
+
+    kind: ClassVar[str] = "carried"
+    ticket: Count
+    error: str | None = None
+    about_values: bool = False
+    problems: list[tuple[str, str, str | int | float | None, str]] | None = None
+
+
+class Entries(Said, frozen=True):
+    """What the directory of a VPN says now about these queues."""
+
+    kind: ClassVar[str] = "entries"
+    vpn: Name
+    names: list[Name]
+    entries: list[Entry]
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        both = zip(self.names, self.entries, strict=True)
+        for part in slices([4 * (len(name) + len(entry.target)) + 1_000 for name, entry in both]):
+            yield type(self)(self.vpn, self.names[part], self.entries[part])
+
+
+class PassOn(Said, frozen=True):
+    """A client said this to a broker that does not keep the directory."""
+
+    kind: ClassVar[str] = "pass_on"
+    vpn: Name
+    command: CommandBytes
+
+
+class PassMessage(Said, frozen=True):
+    """A message of no producer that counts, for a queue of yours: a record's columns. queue: the
+    one that it is for, where no header says so."""
+
+    kind: ClassVar[str] = "pass_message"
+    vpn: Name
+    topic: Topic
+    partition: Partition
+    offset: Count
+    timestamp: int
+    key: bytes | None
+    value: bytes
+    meta: bytes | None
+    headers: str | None
+    queue: Name

@@ -1,0 +1,60 @@
+"""What two brokers say to each other while a queue moves (`state/mesh/moving.py`).
+
+`Arrive` asks whether there is room, `Expected` answers; its messages go as those of a distributed
+queue do (`Grant`, `Taken`), and `HandOver` says all else that the queue is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from .bounds import Count, Name, Topic
+from .mesh import Said
+
+
+class Arrive(Said, frozen=True):
+    """A queue wants to come, with so many bytes of messages. ticket: the keeper's."""
+
+    kind: ClassVar[str] = "arrive"
+    ticket: Count
+    vpn: Name
+    queue: Name
+    definition: dict[str, Any]
+    size: Count
+
+
+class Expected(Said, frozen=True):
+    """It may come, or why not."""
+
+    kind: ClassVar[str] = "expected"
+    ticket: Count
+    vpn: Name
+    queue: Name
+    error: str | None = None
+
+
+class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a queue is beside its definition and its messages."""
+
+    created: int
+    ingress: bool
+    egress: bool
+    next_delivery: Count
+    counters: dict[str, int]
+    rejected: dict[str, int]
+    discarded: dict[str, int]
+    invalid: Count
+    deferred: list[list[int]]
+    topics: list[Topic]
+
+
+class HandOver(Said, frozen=True):
+    """All messages are there: from now on the queue is."""
+
+    kind: ClassVar[str] = "hand_over"
+    ticket: Count
+    vpn: Name
+    queue: Name
+    state: QueueState

@@ -1,0 +1,359 @@
+"""The keeper: the first broker decides what becomes of queues (Q5, Q7, Q9, S7).
+
+Definitions and deletions come to it, so a name is given once. It places a new queue (`placement`),
+has the hosts carry the command out, and answers when all have: who has the answer finds the queue
+in the directory. It carries out its own part first: what is refused there was done nowhere. Any
+other broker passes on what clients say to it.
+
+A broker that is alone does it all in the command's own step, and nobody is told.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...definitions import QueueDefinition, parse_definition, to_wire
+from ...protocol import commands as c
+from ...protocol.directory import Carried, Carry, Entries, Entry, PassOn
+from ...protocol.errors import ConfigError, LakequeueError, Problem
+from ...protocol.outputs import Reply
+from ..broker import Broker
+from ..commands import administration
+from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
+from ..commands.turns import begin
+from . import directory, moving
+from .directory import DELETING, KEEPER, MOVING, PLACING, THERE
+from .moving import tell
+from .peers import set_peers
+from .placement import LOCAL, check_names, count, place, users_of
+from .saying import say, say_to_all
+
+OPEN_MAX = 100_000  # commands that other brokers are carrying out
+
+
+class Ticket(msgspec.Struct, array_like=True):
+    """What other brokers are carrying out. waits: for these; reply: who is to be told; entry: what
+    the directory says when all have done it; undone: and when one refuses, None: as it was."""
+
+    vpn: str
+    name: str
+    command: str
+    waits: list[int]
+    entry: Entry
+    undone: Entry | None = None
+    reply: c.ReplyTo | None = None
+    done: list[int] = []
+    refused: Carried | None = None
+
+
+def keeps(broker: Broker) -> bool:
+    """Whether this broker keeps the directory."""
+    return broker.header.number == KEEPER or not broker.header.peers
+
+
+# ---------------------------------------------------------------- commands
+
+
+def define(broker: Broker, vpn: str, command: c.Define) -> Any:
+    """Define a queue, or define it again (Q9)."""
+    if not keeps(broker):
+        return _pass_on(broker, vpn, command)
+    header = broker.header
+    if not header.peers:
+        changed = administration.define(broker, vpn, command)
+        if changed is not None:
+            _note(broker, vpn, changed.name, _entry(changed, [header.number]))
+        return None
+    definition = parse_definition({"vpn": vpn, **command.definition})
+    check_names(broker, definition)
+    name = definition.name
+    known = directory.find(broker, vpn, name)
+    if known is None:
+        hosts = place(broker, definition)
+    else:
+        hosts = known.hosts
+        _check_settled(name, known)
+    entry = _entry(definition, hosts)
+    if known is not None and known.whole and entry.whole and known.type == entry.type:
+        entry.hosts[:] = place(broker, definition)  # brokers that were added host it too
+    hosts = entry.hosts
+    if header.number in hosts:
+        administration.define(broker, vpn, command)
+    others = [number for number in hosts if number != header.number]
+    if not others:
+        _note(broker, vpn, name, entry)
+        return None
+    if known is None:
+        _note(broker, vpn, name, msgspec.structs.replace(entry, state=PLACING))
+    ticket = Ticket(vpn, name, "define", others, entry, known or Entry(), command.reply)
+    return _have_carried(broker, ticket, command)
+
+
+def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
+    """Delete a queue wherever it is (S7)."""
+    if not keeps(broker):
+        return _pass_on(broker, vpn, command)
+    name, header = command.queue, broker.header
+    known = directory.find(broker, vpn, name)
+    own = broker.find(vpn, name)
+    if known is None and own is None:
+        raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+    if own is not None and own.number in header.links:
+        raise ConfigError(
+            f"queue: {name!r} – is the endpoint of a bridge, and goes with its bridge"
+        )
+    _check_settled(name, known)
+    if own is not None:
+        administration.delete(broker, vpn, own, command)
+    others = [n for n in (known.hosts if known else ()) if n != header.number]
+    if not others or known is None:
+        _note(broker, vpn, name, Entry())
+        return None
+    _note(broker, vpn, name, msgspec.structs.replace(known, state=DELETING))
+    ticket = Ticket(vpn, name, "delete", others, Entry(), None, command.reply)
+    return _have_carried(broker, ticket, command)
+
+
+def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
+    """Move a local queue to another broker; the answer comes when it is there."""
+    if not keeps(broker):
+        return _pass_on(broker, vpn, command)
+    name, names = command.queue, directory.names_of(broker)
+    known = directory.find(broker, vpn, name)
+    if known is None:
+        raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+    if known.state != THERE:
+        raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
+    to = names.get(command.broker)
+    if to is None:
+        allowed = f"allowed are the home's brokers: {', '.join(names)}"
+        raise ConfigError([Problem(f"queue {name!r}", "broker", command.broker, allowed)])
+    if known.type != LOCAL:
+        raise ConfigError(f"queue: {name!r} – is a {known.type}; a LocalQueue moves, no other")
+    if to == known.hosts[0]:
+        return None
+    dead = directory.find(broker, vpn, known.dead) if known.dead else None
+    users = users_of(broker, vpn, name)
+    if users or (dead is not None and dead.type == LOCAL):
+        other = f"it is the dead message queue of {min(users)!r}" if users else (
+            f"its dead message queue {known.dead!r} is a LocalQueue too"
+        )
+        raise LakequeueError(
+            f"queue {name!r}: cannot move, {other}, and dead messages do not leave a broker; make "
+            "the dead message queue a Queue, which all brokers host"
+        )
+    _note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
+    there = msgspec.structs.replace(known, hosts=[to])
+    ticket = Ticket(vpn, name, "move_queue", [to], there, known, command.reply)
+    number = _open(broker, ticket)
+    plain = c.encode_command(msgspec.structs.replace(command, reply=None))
+    tell(broker, known.hosts[0], Carry(number, vpn, plain))
+    return ELSEWHERE
+
+
+def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
+    """The home's brokers are these. A new one is told what stands in the directory, and hosts the
+    queues that all brokers host."""
+    before = set(broker.header.peers)
+    set_peers(broker, vpn, command)
+    if broker.header.number != KEEPER:
+        return
+    new = sorted(set(broker.header.peers) - before)
+    for number in new:
+        for name in sorted(broker.header.vpns):
+            entries = directory.entries_of(broker, name)
+            if entries:
+                say(broker, number, Entries(name, list(entries), list(entries.values())))
+    for name in sorted(broker.header.vpns) if new else ():
+        for queue, entry in directory.entries_of(broker, name).items():
+            if entry.whole and entry.state == THERE:
+                found = broker.find(name, queue)
+                if found is not None:
+                    define(broker, name, c.Define(definition=to_wire(found.definition)))
+
+
+def _check_settled(name: str, known: Entry | None) -> None:
+    if known is not None and known.state not in (THERE, PLACING):
+        raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
+
+
+def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
+    target, dead = definition.default_publish_target, definition.dead_message_queue or ""
+    whole = definition.type != LOCAL and not definition.group
+    return Entry(list(hosts), definition.type, THERE, dead, target, whole)
+
+
+def _note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
+    """This stands in the directory from now on; all are told. Hosts none: it is gone."""
+    known = directory.find(broker, vpn, name)
+    if known == entry or (known is None and not entry.hosts):
+        return
+    for one, by in ((known, -1), (entry, 1)):
+        if one is not None and one.type == LOCAL and one.hosts:
+            count(broker, vpn, name, one.hosts[0], one.dead, by)
+    directory.store(broker, vpn, name, entry)
+    if entry.state != PLACING:
+        directory.publish(broker, vpn, name, entry)
+    say_to_all(broker, Entries(vpn, [name], [entry]))
+
+
+# ---------------------------------------------------------------- what others carry out
+
+
+def _have_carried(broker: Broker, ticket: Ticket, command: c.Command) -> Any:
+    """Have other brokers carry a command out; the answer comes when they have."""
+    number = _open(broker, ticket)
+    plain = c.encode_command(msgspec.structs.replace(command, reply=None))
+    for host in ticket.waits:
+        say(broker, host, Carry(number, ticket.vpn, plain))
+    return ELSEWHERE
+
+
+def _open(broker: Broker, ticket: Ticket) -> int:
+    """A number for what others carry out; raises LakequeueError where they have too much to do."""
+    header = broker.header
+    if header.tickets_open >= OPEN_MAX:
+        raise LakequeueError(
+            f"queue {ticket.name!r}: {header.tickets_open} definitions wait for other brokers, at "
+            f"most {OPEN_MAX} may: try again later"
+        )
+    header.next_ticket += 1
+    header.tickets_open += 1
+    _keep(broker, header.next_ticket, ticket)
+    return header.next_ticket
+
+
+def _key(number: int) -> str:
+    return f"Y/{number}"
+
+
+def _keep(broker: Broker, number: int, ticket: Ticket | None) -> None:
+    broker.values.write(_key(number), None if ticket is None else msgspec.to_builtins(ticket))
+
+
+def hear_carry(broker: Broker, sender: int, said: Carry) -> None:
+    """The keeper wants this done here."""
+    if sender != KEEPER:
+        raise ValueError(f"carry: broker {sender} says it – only broker {KEEPER} may")
+    done = Carried(said.ticket)
+    try:
+        command = c.decode_command(said.command)
+        if isinstance(command, c.MoveQueue):  # it is done when the queue is there
+            moving.set_out(broker, said.vpn, said.ticket, command)
+            return
+        carry_out(broker, said.vpn, command)
+    except (LakequeueError, ValueError) as error:
+        kind, problems = what_is_wrong(error)
+        done = Carried(said.ticket, str(error), kind == "ConfigError", problems)
+    tell(broker, sender, done)
+
+
+def carry_out(broker: Broker, vpn: str, command: c.AnyCommand) -> None:
+    """Do this host's part of a command."""
+    match command:
+        case c.Define():
+            administration.define(broker, vpn, command)
+        case c.Delete():
+            queue = broker.find(vpn, command.queue)
+            if queue is not None:
+                administration.delete(broker, vpn, queue, command)
+        case _:
+            raise ValueError(f"carry: {type(command).__name__} – allowed are Define and Delete")
+
+
+def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
+    """A broker has done its part; with the last one the client is answered."""
+    raw = broker.values.read(_key(said.ticket))
+    if raw is None:
+        raise ValueError(f"carried: {said.ticket} – nothing is open under this number")
+    ticket = msgspec.convert(raw, Ticket)
+    ticket.waits = [number for number in ticket.waits if number != sender]
+    if said.error is not None and ticket.command == "move_queue":
+        ticket.waits = []
+    if said.error is None:
+        ticket.done.append(sender)
+    else:
+        ticket.refused = ticket.refused or said
+    if ticket.waits:
+        _keep(broker, said.ticket, ticket)
+        return
+    _keep(broker, said.ticket, None)
+    broker.header.tickets_open -= 1
+    if ticket.refused is None:
+        _note(broker, ticket.vpn, ticket.name, ticket.entry)
+        _answer(broker, ticket)
+        return
+    if ticket.undone is not None:
+        _undo(broker, ticket, ticket.undone)
+    _refuse(broker, ticket, ticket.refused)
+
+
+def _undo(broker: Broker, ticket: Ticket, before: Entry) -> None:
+    """One of the hosts has refused. A queue that is new is taken away from the others again."""
+    _note(broker, ticket.vpn, ticket.name, before)
+    if before.hosts:
+        return
+    command = c.Delete(queue=ticket.name)
+    own = broker.find(ticket.vpn, ticket.name)
+    if own is not None:
+        administration.delete(broker, ticket.vpn, own, command)
+    if ticket.done:
+        again = Ticket(ticket.vpn, ticket.name, "delete", sorted(ticket.done), Entry())
+        _have_carried(broker, again, command)
+
+
+def _answer(broker: Broker, ticket: Ticket) -> None:
+    to = ticket.reply
+    if to is not None:
+        epoch = broker.header.epoch
+        broker.emit(Reply(to.topic, to.partition, to.request, None, epoch=epoch))
+
+
+def _refuse(broker: Broker, ticket: Ticket, why: Carried) -> None:
+    broker.event(
+        "command_refused", ticket.vpn, ticket.name, command=ticket.command, why=why.error or ""
+    )
+    to = ticket.reply
+    if to is not None:
+        kind = "ConfigError" if why.about_values else "LakequeueError"
+        problems: Any = why.problems
+        broker.emit(
+            Reply(to.topic, to.partition, to.request, None, why.error, kind, problems)
+        )
+
+
+# ---------------------------------------------------------------- what came to the wrong broker
+
+
+def _pass_on(broker: Broker, vpn: str, command: c.Command) -> Any:
+    say(broker, KEEPER, PassOn(vpn, c.encode_command(command)))
+    return ELSEWHERE
+
+
+def hear_pass_on(broker: Broker, sender: int, said: PassOn) -> None:
+    """A client has said this to another broker: it is carried out as if it had come here. An ack
+    may come before its message does: then it waits for it (L9)."""
+    command = c.decode_command(said.command)
+    try:
+        match command:
+            case c.Ack():
+                queue = broker.find(said.vpn, command.queue)
+                if queue is not None and not queue.header.leaving:
+                    begin(broker, said.vpn, queue, command)
+                return
+            case _ if not keeps(broker):
+                raise ValueError(f"pass_on: only broker {KEEPER} keeps the directory")
+            case c.Define():
+                result = define(broker, said.vpn, command)
+            case c.Delete():
+                result = delete(broker, said.vpn, command)
+            case c.MoveQueue():
+                result = move_queue(broker, said.vpn, command)
+            case _:
+                raise ValueError(f"pass_on: {type(command).__name__} – is no command for it")
+    except (LakequeueError, ValueError) as error:
+        refuse(broker, said.vpn, command, error)
+        return
+    answer(broker, command, result)

@@ -1,0 +1,190 @@
+"""A local queue moves to another broker with its messages, while it is in use.
+
+    keeper          the broker that has it          the broker where it goes
+      │ Carry ─────────▶ │ Arrive ──────────────────────▶ │ room? it *arrives*
+      │                  │ ◀────────────────────── Expected │
+      │            it *leaves*                              │
+      │                  │ Grant, Grant … ────────────────▶ │ stored
+      │                  │ ◀──────────────────────── Taken  │
+      │                  │ HandOver ──────────────────────▶ │ it is here
+      │ ◀──────────────────────────────────────── Carried   │
+
+Until the other broker has said that there is room nothing changes. Then the queue leaves: what was
+asked of it before is done first, its subscriptions end as at a disconnect, and its messages are
+granted in their order, as those of a distributed queue are (`ownership`). They keep ids, counts,
+times, priorities. What is said to a queue that leaves, or arrives, is refused as *moved*: clients
+ask again until the directory says where it is. The channel says everything once and in order, so
+nothing is lost and nothing comes twice, whoever dies when; a broker that is away only delays it.
+
+A queue that has taken records of a topic that plain Kafka producers write does not move: where in
+that topic one broker ends and the other begins is not said between them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...definitions import parse_definition, to_wire
+from ...protocol import commands as c
+from ...protocol.directory import Carried
+from ...protocol.errors import ConfigError, LakequeueError
+from ...protocol.mesh import Said
+from ...protocol.moving import Arrive, Expected, HandOver, QueueState
+from ..commands import administration
+from ..commands.topic_subscriptions import add, topics_of
+from ..commands.turns import Task, begin
+from ..limits import Budget
+from ..message import DELAYED, READY
+from . import ownership
+from .directory import KEEPER, names_of
+from .saying import say
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+
+
+def tell(broker: Broker, number: int, what: Said) -> None:
+    """Say something to a broker, be it this one."""
+    if number != broker.header.number:
+        say(broker, number, what)
+        return
+    from .dispatch import KINDS
+
+    KINDS[what.kind][1](broker, number, what)
+
+
+# ---------------------------------------------------------------- where it is
+
+
+def set_out(broker: Broker, vpn: str, ticket: int, command: c.MoveQueue) -> None:
+    """The keeper wants a queue to go from here. Raises what is wrong with that."""
+    queue = broker.find(vpn, command.queue)
+    name = command.queue
+    if queue is None:
+        raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+    if queue.header.faulted:
+        raise LakequeueError(f"queue {name!r}: failed ({queue.header.faulted}); define it again")
+    if queue.header.plain:
+        raise LakequeueError(
+            f"queue {name!r}: takes records that plain Kafka producers write to topic "
+            f"{queue.definition.underlying_topic!r}, so it cannot move"
+        )
+    to = names_of(broker)[command.broker]
+    definition = to_wire(queue.definition)
+    say(broker, to, Arrive(ticket, vpn, name, definition, queue.header.bytes))
+
+
+def expected(broker: Broker, sender: int, said: Expected) -> None:
+    """The other broker has room, or has not."""
+    queue = broker.find(said.vpn, said.queue)
+    error = said.error
+    if queue is None:
+        error = error or f"queue {said.queue!r}: is gone"
+    elif error is None:
+        queue.header.leaving = [sender, said.ticket]
+        name = queue.definition.name
+        for one in list(queue.header.subscriptions):
+            ends = c.Unsubscribe(queue=name, subscription=one.id)
+            begin(broker, said.vpn, queue, ends, "moved", bounded=False)
+        to = broker.header.peers[sender].name
+        going = c.MoveQueue(queue=name, broker=to)
+        begin(broker, said.vpn, queue, going, bounded=False)
+    if error is not None:
+        tell(broker, KEEPER, Carried(said.ticket, error))
+
+
+def give_all(
+    broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget
+) -> bool:
+    """Grant what the queue holds, in its order; whether that is all."""
+    to = queue.header.leaving[0]
+    for page, rows in queue.live_rows(task.cursor):
+        rows = rows[(page.state[rows] == READY) | (page.state[rows] == DELAYED)]
+        while len(rows):
+            if budget.spent:
+                task.cursor = page.base + int(rows[0])
+                return False
+            n = max(budget.fits(page.size[rows]), 1)
+            budget.take(n, int(page.size[rows[:n]].sum(dtype=np.int64)))
+            ownership.give(broker, queue, to, rows[:n].astype(np.int64) + page.base)
+            rows = rows[n:]
+    look(broker, queue)
+    return True
+
+
+def look(broker: Broker, queue: Queue) -> None:
+    """Where the other broker has all messages of a queue that leaves, it has the queue."""
+    header = queue.header
+    if not header.leaving or header.depth or header.deleted:
+        return
+    vpn, definition = broker.vpn_of(queue), queue.definition
+    to, ticket = header.leaving
+    state = QueueState(
+        header.created, header.ingress, header.egress, header.next_delivery, header.counters,
+        header.rejected, header.discarded, header.invalid, header.deferred,
+        topics_of(broker, queue),
+    )  # fmt: skip
+    say(broker, to, HandOver(ticket, vpn, definition.name, state))
+    administration.forget(broker, vpn, queue)
+    queue.drop()
+    broker.event("went", vpn, definition.name, to=broker.header.peers[to].name)
+
+
+# ---------------------------------------------------------------- where it goes
+
+
+def arrive(broker: Broker, sender: int, said: Arrive) -> None:
+    """A queue wants to come here."""
+    error = None
+    try:
+        _check_room(broker, said)
+        definition = parse_definition({"vpn": said.vpn, **said.definition})
+        queue = administration.create(broker, said.vpn, definition)
+        queue.header.arriving = True
+    except (LakequeueError, ValueError) as why:
+        error = str(why)
+    say(broker, sender, Expected(said.ticket, said.vpn, said.queue, error))
+
+
+def _check_room(broker: Broker, said: Arrive) -> None:
+    name, spool = broker.header.name, broker.spool.header
+    if broker.find(said.vpn, said.queue) is not None:
+        raise LakequeueError(f"queue {said.queue!r}: broker {name!r} has one of this name")
+    limits, number = broker.header.vpn_limits.get(said.vpn), broker.header.vpns.get(said.vpn, 0)
+    rooms = [("max_spool_usage", broker.header.system.max_spool_usage - spool.bytes)]
+    if limits is not None and limits.max_spool_usage is not None:
+        used = spool.vpn_bytes.get(number, 0)
+        rooms.append((f"VPN {said.vpn!r}: max_spool_usage", limits.max_spool_usage - used))
+    for what, room in rooms:
+        if said.size > room:
+            raise LakequeueError(
+                f"queue {said.queue!r}: holds {said.size} bytes, broker {name!r} has room for "
+                f"{max(room, 0)} ({what})"
+            )
+
+
+def handed_over(broker: Broker, sender: int, said: HandOver) -> None:
+    """The queue is here, as it was there."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is None or not queue.header.arriving:
+        raise ValueError(f"hand_over: {said.queue!r} – is not expected")
+    header, state = queue.header, said.state
+    counters = dict(state.counters)
+    for name, n in header.counters.items():
+        counters[name] = counters.get(name, 0) + n
+    counters["spooled"] = counters.get("spooled", 0) - counters.pop("transferred", 0)
+    header.counters = counters
+    header.rejected, header.discarded = dict(state.rejected), dict(state.discarded)
+    header.invalid += state.invalid
+    header.created, header.ingress, header.egress = state.created, state.ingress, state.egress
+    header.next_delivery = max(header.next_delivery, state.next_delivery)
+    header.deferred += [list(one) for one in state.deferred]
+    header.asked, header.arriving = {}, False
+    add(broker, said.vpn, queue, state.topics)
+    queue.wanted = True
+    there = broker.header.peers[sender].name
+    broker.event("arrived", said.vpn, said.queue, came_from=there, messages=header.depth)
+    tell(broker, KEEPER, Carried(said.ticket))

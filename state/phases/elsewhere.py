@@ -1,0 +1,82 @@
+"""Messages for queues that are on another broker, or on the way there.
+
+A producer that counts is told (reason ``moved``) and sends to where the queue is: so it numbers its
+messages where they are stored. What nobody answers for is passed on to the queue's broker.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...protocol.directory import PassMessage
+from ...protocol.errors import Reason
+from ...protocol.messages import PublishHeader, encode_publish_header
+from ..broker import Broker
+from ..mesh.directory import moved, on_its_way
+from ..mesh.saying import say
+from ..producers import Answered, ProducerHistory
+from ..queue import Queue
+from .incoming import Incoming
+
+
+def takes(
+    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
+    record: Incoming,
+) -> bool:  # fmt: skip
+    """Whether the queue that a message names is on another broker; then all is done. A bridge ends
+    at its broker."""
+    there = moved(broker, vpn, header.to)
+    if there is None or not (producer is None or isinstance(producer, ProducerHistory)):
+        return False
+    if producer is not None:
+        _tell(producer, seq, header, there.hosts)
+    else:
+        _pass(broker, vpn, header, record, min(there.hosts.values()))
+    return True
+
+
+def will_take(
+    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
+    record: Incoming, queue: Queue,
+) -> bool:  # fmt: skip
+    """A queue that takes a message moves: who counts asks again until it is there; what nobody
+    answers for goes behind its messages. False: it enters here."""
+    if producer is not None:
+        _tell(producer, seq, header, on_its_way(broker, vpn, queue).hosts)
+        return True
+    if queue.header.leaving:
+        _pass(broker, vpn, header, record, queue.header.leaving[0])
+        return True
+    return False
+
+
+def goes_along(
+    broker: Broker, vpn: str, header: PublishHeader, record: Incoming, queue: Queue
+) -> bool:
+    """Whether a record of a plain producer goes where its queue does."""
+    if not queue.header.leaving:
+        return False
+    _pass(broker, vpn, header, record, queue.header.leaving[0], queue.definition.name)
+    return True
+
+
+def _tell(
+    producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]
+) -> None:
+    where = msgspec.json.encode(hosts).decode()
+    producer.refused(seq, Reason.MOVED.value, header.to, where)
+
+
+def _pass(
+    broker: Broker, vpn: str, header: PublishHeader, record: Incoming, to: int, queue: str = ""
+) -> None:
+    meta = None
+    if record.meta is not None:
+        meta = encode_publish_header(msgspec.structs.replace(header, count=0))
+    say(
+        broker, to,
+        PassMessage(
+            vpn, record.topic, record.partition, record.offset, record.timestamp, record.key,
+            record.value, meta, record.headers, queue,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Clients of several brokers as they are over Kafka, with their threads: they read the directory's
+topic, and follow a queue."""
+
+import json
+from typing import Any
+
+import pytest
+from client.threaded import Wire, wait_for
+from lakequeue.client.connection import Connection
+from lakequeue.client.directory import Directory
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryEngine
+
+QUEUE = {"name": "q", "message_type": "json", "type": "LocalQueue", "broker": "b",
+         "max_per_subscription_backlog": 100}  # fmt: skip
+
+
+def mesh() -> MemoryEngine:
+    """Three brokers; the queue is on `b`. Time stands still."""
+    made = MemoryEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [QUEUE]}))
+    made.checking = True
+    return made
+
+
+def connect(engine: MemoryEngine, number: int = 0) -> tuple[Connection, Wire]:
+    wire = Wire(engine)
+    return Connection(wire, "default", f"app-{number}", number=number), wire
+
+
+def test_who_connects_reads_where_queues_are() -> None:
+    connection, wire = connect(mesh())
+    assert connection.broker_of("q") == 1
+    receipt = connection.producer().send("q", b"1", timeout=10)
+    assert int(receipt.message_id or 0) >> 48 == 1
+    with connection.consumer("q", ack_mode="individual") as consumer:
+        message = consumer.receive(timeout=10)
+        assert message is not None
+        message.ack()
+    wait_for(lambda: connection.admin().describe("q")["depth"] == 0)
+    connection.close()
+    assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
+
+
+def test_who_is_connected_follows_a_queue_that_moves() -> None:
+    engine = mesh()
+    (one, _), (two, _) = connect(engine, 0), connect(engine, 2)
+    producer = one.producer(delivery_mode="persistent_groupack", window=1000, group_ack=100)
+    consumer = two.consumer("q", ack_mode="individual", max_backlog=10)
+    got: list[int] = []
+
+    def take(most: int) -> None:
+        while len(got) < most:
+            message = consumer.receive(timeout=10)
+            assert message is not None, f"{len(got)} of {most}"
+            try:
+                message.ack()
+            except Exception:
+                continue  # it went with the queue, and comes again
+            got.append(json.loads(message.payload))
+
+    for n, broker in enumerate(("c", "a", "b")):
+        for number in range(n * 40, n * 40 + 40):
+            producer.send("q", json.dumps(number))
+        take(n * 40 + 10)
+        two.admin().move_queue("q", broker)
+        take(n * 40 + 40)
+    producer.flush(10)
+    assert sorted(set(got)) == list(range(120))
+    wait_for(lambda: one.admin().describe("q")["depth"] == 0)
+    assert one.admin().describe("q")["counters"]["spooled"] == 120
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b"{}"),
+        (b"broker/a", b'{"number": 0}'),
+        (b"queue/q", b"not json"),
+        (b"queue/q", b"[]"),
+        (b"queue/q", b"{}"),
+        (b"queue/q", b'{"hosts": [1]}'),
+        (b"queue/q", b'{"hosts": {"b": "x"}}'),
+    ],
+)
+def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
+    directory = Directory(2)
+    assert directory.take(b"queue/q", b'{"hosts": {"b": 1}}') == "q"
+    assert directory.take(key, value) is None
+    assert directory.broker_of("q") == 1
+
+
+def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
+    directory = Directory(2)
+    assert directory.broker_of("q") == 2
+    assert directory.learn("q", {"b": 1, "c": 2})
+    assert not directory.learn("q", {"b": 1, "c": 2})
+    assert directory.broker_of("q") == 2
+    assert directory.take(b"queue/q", None) == "q"
+    assert directory.hosts_of("q") == {}

@@ -1,0 +1,330 @@
+"""Q5, Q7, S7 over several brokers: the keeper places queues, the directory says where they are, and
+clients find them by themselves."""
+
+import json
+from typing import Any
+
+import lakequeue
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import ConfigError, LakequeueError
+from lakequeue.protocol import commands as c
+
+from .mortal import Fate, MortalEngine
+
+BROKERS = ["a", "b", "c"]
+
+
+def local(name: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "message_type": "json", "type": "LocalQueue", **keys}
+
+
+def where(admin: Any) -> dict[str, str]:
+    return {q["name"]: q["broker"] or "".join(q["brokers"]) for q in admin.queues()}
+
+
+class Mesh:
+    """An engine of three brokers, and a connection to each."""
+
+    def __init__(self, *queues: dict[str, Any], fate: Fate | None = None) -> None:
+        self.engine = MortalEngine(parse_configuration({"brokers": BROKERS}))
+        self.engine.checking = True
+        self.engine.fated(fate)
+        self.at = {name: self.engine.connect(name, f"client-{name}") for name in BROKERS}
+        self.admin = self.at["a"].admin()
+        for queue in queues:
+            self.admin.define(queue)
+
+    def where(self) -> dict[str, str]:
+        """The brokers of each queue, in one word."""
+        return where(self.admin)
+
+    def entries(self) -> dict[str, Any]:
+        """The records of queues in the directory's topic."""
+        records = self.engine.directory("default.directory")
+        return {
+            key.decode().removeprefix("queue/"): json.loads(value)
+            for key, value in records.items() if key.startswith(b"queue/")
+        }  # fmt: skip
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    return Mesh()
+
+
+# ---------------------------------------------------------------- placement
+
+
+def test_q5_a_local_queue_is_made_where_there_is_least(mesh: Mesh) -> None:
+    for name in ("q1", "q2", "q3", "q4"):
+        mesh.admin.define(local(name))
+    assert mesh.where() == {"q1": "a", "q2": "b", "q3": "c", "q4": "a"}
+    mesh.admin.delete("q2")
+    mesh.admin.define(local("q5"))
+    assert mesh.where()["q5"] == "b"
+
+
+def test_q5_a_local_queue_is_made_where_its_definition_says(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="c"))
+    assert mesh.where() == {"q": "c"}
+    assert mesh.entries() == {
+        "q": {"hosts": {"c": 2}, "type": "LocalQueue", "state": "there"}
+    }
+
+
+def test_q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None:
+    mesh.admin.define({"name": "all", "message_type": "json"})
+    mesh.admin.define({"name": "some", "message_type": "json", "group": ["c", "b"]})
+    assert mesh.where() == {"all": "abc", "some": "bc"}
+    assert mesh.entries()["some"]["hosts"] == {"b": 1, "c": 2}
+    mesh.admin.delete("all")
+    mesh.admin.delete("some")
+    assert mesh.admin.queues() == []
+    assert mesh.entries() == {}
+
+
+def test_q5_a_queue_of_a_configuration_is_placed_as_others_are() -> None:
+    queues = [local("q1"), local("q2", broker="a"), local("q3"), local("q4")]
+    with lakequeue.connect("memory://", config={"brokers": BROKERS, "queues": queues}) as one:
+        found = {q["name"]: q["broker"] for q in one.admin().queues()}
+    assert found == {"q1": "a", "q2": "a", "q3": "b", "q4": "c"}
+
+
+def test_x5_a_local_dead_message_queue_is_where_its_queue_is(mesh: Mesh) -> None:
+    mesh.admin.define(local("one", broker="b", dead_message_queue="one-dead"))
+    mesh.admin.define(local("one-dead"))
+    mesh.admin.define(local("two-dead", broker="c"))
+    mesh.admin.define(local("two", dead_message_queue="two-dead"))
+    assert mesh.where() == {"one": "b", "one-dead": "b", "two": "c", "two-dead": "c"}
+    with pytest.raises(ConfigError, match=r"broker: 'a' – must be 'c': its dead message queue"):
+        mesh.admin.define(local("three", broker="a", dead_message_queue="two-dead"))
+
+
+def test_q9_a_name_is_given_once_and_a_queue_is_defined_again_where_it_is(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="b"))
+    mesh.at["c"].admin().define(local("q", max_cancels=3))
+    assert mesh.where() == {"q": "b"}
+    assert mesh.admin.describe("q")["definition"]["max_cancels"] == 3
+    with pytest.raises(ConfigError, match=r"type: .* – cannot change while the queue exists"):
+        mesh.admin.define({"name": "q", "message_type": "json"})
+    assert mesh.where() == {"q": "b"}
+
+
+def test_s7_a_queue_is_deleted_wherever_it_is(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="b"))
+    mesh.at["c"].admin().delete("q")
+    assert (mesh.where(), mesh.entries()) == ({}, {})
+    with pytest.raises(LakequeueError, match="queue: 'q' – there is no such queue"):
+        mesh.admin.delete("q")
+    with pytest.raises(LakequeueError, match="queue: 'q' – there is no such queue"):
+        mesh.admin.describe("q")
+
+
+def test_a_definition_that_came_to_another_broker_is_passed_on(mesh: Mesh) -> None:
+    for command in (c.Define(definition=local("q", broker="c")), c.Define(definition={})):
+        mesh.engine.command("default.commands", b"", c.encode_command(command), "b")
+    assert mesh.where() == {"q": "c"}
+    mesh.engine.command("default.commands", b"", c.encode_command(c.Delete(queue="q")), "b")
+    assert mesh.where() == {}
+
+
+def test_a_broker_that_is_added_is_told_and_hosts_what_all_host() -> None:
+    config = {"brokers": ["a"], "queues": [{"name": "all", "message_type": "json"}, local("q")]}
+    one = lakequeue.connect("memory://grows-with-queues", config=config)
+    two = lakequeue.connect("memory://grows-with-queues", config={"brokers": BROKERS}, broker="c")
+    assert where(two.admin()) == {"all": "abc", "q": "a"}
+    two.admin().define(local("new"))
+    assert two.admin().describe("new")["broker"] == "b"
+    # who was there before finds it too
+    assert int(one.producer().send("new", b"{}").message_id or 0) >> 48 == 1
+    assert one.admin().describe("new")["broker"] == "b"
+    one.close()
+    two.close()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("definition", "why"),
+    [
+        (local("q", broker="x"), r"broker: 'x' – allowed are the home's brokers: a, b, c"),
+        (local("q", broker=7), "broker: 7 – must be a text"),
+        (local("q", group=["a"]), "group: .* – is allowed for a Queue and a GroupLocalQueue"),
+        ({"name": "q", "broker": "a"}, "broker: 'a' – is allowed for a LocalQueue only"),
+        ({"name": "q", "group": []}, r"group: '\[\]' – has no members"),
+        ({"name": "q", "group": ["a", "x"]}, "group: 'x' – allowed are the home's brokers"),
+        (
+            {"name": "q", "type": "GroupLocalQueue", "initial_owner": "c", "group": ["a", "b"]},
+            "initial_owner: 'c' – must be one of the queue's group: a, b",
+        ),
+        (
+            {"name": "q", "type": "GroupLocalQueue", "initial_owner": "x"},
+            "initial_owner: 'x' – allowed are the home's brokers: a, b, c",
+        ),
+    ],
+)
+def test_q7_wrong_brokers_are_refused_with_a_sentence(
+    mesh: Mesh, definition: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        mesh.admin.define({"message_type": "json", **definition})
+    assert (mesh.admin.queues(), mesh.entries()) == ([], {})
+
+
+@pytest.mark.parametrize(("key", "value"), [("broker", "x"), ("group", ["a", "x"])])
+def test_q7_a_configuration_names_its_own_brokers(key: str, value: Any) -> None:
+    kind = "LocalQueue" if key == "broker" else "Queue"
+    queue = {"name": "q", "message_type": "json", "type": kind, key: value}
+    with pytest.raises(ConfigError, match=f"{key}: 'x' – must be a broker that the section"):
+        parse_configuration({"brokers": ["a", "b"], "queues": [queue]})
+
+
+def test_q7_what_a_host_refuses_is_done_nowhere(mesh: Mesh) -> None:
+    """The dead message queue of `one` is `two`, on c; that `two` leads back is known there."""
+    mesh.admin.define(local("one", broker="c", dead_message_queue="two"))
+    with pytest.raises(ConfigError, match="must not lead back to the queue itself"):
+        mesh.admin.define(local("two", dead_message_queue="one"))
+    assert mesh.where() == {"one": "c"}
+    assert list(mesh.entries()) == ["one"]
+    mesh.admin.define(local("two"))
+    assert mesh.where() == {"one": "c", "two": "c"}
+
+
+# ---------------------------------------------------------------- clients find queues
+
+
+def test_clients_of_any_broker_find_a_queue(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="b", max_per_subscription_backlog=10))
+    for name, connection in mesh.at.items():
+        receipt = connection.producer().send("q", json.dumps(name))
+        assert int(receipt.message_id or 0) >> 48 == 1
+    assert [m.payload for m in mesh.at["a"].admin().browse("q")] == [b'"a"', b'"b"', b'"c"']
+    consumer = mesh.at["c"].consumer("q", ack_mode="individual", max_backlog=10)
+    messages = consumer.receive_many(10)
+    assert len(messages) == 3
+    messages[1].ack()
+    messages[2].cancel()
+    messages[0].renew("5m")
+    consumer.close()
+    assert mesh.admin.describe("q")["counters"]["acknowledged"] == 1
+    assert mesh.at["a"].admin().purge("q") == 2
+
+
+def test_a_queue_that_is_defined_later_is_found_by_who_is_there(mesh: Mesh) -> None:
+    producer = mesh.at["c"].producer()
+    mesh.admin.define(local("q", broker="b"))
+    assert int(producer.send("q", b"{}").message_id or 0) >> 48 == 1
+    assert mesh.at["c"].consumer("q").receive() is not None
+
+
+def test_p1_a_producer_counts_for_each_broker_by_itself(mesh: Mesh) -> None:
+    for name in BROKERS:
+        mesh.admin.define(local(f"at-{name}", broker=name))
+    mesh.at["b"].attend()
+    producer = mesh.at["b"].producer(producer_id="p", window=2)
+    for number in range(6):
+        for name in BROKERS:
+            assert producer.send(f"at-{name}", str(number)).sequence == number + 1
+    futures = [producer.send_async(f"at-{name}", b"6") for name in BROKERS for _ in range(2)]
+    producer.flush()
+    ids = [int(future.result().message_id) >> 48 for future in futures]
+    assert ids == [0, 0, 1, 1, 2, 2]
+    assert {q["name"]: q["depth"] for q in mesh.admin.queues()} == {
+        "at-a": 8, "at-b": 8, "at-c": 8,
+    }  # fmt: skip
+
+
+def test_s4_a_refusal_of_another_broker_is_heard(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="b", max_spool_messages=1))
+    producer = mesh.at["c"].producer()
+    producer.send("q", b"1")
+    with pytest.raises(lakequeue.Rejected, match="queue_quota"):
+        producer.send("q", b"2")
+
+
+def test_c3_heartbeats_keep_consumers_of_several_brokers(mesh: Mesh) -> None:
+    for name in BROKERS:
+        mesh.admin.define(local(f"at-{name}", broker=name))
+    consumers = {name: mesh.at["a"].consumer(f"at-{name}") for name in BROKERS}
+    producer = mesh.at["a"].producer()
+    for name in BROKERS:
+        producer.send(f"at-{name}", b"1")
+    mesh.at["a"].advance("10m")
+    for consumer in consumers.values():
+        assert consumer.receive() is not None
+    consumers["c"].kill()
+    mesh.at["a"].advance("10m")
+    assert {q["name"]: q["ready"] for q in mesh.admin.queues()} == {
+        "at-a": 0, "at-b": 0, "at-c": 1,
+    }  # fmt: skip
+    mesh.at["a"].close()
+    admin = mesh.at["b"].admin()
+    assert {q["name"]: q["ready"] for q in admin.queues()} == {"at-a": 1, "at-b": 1, "at-c": 1}
+
+
+def test_who_asks_a_broker_that_does_not_have_it_hears_where_it_is(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="c"))
+    connection = mesh.at["a"]
+    answers: list[Any] = []
+    connection.ask(c.Describe(queue="q"), answers.append, 0)
+    connection.wait(lambda: True, 0)
+    assert answers[0]["kind"] == "Moved"
+    assert answers[0]["error"] == "queue 'q' of VPN 'default' is on broker 'c'"
+    assert answers[0]["result"] == {"hosts": {"c": 2}}
+
+
+def test_a_producer_that_does_not_know_sends_where_it_hears_and_keeps_its_order(mesh: Mesh) -> None:
+    producer = mesh.at["a"].producer(delivery_mode="persistent_groupack")
+    mesh.admin.define(local("q", broker="b", max_per_subscription_backlog=100))
+    futures = [producer.send_async("q", str(number)) for number in range(20)]
+    producer.send("q", b"20")
+    producer.flush()
+    assert producer.unacknowledged() == []
+    assert [f.result().message_id is not None for f in futures] == [True] * 20
+    payloads = [int(m.payload) for m in mesh.admin.browse("q")]
+    assert payloads == list(range(21))
+    refused = mesh.admin.usage()["vpn"]["refused"]
+    assert "no_matching_destination" not in refused
+
+
+def test_what_nobody_answers_for_is_passed_on(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="c"))
+    mesh.at["b"].publish_raw(
+        "default.publish", b"1", key=b"k", headers={"lq": b'{"to": "q"}', "own": b"x"}
+    )
+    producer = mesh.at["c"].producer(delivery_mode="non_persistent")
+    producer.send("q", b"2")
+    one, two = mesh.admin.browse("q")
+    assert (one.payload, one.key, one.headers) == (b"1", b"k", {"own": "x"})
+    assert two.payload == b"2"
+
+
+def test_a_broker_that_is_asked_by_name_says_no_more_than_where_it_is(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="c"))
+    with pytest.raises(LakequeueError, match="is on broker 'c'"):
+        mesh.at["a"].request(c.Describe(queue="q"), broker=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_definitions_and_deletions_come_through_whoever_dies(seed: int) -> None:
+    fate = Fate(seed)
+    mesh = Mesh(fate=fate)
+    there: set[str] = set()
+    for number in range(30):
+        admin = mesh.at[fate.random.choice(BROKERS)].admin()
+        name = f"q{number % 12}"
+        if name in there:
+            admin.delete(name)
+            there.remove(name)
+        else:
+            kind = fate.random.choice(["LocalQueue", "Queue"])
+            admin.define({"name": name, "message_type": "json", "type": kind})
+            there.add(name)
+    mesh.engine.fated(None)
+    assert fate.deaths > 10
+    assert set(mesh.where()) == set(mesh.entries()) == there
+    for name in there:
+        for connection in mesh.at.values():
+            assert connection.admin().describe(name)["name"] == name

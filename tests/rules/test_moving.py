@@ -1,0 +1,280 @@
+"""A local queue moves to another broker with its messages while it is in use: nothing is lost,
+order is kept, leases end as at a disconnect, and clients follow."""
+
+import json
+from typing import Any
+
+import pytest
+from lakequeue.protocol import LakequeueError, LeaseLost
+from lakequeue.protocol import commands as c
+
+from .harness import drain
+from .mortal import Fate
+from .test_directory import BROKERS, Mesh, local
+
+
+def sent(producer: Any, queue: str, numbers: range) -> None:
+    for number in numbers:
+        producer.send(queue, json.dumps(number))
+
+
+def numbers(messages: Any) -> list[int]:
+    return [json.loads(m.payload) for m in messages]
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    return Mesh(local("q", broker="a", max_per_subscription_backlog=100))
+
+
+def test_a_queue_moves_with_its_messages_and_what_it_is(mesh: Mesh) -> None:
+    mesh.admin.subscribe_topic("q", "a/>")
+    mesh.admin.define(local("other", broker="b"))
+    producer = mesh.at["c"].producer()
+    sent(producer, "q", range(20))
+    producer.send("q", b"20", headers={"k": "v"}, key="key", priority=7, ttl="1h")
+    producer.send("q", b"21", delay="10s")
+    taken = mesh.at["c"].consumer("q", max_backlog=2, ack_mode="individual")
+    first, second = drain(taken)
+    first.ack()
+    second.cancel()
+    taken.close()
+    mesh.admin.shutdown("q", ingress=True, egress=True)
+    before = mesh.admin.describe("q"), mesh.admin.browse("q")
+    mesh.admin.move_queue("q", broker="c")
+    after = mesh.admin.describe("q"), mesh.admin.browse("q")
+    assert (after[0].pop("broker"), before[0].pop("broker")) == ("c", "a")
+    assert after == before
+    assert mesh.where() == {"q": "c", "other": "b"}
+    assert mesh.entries()["q"] == {"hosts": {"c": 2}, "type": "LocalQueue", "state": "there"}
+    mesh.admin.shutdown("q")
+    mesh.engine.advance("10s")
+    again = mesh.at["a"].consumer("q", max_backlog=100)
+    assert numbers(drain(again)) == [1, *range(2, 22)]
+
+
+def test_consumers_follow_and_what_they_held_returns(mesh: Mesh) -> None:
+    consumers = [
+        mesh.at[name].consumer("q", max_backlog=3, ack_mode="individual") for name in "bc"
+    ]
+    producer = mesh.at["b"].producer()
+    sent(producer, "q", range(8))
+    held = [message for consumer in consumers for message in drain(consumer)]
+    assert len(held) == 6
+    mesh.admin.move_queue("q", broker="b")
+    for connection in mesh.at.values():
+        connection.attend()
+    assert [consumer.broker for consumer in consumers] == [1, 1]
+    with pytest.raises(LeaseLost):
+        held[0].ack()
+    got = [message for consumer in consumers for message in drain(consumer)]
+    assert sorted(numbers(got)) == list(range(6))
+    assert all(message.delivery_count == 2 for message in got)
+    for message in got:
+        message.ack()
+    assert sorted(numbers(m for consumer in consumers for m in drain(consumer))) == [6, 7]
+    assert mesh.admin.describe("q")["counters"]["acknowledged"] == 6
+
+
+def test_a_consumer_notices_that_its_queue_was_away_and_came_back(mesh: Mesh) -> None:
+    consumer = mesh.at["c"].consumer("q", max_backlog=3, ack_mode="individual")
+    sent(mesh.at["a"].producer(), "q", range(2))
+    for name in "ba":
+        mesh.admin.move_queue("q", name)
+    (first, second) = drain(consumer)
+    assert (first.delivery_count, second.delivery_count) == (2, 2)
+    assert len(mesh.admin.describe("q")["consumers"]) == 1
+
+
+def test_producers_follow_and_keep_their_order(mesh: Mesh) -> None:
+    producers = {name: mesh.at[name].producer() for name in BROKERS}
+    for number in range(12):
+        for name, producer in producers.items():
+            producer.send("q", json.dumps([name, number]))
+        if number % 3 == 2:
+            mesh.at["b"].admin().move_queue("q", broker="bca"[number // 3 % 3])
+    found: dict[str, list[int]] = {}
+    for message in mesh.admin.browse("q"):
+        name, number = json.loads(message.payload)
+        found.setdefault(name, []).append(number)
+    assert found == {name: list(range(12)) for name in BROKERS}
+
+
+def test_there_and_back_a_queue_is_what_it_was(mesh: Mesh) -> None:
+    sent(mesh.at["a"].producer(), "q", range(5))
+    before = mesh.admin.describe("q"), mesh.admin.browse("q")
+    for name in ("b", "c", "a"):
+        mesh.at["b"].admin().move_queue("q", name)
+    assert (mesh.admin.describe("q"), mesh.admin.browse("q")) == before
+    consumer = mesh.at["b"].consumer("q", max_backlog=9, ack_mode="individual")
+    for message in drain(consumer):
+        message.ack()
+    assert mesh.admin.describe("q")["depth"] == 0
+
+
+def test_a_queue_that_moves_may_be_empty_or_stay(mesh: Mesh) -> None:
+    mesh.admin.move_queue("q", "b")
+    mesh.admin.move_queue("q", "b")
+    assert mesh.where() == {"q": "b"}
+
+
+def test_barriers_and_priorities_keep_their_places() -> None:
+    mesh = Mesh(
+        local("bars", broker="a", barrier_expression="/bar = 1", max_per_subscription_backlog=50),
+        local("ranks", broker="a", priority="/p", max_per_subscription_backlog=50),
+    )
+    producer = mesh.at["a"].producer()
+    for n in range(9):
+        producer.send("bars", json.dumps({"n": n, "bar": int(n % 4 == 3)}))
+        producer.send("ranks", json.dumps({"n": n, "p": n % 3}))
+    order = [m.payload for m in mesh.admin.browse("ranks")]
+    for name in ("bars", "ranks"):
+        mesh.admin.move_queue(name, "b")
+    assert [m.payload for m in mesh.admin.browse("ranks")] == order
+    consumer = mesh.at["c"].consumer("bars", max_backlog=50, ack_mode="individual")
+    got = []
+    while messages := drain(consumer):
+        got += [json.loads(m.payload)["n"] for m in messages]
+        for message in messages:
+            message.ack()
+    assert got == list(range(9))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("queue", "broker", "why"),
+    [
+        ("q", "x", "broker: 'x' – allowed are the home's brokers: a, b, c"),
+        ("nope", "b", "queue: 'nope' – there is no such queue"),
+        ("all", "b", "queue: 'all' – is a Queue; a LocalQueue moves, no other"),
+        ("own", "b", "queue 'own': cannot move, its dead message queue 'own-dead'"),
+        ("own-dead", "b", "queue 'own-dead': cannot move, it is the dead message queue of 'own'"),
+        ("q", "c", "broker 'c': is failed; a queue moves to a broker that runs"),
+        ("fed", "b", "takes records that plain Kafka producers write to topic 'fed'"),
+        ("full", "b", "queue 'full': holds 9 bytes, broker 'b' has room for 3"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused_with_a_sentence(
+    mesh: Mesh, queue: str, broker: str, why: str
+) -> None:
+    admin = mesh.admin
+    admin.define({"name": "all", "message_type": "json"})
+    admin.define(local("own-dead", broker="a"))
+    admin.define(local("own", dead_message_queue="own-dead"))
+    for name in ("fed", "full"):
+        admin.define(local(name, broker="a"))
+    mesh.at["a"].publish_raw("fed", b"1")
+    mesh.at["a"].producer().send("full", b"123456789")
+    if queue == "full":
+        configure(mesh, "b", 3)
+    mesh.engine.brokers[2].is_stopped = True
+    before = mesh.entries()
+    with pytest.raises(LakequeueError, match=why):
+        admin.move_queue(queue, broker)
+    mesh.engine.brokers[2].is_stopped = False
+    assert mesh.entries() == before
+    consumer = mesh.at["b"].consumer("q")
+    mesh.at["b"].producer().send("q", b"1")
+    assert consumer.receive() is not None
+
+
+def configure(mesh: Mesh, broker: str, max_spool_usage: int) -> None:
+    system = {"max_spool_usage": f"{max_spool_usage}B"}
+    command = c.encode_command(c.Configure(system=system))
+    mesh.engine.command("default.commands", b"", command, broker)
+
+
+def test_while_the_other_broker_is_away_a_queue_stays_in_use(mesh: Mesh) -> None:
+    """It is not seen to be down: the queue leaves when it answers."""
+    sent(mesh.at["a"].producer(), "q", range(3))
+    away = mesh.engine.brokers[1]
+    away.is_stopped = True
+    answers: list[Any] = []
+    mesh.at["a"].ask(c.MoveQueue(queue="q", broker="b"), answers.append)
+    consumer = mesh.at["a"].consumer("q", max_backlog=5, ack_mode="individual")
+    assert numbers(drain(consumer)) == [0, 1, 2]
+    with pytest.raises(LakequeueError, match="queue 'q': is moving now"):
+        mesh.admin.delete("q")
+    assert answers == []
+    away.is_stopped = False
+    mesh.engine.advance("1s")
+    mesh.at["a"].attend()
+    assert answers[0]["error"] is None
+    assert mesh.where() == {"q": "b"}
+    assert numbers(drain(consumer)) == [0, 1, 2]
+
+
+def test_an_ack_that_was_sent_to_where_a_queue_was_goes_after_it(mesh: Mesh) -> None:
+    sent(mesh.at["a"].producer(), "q", range(3))
+    consumer = mesh.at["c"].consumer("q", max_backlog=3, ack_mode="individual")
+    messages = drain(consumer)
+    ack = c.Ack(queue="q", subscription=consumer.subscription, ids=messages[1].id)
+    mesh.admin.move_queue("q", broker="b")
+    mesh.engine.command("default.commands", b"", c.encode_command(ack), "a")
+    mesh.engine.command("default.commands", b"", c.encode_command(ack), "c")
+    assert [json.loads(m.payload) for m in mesh.admin.browse("q")] == [0, 2]
+
+
+# ---------------------------------------------------------------- deaths
+
+
+class Traffic:
+    """Producers and consumers of any broker, while the queue goes round."""
+
+    def __init__(self, mesh: Mesh, fate: Fate) -> None:
+        self.mesh, self.random = mesh, fate.random
+        self.producers = {name: mesh.at[name].producer() for name in BROKERS}
+        self.consumers = [
+            mesh.at[name].consumer("q", max_backlog=3, ack_mode="individual") for name in BROKERS
+        ]
+        self.sent: dict[str, int] = {}  # payload by id
+        self.acked: set[str] = set()
+        self.n = 0
+
+    def one(self) -> None:
+        choice = self.random.choice(["send", "send", "settle", "settle", "move"])
+        if choice == "send":
+            self.n += 1
+            name = self.random.choice(BROKERS)
+            receipt = self.producers[name].send("q", json.dumps(self.n))
+            self.sent[str(receipt.message_id)] = self.n
+        elif choice == "move":
+            self.mesh.admin.move_queue("q", self.random.choice(BROKERS))
+        else:
+            for connection in self.mesh.at.values():
+                connection.attend()  # who does not know yet where it is would ack what is lost
+            for message in drain(self.random.choice(self.consumers)):
+                self.settle(message)
+
+    def settle(self, message: Any) -> None:
+        assert self.sent[message.id] == json.loads(message.payload)
+        assert message.id not in self.acked, f"{message.id} after its ack"
+        canceled = self.random.random() < 0.3
+        try:
+            message.cancel() if canceled else message.ack()
+        except LeaseLost:  # the queue went meanwhile
+            return
+        if not canceled:
+            self.acked.add(message.id)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_lost_and_nothing_comes_twice_whoever_dies(seed: int) -> None:
+    fate = Fate(seed, death=0.15)
+    mesh = Mesh(local("q", max_per_subscription_backlog=3), fate=fate)
+    traffic = Traffic(mesh, fate)
+    for _ in range(50):
+        traffic.one()
+    mesh.engine.fated(None)
+    assert fate.deaths > 20
+    for connection in mesh.at.values():
+        connection.attend()
+    for consumer in traffic.consumers:
+        consumer.close()
+    left = mesh.admin.browse("q", limit=1000)
+    assert sorted([*(m.id for m in left), *traffic.acked]) == sorted(traffic.sent)
+    own = mesh.admin.describe("q")["counters"]
+    assert (own["spooled"], own["acknowledged"]) == (traffic.n, len(traffic.acked))
+    assert own["transferred"] == 0
