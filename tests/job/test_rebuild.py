@@ -100,8 +100,7 @@ def goes_on(connection: Any, old: Path, lose: Callable[[], None]) -> None:
         before = {name: shown(admin, name) for name in ("orders", "others")}
         lose()
         assert {name: shown(admin, name) for name in before} == before
-        held[0].ack()  # of before
-        done.add(held[0].payload)
+        assert len(held) == 5  # they come once more, to the same consumer
         producer.send("orders", "after")
         while len(done) < COUNT - 1:
             (message,) = take(consumer, 1)
