@@ -18,10 +18,10 @@ import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
 from ..protocol.errors import Moved
-from .directory import Directory
 from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .transport import Transport
+from .whereabouts import Whereabouts
 
 log = logging.getLogger("lakequeue.client")
 
@@ -52,7 +52,7 @@ class Speaking:
         self._pid = os.getpid()
         self._asked: dict[str, Callable[[Answer], None]] = {}
         self._spoken_to = {number}  # brokers that may know this session
-        self._where = Directory(number)
+        self._where = Whereabouts(number)
         self._commands = topics.topic(vpn, topics.COMMANDS)
         self._directory = topics.topic(vpn, topics.DIRECTORY)
         self.publish_topic = topics.topic(vpn, topics.PUBLISH)

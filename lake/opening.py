@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
-from ..protocol.tables import refusal_of
+from ..protocol.table_format import refusal_of
 from .views import create_views
 
 if TYPE_CHECKING:

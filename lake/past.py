@@ -24,7 +24,7 @@ import msgspec
 
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.steplog import StepRecord
-from ..protocol.tables import CRC_MODULUS
+from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
 from ..state import DictStore, Home
 from ..streaming.driver import Driver, Refused, Snapshot

@@ -30,7 +30,7 @@ from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
 from ..state import Batch, DictStore, Home, Limits
-from .broker import MemoryBroker
+from .memory_broker import MemoryBroker
 
 log = logging.getLogger("lakequeue.memory")
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
-from ..protocol.tables import SCHEMA, SCHEMA_VERSION, refusal_of
+from ..protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 
 MESSAGES, JOURNAL = "messages", "journal"
 COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"

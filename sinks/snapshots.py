@@ -24,7 +24,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ..protocol.tables import CRC_MODULUS
+from ..protocol.table_format import CRC_MODULUS
 from .delta_tables import SNAPSHOTS, append
 
 log = logging.getLogger("lakequeue.tables")

@@ -58,7 +58,7 @@ class FilterState(msgspec.Struct):
     next_unseen: int = 0
 
 
-class Wanted(msgspec.Struct, array_like=True):
+class RoomWanted(msgspec.Struct, array_like=True):
     """What another broker wants of this queue, and what it got (H4)."""
 
     limit: int = 0  # so many messages may be given to it, from the beginning
@@ -75,7 +75,7 @@ class Asked(msgspec.Struct, array_like=True):
     filters: list[str | None] = []
 
 
-class Held(msgspec.Struct, array_like=True):
+class ForeignBarrier(msgspec.Struct, array_like=True):
     """A barrier of another broker's, for which this queue drains (O3); its payload has a page."""
 
     number: int  # the barrier's id
@@ -111,9 +111,9 @@ class QueueHeader(msgspec.Struct):
     delayed: int = 0
     bytes: int = 0
     moving: int = 0  # these too: on their way to other brokers
-    wanted: dict[int, Wanted] = {}  # by brokers that have room, the one that asked first first
+    wanted: dict[int, RoomWanted] = {}  # by brokers that have room, the one that asked first first
     asked: dict[int, Asked] = {}  # of brokers
-    held: dict[int, Held] = {}  # by the brokers whose barriers are next
+    held: dict[int, ForeignBarrier] = {}  # by the brokers whose barriers are next
     holding: Holding | None = None  # its own first barrier, while others drain for it
     leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
     arriving: bool = False  # it moves here, and is not here yet

@@ -25,7 +25,7 @@ RETRY_MS = 500  # what a lane waits at first, then twice as long each time
 RETRY_MAX_MS = 5_000
 
 
-class Held(msgspec.Struct, array_like=True):
+class HeldLane(msgspec.Struct, array_like=True):
     """A lane that is held. destination: of its first message; endpoint: the queue that refuses, ""
     where it is none; since: epoch ms; tries: refused in a row."""
 
@@ -37,7 +37,7 @@ class Held(msgspec.Struct, array_like=True):
     opening: bool = False
 
 
-def held_ms(held: Held | None) -> int:
+def held_ms(held: HeldLane | None) -> int:
     """How long a lane waits before it is tried again."""
     if held is None:  # one too many to be known by name
         return RETRY_MAX_MS
@@ -47,14 +47,14 @@ def held_ms(held: Held | None) -> int:
 def hold(
     broker: Broker, queue: Queue, link: Link, lane: int, destination: str, reason: str,
     endpoint: str, progress: bool,
-) -> Held | None:  # fmt: skip
+) -> HeldLane | None:  # fmt: skip
     """A lane was refused. progress: some of it was taken before."""
     held = link.held.get(lane)
     if held is None:
         if len(link.held) >= broker.limits.bridge_holds:
             return None
         known = any(h.endpoint == endpoint for h in link.held.values())
-        held = link.held[lane] = Held(destination, endpoint, reason, broker.now)
+        held = link.held[lane] = HeldLane(destination, endpoint, reason, broker.now)
         if not known:
             _tell_blocked(broker, queue, link, lane, held)
         return held
@@ -98,7 +98,7 @@ def _clear(broker: Broker, link: Link, lane: int) -> None:
         _tell_cleared(broker, link, held.endpoint, held.since)
 
 
-def _tell_blocked(broker: Broker, queue: Queue, link: Link, lane: int, held: Held) -> None:
+def _tell_blocked(broker: Broker, queue: Queue, link: Link, lane: int, held: HeldLane) -> None:
     broker.event(
         "bridge_blocked", link.vpn, held.endpoint, bridge=link.bridge, to=link.to_name,
         reason=held.reason, destination=held.destination, waiting=queue.lanes.length(lane),

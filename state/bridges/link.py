@@ -31,7 +31,7 @@ from ..rules.edits import BRIDGED
 from ..rules.order import seq_of
 from ..storage import NEVER, Array
 from . import holds
-from .holds import Held, held_ms
+from .holds import HeldLane, held_ms
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -53,7 +53,7 @@ class Link(msgspec.Struct):
     lanes: str
     next_send: int = 1
     flights: dict[int, tuple[int, int, int]] = {}
-    held: dict[int, Held] = {}
+    held: dict[int, HeldLane] = {}
     sent: int = 0  # messages; these three: since the bridge was made
     taken: int = 0
     refused: int = 0

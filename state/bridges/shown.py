@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .holds import Held
+from .holds import HeldLane
 from .link import Link, load
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
 
 def _blocked(broker: Broker, queue: Queue, link: Link) -> list[dict[str, Any]]:
     """Which endpoints hold the bridge, the one that does for longest first."""
-    by_endpoint: dict[str, list[tuple[int, Held]]] = {}
+    by_endpoint: dict[str, list[tuple[int, HeldLane]]] = {}
     for lane, held in link.held.items():
         by_endpoint.setdefault(held.endpoint, []).append((lane, held))
     left = LANES_COUNTED

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol import commands as c
-from ..bridges import keeper as bridges
+from ..bridges import bridge_keeper as bridges
 from ..mesh import keeper
-from ..mesh.moving import give_all
+from ..mesh.queue_moving import give_all
 from . import administration, inspection, leases, moving, sessions, topic_subscriptions
 from .beginning_again import begin_again
 from .redriving import redrive

@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol import commands as c
-from ...protocol.directory import PassOn
+from ...protocol.carrying import PassOn
 from ...protocol.errors import ConfigError, LakequeueError, Moved
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.topics import is_inbox_of
 from ..broker import Broker
 from ..isolation import Place, Refusals
-from ..mesh.directory import is_moving, moved, on_its_way
+from ..mesh.known_places import is_moving, moved, on_its_way
 from ..mesh.saying import say
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...expressions import compile_program, is_true
+from ...protocol.granting import Drained, Hold, Release
 from ...protocol.outputs import Deliveries
-from ...protocol.ownership import Drained, Hold, Release
-from ..header import Held, Holding, Subscription
+from ..header import ForeignBarrier, Holding, Subscription
 from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import NEVER, Content
 from .hosting import other_hosts
@@ -215,7 +215,7 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
         line = header.generation
     else:
         line = known.generation
-    header.held[sender] = Held(said.number, line, said.priority, said.time, said.expires)
+    header.held[sender] = ForeignBarrier(said.number, line, said.priority, said.time, said.expires)
     broker.values.write(_page(queue, sender), [said.payload, said.key, said.headers])
     if sender < broker.header.number:
         let_go(broker, queue, False)
@@ -285,7 +285,7 @@ def leave(broker: Broker, queue: Queue) -> None:
 
 
 def _deliver(
-    broker: Broker, queue: Queue, subscription: Subscription, held: Held, content: Content
+    broker: Broker, queue: Queue, subscription: Subscription, held: ForeignBarrier, content: Content
 ) -> None:
     header = queue.header
     broker.emit(

@@ -20,7 +20,7 @@ from ...protocol import mesh
 from ...protocol.errors import LakequeueError
 from ...protocol.messages import Records
 from ..rejection import count_of_vpn, reject_record
-from .dispatch import KINDS, REFUSED
+from .kinds import KINDS, REFUSED
 from .peer import Peer
 from .peers import check_name
 

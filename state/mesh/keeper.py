@@ -16,18 +16,18 @@ import msgspec
 
 from ...definitions import QueueDefinition, parse_definition, to_wire
 from ...protocol import commands as c
-from ...protocol.directory import Carried, Carry, Entries, Entry, PassOn
+from ...protocol.carrying import Carried, Carry, Entries, Entry, PassOn
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.outputs import Reply
 from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
 from ..commands.turns import begin
-from . import directory, moving
-from .directory import DELETING, KEEPER, MOVING, PLACING, THERE
-from .moving import tell
+from . import known_places, queue_moving
+from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
 from .peers import set_peers
 from .placement import LOCAL, check_names, count, place, users_of
+from .queue_moving import tell
 from .saying import say, say_to_all
 
 OPEN_MAX = 100_000  # commands that other brokers are carrying out
@@ -69,7 +69,7 @@ def define(broker: Broker, vpn: str, command: c.Define) -> Any:
     definition = parse_definition({"vpn": vpn, **command.definition})
     check_names(broker, definition)
     name = definition.name
-    known = directory.find(broker, vpn, name)
+    known = known_places.find(broker, vpn, name)
     if known is None:
         hosts = place(broker, definition)
     else:
@@ -96,7 +96,7 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
     if not keeps(broker):
         return _pass_on(broker, vpn, command)
     name, header = command.queue, broker.header
-    known = directory.find(broker, vpn, name)
+    known = known_places.find(broker, vpn, name)
     own = broker.find(vpn, name)
     if known is None and own is None:
         raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
@@ -120,8 +120,8 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     """Move a local queue to another broker; the answer comes when it is there."""
     if not keeps(broker):
         return _pass_on(broker, vpn, command)
-    name, names = command.queue, directory.names_of(broker)
-    known = directory.find(broker, vpn, name)
+    name, names = command.queue, known_places.names_of(broker)
+    known = known_places.find(broker, vpn, name)
     if known is None:
         raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
     if known.state != THERE:
@@ -134,7 +134,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
         raise ConfigError(f"queue: {name!r} – is a {known.type}; a LocalQueue moves, no other")
     if to == known.hosts[0]:
         return None
-    dead = directory.find(broker, vpn, known.dead) if known.dead else None
+    dead = known_places.find(broker, vpn, known.dead) if known.dead else None
     users = users_of(broker, vpn, name)
     if users or (dead is not None and dead.type == LOCAL):
         other = f"it is the dead message queue of {min(users)!r}" if users else (
@@ -163,11 +163,11 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     new = sorted(set(broker.header.peers) - before)
     for number in new:
         for name in sorted(broker.header.vpns):
-            entries = directory.entries_of(broker, name)
+            entries = known_places.entries_of(broker, name)
             if entries:
                 say(broker, number, Entries(name, list(entries), list(entries.values())))
     for name in sorted(broker.header.vpns) if new else ():
-        for queue, entry in directory.entries_of(broker, name).items():
+        for queue, entry in known_places.entries_of(broker, name).items():
             if entry.whole and entry.state == THERE:
                 found = broker.find(name, queue)
                 if found is not None:
@@ -187,15 +187,15 @@ def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
 
 def _note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """This stands in the directory from now on; all are told. Hosts none: it is gone."""
-    known = directory.find(broker, vpn, name)
+    known = known_places.find(broker, vpn, name)
     if known == entry or (known is None and not entry.hosts):
         return
     for one, by in ((known, -1), (entry, 1)):
         if one is not None and one.type == LOCAL and one.hosts:
             count(broker, vpn, name, one.hosts[0], one.dead, by)
-    directory.store(broker, vpn, name, entry)
+    known_places.store(broker, vpn, name, entry)
     if entry.state != PLACING:
-        directory.publish(broker, vpn, name, entry)
+        known_places.publish(broker, vpn, name, entry)
     say_to_all(broker, Entries(vpn, [name], [entry]))
 
 
@@ -241,7 +241,7 @@ def hear_carry(broker: Broker, sender: int, said: Carry) -> None:
     try:
         command = c.decode_command(said.command)
         if isinstance(command, c.MoveQueue):  # it is done when the queue is there
-            moving.set_out(broker, said.vpn, said.ticket, command)
+            queue_moving.set_out(broker, said.vpn, said.ticket, command)
             return
         carry_out(broker, said.vpn, command)
     except (LakequeueError, ValueError) as error:

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...protocol.ownership import CREDITS_MAX, FILTERS_MAX, Grant, Here, Taken, Want
-from ..header import Asked, Wanted
+from ...protocol.granting import CREDITS_MAX, FILTERS_MAX, Grant, Here, TakenOver, Want
+from ..header import Asked, RoomWanted
 from ..limits import Budget
 from ..message import DELAYED, MOVING, READY, Event, apply, enter
 from ..phases.selection import choose_for
@@ -37,7 +37,7 @@ from ..rules.edits import extras_of
 from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
 from ..storage import NEVER, Array
-from . import barriers, moving
+from . import barriers, queue_moving
 from .hosting import initial_owner, other_hosts
 from .saying import say
 
@@ -63,7 +63,7 @@ def joined(broker: Broker, sender: int, said: Here) -> None:
         before = queue.header.wanted.pop(sender, None)
         if before is not None:  # what is on its way will come to the new one
             on_its_way = max(before.given - before.confirmed, 0)
-            queue.header.wanted[sender] = Wanted(given=on_its_way)
+            queue.header.wanted[sender] = RoomWanted(given=on_its_way)
             for text in before.filters:
                 forget_filter(queue, text)
         barriers.joined(queue, sender)
@@ -149,7 +149,7 @@ def wanted(broker: Broker, sender: int, said: Want) -> None:
     if queue is None:
         return
     known = queue.header.wanted
-    one = known.setdefault(sender, Wanted())
+    one = known.setdefault(sender, RoomWanted())
     texts = set(one.filters) - set(said.filters)
     if one.limit <= one.given:  # who begins to ask stands behind those who do already
         known[sender] = known.pop(sender)
@@ -266,17 +266,17 @@ def give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = Fal
     )  # fmt: skip
     name = broker.header.peers[host].name
     apply(broker, queue, seqs, Event.GRANT, holder=host + 1, subscription=f"broker:{name}")
-    queue.header.wanted.setdefault(host, Wanted()).given += len(seqs)
+    queue.header.wanted.setdefault(host, RoomWanted()).given += len(seqs)
     say(broker, host, said)
 
 
-def taken(broker: Broker, sender: int, said: Taken) -> None:
+def taken(broker: Broker, sender: int, said: TakenOver) -> None:
     """The other broker has what it was granted, or refused it."""
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
         return
     name = f"broker:{broker.header.peers[sender].name}"
-    one = queue.header.wanted.setdefault(sender, Wanted())
+    one = queue.header.wanted.setdefault(sender, RoomWanted())
     one.confirmed += len(said.refs) + len(said.refused)
     seqs = _moving(broker, queue, sender, said.refs)
     apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
@@ -292,7 +292,7 @@ def taken(broker: Broker, sender: int, said: Taken) -> None:
         apply(broker, queue, seqs, event, until=until, subscription=name, reason="no room there")
     queue.wanted = True
     if queue.header.leaving:
-        moving.look(broker, queue)
+        queue_moving.look(broker, queue)
 
 
 def _moving(broker: Broker, queue: Queue, host: int, refs: list[int]) -> Array:
@@ -335,7 +335,7 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
         broker.record("spooled", queue, ids, reason=name)
     if queue is not None and refused:
         broker.header.short[queue.number] = broker.spool.header.bytes
-    say(broker, sender, Taken(said.vpn, said.queue, refs, refused))
+    say(broker, sender, TakenOver(said.vpn, said.queue, refs, refused))
 
 
 def _has_room(broker: Broker, queue: Queue, size: int) -> bool:

@@ -4,7 +4,7 @@ taken in by the queue's broker as if they had come to it."""
 
 from __future__ import annotations
 
-from ...protocol.directory import PassMessage
+from ...protocol.carrying import PassMessage
 from ...protocol.messages import Records
 from ..broker import Broker
 from ..isolation import Refusals

@@ -12,7 +12,7 @@ from ...definitions import QueueDefinition, brokers_named
 from ...definitions.as_commands import hosts_of
 from ...protocol.errors import ConfigError, Problem
 from ..broker import Broker, bucket
-from .directory import LOADS, find, names_of
+from .known_places import LOADS, find, names_of
 
 LOCAL = "LocalQueue"
 

@@ -22,8 +22,8 @@ from ...protocol.messages import (
 from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
 from ..isolation import Refusals
-from ..mesh.directory import is_moving
 from ..mesh.hosting import takes
+from ..mesh.known_places import is_moving
 from ..message import enter
 from ..producers import Answered, ProducerHistory
 from ..queue import Queue

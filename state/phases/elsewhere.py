@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
-from ...protocol.directory import PassMessage
+from ...protocol.carrying import PassMessage
 from ...protocol.errors import Reason
 from ...protocol.messages import PublishHeader, encode_publish_header
 from ..broker import Broker
-from ..mesh.directory import moved, on_its_way
+from ..mesh.known_places import moved, on_its_way
 from ..mesh.saying import say
 from ..producers import Answered, ProducerHistory
 from ..queue import Queue

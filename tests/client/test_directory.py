@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from client.threaded import Wire, wait_for
 from lakequeue.client.connection import Connection
-from lakequeue.client.directory import Directory
+from lakequeue.client.whereabouts import Whereabouts
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 
@@ -85,14 +85,14 @@ def test_who_is_connected_follows_a_queue_that_moves() -> None:
     ],
 )
 def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
-    directory = Directory(2)
+    directory = Whereabouts(2)
     assert directory.take(b"queue/q", b'{"hosts": {"b": 1}}') == "q"
     assert directory.take(key, value) is None
     assert directory.broker_of("q") == 1
 
 
 def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
-    directory = Directory(2)
+    directory = Whereabouts(2)
     assert directory.broker_of("q") == 2
     assert directory.learn("q", {"b": 1, "c": 2})
     assert not directory.learn("q", {"b": 1, "c": 2})

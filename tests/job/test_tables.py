@@ -22,7 +22,7 @@ from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
-from lakequeue.protocol.tables import SCHEMA
+from lakequeue.protocol.table_format import SCHEMA
 from lakequeue.sinks.delta_tables import create_tables
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics

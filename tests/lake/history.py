@@ -14,7 +14,7 @@ import pyarrow as pa
 from lake.on_files import MESSAGES
 from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
-from lakequeue.protocol.tables import CRC_MODULUS
+from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import headers_json
 from lakequeue.sinks.history import STEP_ROWS, step_row
 from lakequeue.state import DictStore

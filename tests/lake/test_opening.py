@@ -11,7 +11,7 @@ import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
 from lakequeue.lake import create_views, open_lake
-from lakequeue.protocol.tables import SCHEMA
+from lakequeue.protocol.table_format import SCHEMA
 from lakequeue.streaming.tables_lock import TablesLock
 from rules.harness import Bench
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 from lakequeue.definitions import parse_configuration
-from lakequeue.memory.broker import MemoryBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from lakequeue.state.broker import Broker

@@ -13,7 +13,7 @@ import random
 from typing import Any
 
 from lakequeue.memory import MemoryConnection, MemoryEngine
-from lakequeue.memory.broker import MemoryBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Alert, Deadline, Journal, Output
 from lakequeue.state import Batch, DictStore, step

@@ -18,7 +18,7 @@ from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deadline, MeshRecord, RejectedRecord
 from lakequeue.state import Batch, DictStore, Home, Limits, step
 from lakequeue.state.commands import dispatch as commands
-from lakequeue.state.mesh import dispatch
+from lakequeue.state.mesh import kinds
 from lakequeue.state.mesh.saying import say
 from lakequeue.state.storage import CountingStore
 
@@ -66,7 +66,7 @@ def say_note(broker: Any, vpn: str, command: c.Heartbeat) -> bool:
 @pytest.fixture(autouse=True)
 def notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers know the kind `note`."""
-    monkeypatch.setitem(dispatch.KINDS, "note", (Note, hear_note))
+    monkeypatch.setitem(kinds.KINDS, "note", (Note, hear_note))
     monkeypatch.setitem(commands.OF_BROKER, c.Heartbeat, say_note)
 
 
@@ -281,7 +281,7 @@ def test_the_channel_costs_no_page() -> None:
     step(a.store, Batch(), NOW, HOME)
     idle = list(a.store.writes)
     a.store.reset()
-    dispatch.KINDS["note"] = (Note, lambda broker, sender, note: say(broker, sender, note))
+    kinds.KINDS["note"] = (Note, lambda broker, sender, note: say(broker, sender, note))
     said = a.hear(record(1, Note(7)))
     assert any(isinstance(o, MeshRecord) for o in said)
     assert a.store.writes == idle == ["broker"]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from lakequeue.memory.broker import MemoryBroker
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import LeaseLost, Rejected
 from lakequeue.state import Batch
 from model.limits import TINY

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
-from ...protocol.directory import Carried, Carry, Entries, PassMessage, PassOn
+from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn
+from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
-from ...protocol.moving import Arrive, Expected, HandOver
-from ...protocol.ownership import Drained, Grant, Here, Hold, Release, Taken, Want
+from ...protocol.queue_moves import Arrive, Expected, HandOver
+from ..bridges.bridge_keeper import hear_command
 from ..bridges.far import refuse_all, take_in
-from ..bridges.keeper import hear_command
 from ..bridges.link import receipt
-from . import barriers, directory, keeper, moving, ownership, passing
+from . import barriers, keeper, known_places, ownership, passing, queue_moving
 
 Handler = Callable[[Any, int, Any], None]
 
@@ -26,18 +26,18 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "bridge_send": (BridgeSend, take_in),
     "bridge_receipt": (BridgeReceipt, receipt),
     "bridge_command": (BridgeCommand, hear_command),
-    "arrive": (Arrive, moving.arrive),
-    "expected": (Expected, moving.expected),
-    "hand_over": (HandOver, moving.handed_over),
+    "arrive": (Arrive, queue_moving.arrive),
+    "expected": (Expected, queue_moving.expected),
+    "hand_over": (HandOver, queue_moving.handed_over),
     "carry": (Carry, keeper.hear_carry),
     "carried": (Carried, keeper.hear_carried),
-    "entries": (Entries, directory.hear_entries),
+    "entries": (Entries, known_places.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
     "pass_on": (PassOn, keeper.hear_pass_on),
     "here": (Here, ownership.joined),
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),
-    "taken": (Taken, ownership.taken),
+    "taken": (TakenOver, ownership.taken),
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),

@@ -28,17 +28,17 @@ import numpy as np
 
 from ...definitions import parse_definition, to_wire
 from ...protocol import commands as c
-from ...protocol.directory import Carried
+from ...protocol.carrying import Carried
 from ...protocol.errors import ConfigError, LakequeueError
 from ...protocol.mesh import Said
-from ...protocol.moving import Arrive, Expected, HandOver, QueueState
+from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueState
 from ..commands import administration
 from ..commands.topic_subscriptions import add, topics_of
 from ..commands.turns import Task, begin
 from ..limits import Budget
 from ..message import DELAYED, READY
 from . import ownership
-from .directory import KEEPER, names_of
+from .known_places import KEEPER, names_of
 from .saying import say
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tell(broker: Broker, number: int, what: Said) -> None:
     if number != broker.header.number:
         say(broker, number, what)
         return
-    from .dispatch import KINDS
+    from .kinds import KINDS
 
     KINDS[what.kind][1](broker, number, what)
 

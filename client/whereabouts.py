@@ -21,7 +21,7 @@ class _Record(msgspec.Struct):
     hosts: dict[str, int]
 
 
-class Directory:
+class Whereabouts:
     """Of one connection. home: the number of its broker."""
 
     def __init__(self, home: int) -> None:

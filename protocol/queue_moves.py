@@ -1,7 +1,7 @@
-"""What two brokers say to each other while a queue moves (`state/mesh/moving.py`).
+"""What two brokers say to each other while a queue moves (`state/mesh/queue_moving.py`).
 
 `Arrive` asks whether there is room, `Expected` answers; its messages go as those of a distributed
-queue do (`Grant`, `Taken`), and `HandOver` says all else that the queue is.
+queue do (`Grant`, `TakenOver`), and `HandOver` says all else that the queue is.
 """
 
 from __future__ import annotations

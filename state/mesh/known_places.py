@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...protocol.directory import Entries, Entry
+from ...protocol.carrying import Entries, Entry
 from ...protocol.errors import Moved
 from ...protocol.outputs import DirectoryEntry
 from ..broker import BUCKETS, Broker, bucket

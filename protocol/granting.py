@@ -1,6 +1,6 @@
 """What the hosts of a distributed queue say to each other: who may own a message (Q5, H4).
 
-`Here` says that there is a host, `Want` asks, `Grant` gives messages, `Taken` confirms: see
+`Here` says that there is a host, `Want` asks, `Grant` gives messages, `TakenOver` confirms: see
 `state/mesh/ownership.py`. `Hold`, `Drained` and `Release` are of barriers: see
 `state/mesh/barriers.py`. A queue is named by its VPN and name, a message by its id; ``refs`` are
 the giver's own rows, which it alone reads.
@@ -101,7 +101,7 @@ class Grant(Said, frozen=True):
             yield msgspec.structs.replace(self, **cut, dead=dead)
 
 
-class Taken(Said, frozen=True):
+class TakenOver(Said, frozen=True):
     """What became of messages that were granted: ``refs`` are owned by who says it; refused: a row,
     and its `expires` and `until`, of each that it did not take."""
 
