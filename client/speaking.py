@@ -292,7 +292,7 @@ class Speaking:
         if not self.wait(lambda: bool(answers), timeout):
             self._asked.pop(request, None)
             raise Timeout(
-                f"the engine did not answer within {timeout:g} s; is it running? "
+                f"the engine did not answer within {timeout:.1f} s; is it running? "
                 "(lakequeue doctor)"
             )
         return answers[0]

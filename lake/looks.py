@@ -6,6 +6,7 @@ taken, so nothing is due, delivered or written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -29,11 +30,21 @@ class _Asked:
         self._moment, self._vpn = moment, vpn
         self.epoch = moment.home.epoch
 
-    def request(self, command: commands.Command) -> Any:
+    def request(self, command: commands.Command, broker: int | None = None) -> Any:
         """As `Session.request`."""
         return self._answer(command)["result"]
 
-    def request_list(self, command: Any, place: str, count: str | None = None) -> list[Any]:
+    def request_each(self, command: commands.Command) -> dict[str, Any]:
+        """As `Session.request_each`: a moment is one broker's."""
+        return {"": self.request(command)}
+
+    def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
+        """As `Session.request_of_each`."""
+        return ask(self._moment.home.number)
+
+    def request_list(
+        self, command: Any, place: str, count: str | None = None, broker: int | None = None
+    ) -> list[Any]:
         """As `Session.request_list`."""
         rows: list[Any] = []
         while True:

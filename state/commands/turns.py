@@ -44,7 +44,7 @@ class Task:
 
 Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
 IN_TURN: dict[type, Handler] = {}  # filled by the table
-_BULK = frozenset({c.Purge, c.Redrive, c.Delete})
+_BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete})
 
 
 def begin(

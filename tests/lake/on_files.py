@@ -35,20 +35,23 @@ class Recorded:
         ) -> Any:
             found = take(topic, value, key, meta, own, when, partition)
             if not topic.endswith(".commands"):
-                self._note(topic, found.offsets[0], found.timestamps[0], value, key, meta, own)
+                at = partition, found.offsets[0]
+                self._note(topic, at, found.timestamps[0], value, key, meta, own)
             return found
 
         engine._records = records
 
     def _note(
-        self, topic: str, offset: int, time: int, value: bytes, key: Any, meta: Any, own: Any
-    ) -> None:
+        self, topic: str, at: tuple[int, int], time: int, value: bytes, key: Any, meta: Any,
+        own: Any,
+    ) -> None:  # fmt: skip
+        partition, offset = at
         count = json.loads(meta or b"{}").get("count", 0)
         payloads = decode_run(value, count) if count else [value]
         for item, payload in enumerate(payloads):
             self._messages.append(
                 {
-                    "topic": topic, "partition": 0, "offset": offset, "item": item,
+                    "topic": topic, "partition": partition, "offset": offset, "item": item,
                     "time": time * 1000, "key": key, "payload": payload,
                     "lq": None if meta is None else meta.decode(), "headers": own,
                 }

@@ -16,7 +16,7 @@ from lake.agreement import lifecycle_adds_up, queued_agrees, rows
 from lake.on_files import Recorded
 from lakequeue.lake import open_lake
 from lakequeue.lake.views import states_after
-from lakequeue.state.message import DELAYED, GONE, LEASED, READY
+from lakequeue.state.message import DELAYED, GONE, LEASED, MOVING, READY
 from model import walk
 from model.walk import Operation, Walk, definitions, steps
 from rules.harness import Bench, drain, start
@@ -40,10 +40,10 @@ def test_the_states_are_those_of_the_table() -> None:
     assert states_after() == {
         "spooled": {READY, DELAYED}, "canceled": {READY, DELAYED},
         "delivered": {LEASED}, "redelivered": {LEASED}, "renewed": {LEASED},
-        "ready": {READY}, "returned": {READY}, "lease_ended": {READY},
+        "ready": {READY}, "returned": {READY, DELAYED}, "lease_ended": {READY},
         "acknowledged": {GONE}, "consumer_rejected": {GONE}, "deleted": {GONE}, "expired": {GONE},
         "lost": {GONE}, "moved": {GONE}, "purged": {GONE}, "redriven": {GONE},
-        "replaced": {GONE},
+        "replaced": {GONE}, "granted": {MOVING}, "transferred": {GONE},
     }  # fmt: skip
 
 
