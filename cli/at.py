@@ -64,18 +64,26 @@ def at(
     """
     when, what, queue = _parsed(words, step)
     with asked(home) as lake:
-        found = past.as_of(lake, home, _broker(lake, broker), step=step, at=when)
-        for note in found.notes:
-            click.echo(note, err=True)
-        told = datetime.fromtimestamp(found.now / 1000).astimezone().isoformat(" ", "milliseconds")
-        click.echo(
-            f"Broker {found.broker} behind step {found.step:,}, {told} "
-            f"({_again(found)})", err=True,
-        )  # fmt: skip
+        if step is not None or what == "step":
+            found = [past.as_of(lake, home, _broker(lake, broker), step=step, at=when)]
+        else:
+            found = past.all_as_of(lake, home, [broker] if broker else past.brokers(lake), when)
+        for one in found:
+            _tell(one)
         if what == "step":
-            _show_step(found, as_json)
+            _show_step(found[0], as_json)
             return
-        _look(admin_of(found, vpn), what, queue, where, state, limit, as_json)
+        _look(admin_of(*found, vpn=vpn), what, queue, where, state, limit, as_json)
+
+
+def _tell(found: past.Moment) -> None:
+    """Which moment it is, and what is to be known of it."""
+    for note in found.notes:
+        click.echo(note, err=True)
+    told = datetime.fromtimestamp(found.now / 1000).astimezone().isoformat(" ", "milliseconds")
+    click.echo(
+        f"Broker {found.broker} behind step {found.step:,}, {told} ({_again(found)})", err=True
+    )
 
 
 def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, str, str | None]:

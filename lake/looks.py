@@ -24,23 +24,26 @@ from .past import Moment
 
 
 class _Asked:
-    """The face of a session that `Admin` uses, for inspections."""
+    """The face of a session that `Admin` uses, for inspections: moments of one broker or more."""
 
-    def __init__(self, moment: Moment, vpn: str) -> None:
-        self._moment, self._vpn = moment, vpn
-        self.epoch = moment.home.epoch
+    def __init__(self, moments: list[Moment], vpn: str) -> None:
+        self._moments, self._vpn = moments, vpn
+        self.epoch = moments[0].home.epoch
 
     def request(self, command: commands.Command, broker: int | None = None) -> Any:
         """As `Session.request`."""
-        return self._answer(command)["result"]
+        return self._answer(command, broker)["result"]
 
     def request_each(self, command: commands.Command) -> dict[str, Any]:
-        """As `Session.request_each`: a moment is one broker's."""
-        return {"": self.request(command)}
+        """As `Session.request_each`."""
+        hosts = self._hosts(command)
+        if len(self._moments) == 1:
+            return {"": self.request(command)}
+        return {m.broker: self.request(command, m.home.number) for m in hosts}
 
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
         """As `Session.request_of_each`."""
-        return ask(self._moment.home.number)
+        return [row for m in self._moments for row in ask(m.home.number)]
 
     def request_list(
         self, command: Any, place: str, count: str | None = None, broker: int | None = None
@@ -48,7 +51,7 @@ class _Asked:
         """As `Session.request_list`."""
         rows: list[Any] = []
         while True:
-            answer = self._answer(command)
+            answer = self._answer(command, broker)
             rows += answer["result"]
             if answer["more"] is None:
                 return rows
@@ -57,19 +60,27 @@ class _Asked:
                 changes[count] = getattr(command, count) - len(answer["result"])
             command = msgspec.structs.replace(command, **changes)
 
-    def _answer(self, command: Any) -> Any:
-        kind, moment = type(command), self._moment
+    def _hosts(self, command: Any) -> list[Moment]:
+        """The brokers that had the queue of a command; all where it names none."""
+        name = getattr(command, "queue", None)
+        if name is None:
+            return self._moments
+        found = [m for m in self._moments if _broker(m).find(self._vpn, name) is not None]
+        if not found:
+            raise ConfigError(f"queue: {name!r} – there was no such queue in VPN {self._vpn!r}")
+        return found
+
+    def _answer(self, command: Any, number: int | None) -> Any:
+        kind = type(command)
         if kind not in INSPECTIONS:
             raise ConfigError(f"{kind.__name__}: the past can only be looked at")
-        broker = Broker.load(moment.store, moment.home, moment.now, Limits(), first=False)
+        hosts = self._hosts(command)
+        moment = next((m for m in hosts if m.home.number == number), hosts[0])
+        broker = _broker(moment)
         if kind in OF_BROKER:
             result = OF_BROKER[kind](broker, self._vpn, command)
         else:
             queue = broker.find(self._vpn, command.queue)
-            if queue is None:
-                raise ConfigError(
-                    f"queue: {command.queue!r} – there was no such queue in VPN {self._vpn!r}"
-                )
             result = OF_QUEUE[kind](broker, self._vpn, queue, command)
         more = None
         if isinstance(result, PartialAnswer):
@@ -81,6 +92,11 @@ class _Asked:
         return answer
 
 
-def admin_of(moment: Moment, vpn: str = "default") -> Admin:
-    """An administrator who looks at a moment: `queues`, `describe`, `browse`, `usage`, `events`."""
-    return Admin(cast(Session, _Asked(moment, vpn)))
+def _broker(moment: Moment) -> Broker:
+    return Broker.load(moment.store, moment.home, moment.now, Limits(), first=False)
+
+
+def admin_of(*moments: Moment, vpn: str = "default") -> Admin:
+    """An administrator who looks at moments of different brokers, at one at least: `queues`,
+    `describe`, `browse`, `usage`, `events`."""
+    return Admin(cast(Session, _Asked(list(moments), vpn)))

@@ -117,6 +117,21 @@ def as_of(
     return moment
 
 
+def all_as_of(
+    lake: duckdb.DuckDBPyConnection, home: Path, names: list[str], at: datetime | None
+) -> list[Moment]:
+    """As `as_of`, of several brokers: those that there were then, at least one."""
+    found, refusals = [], []
+    for name in names:
+        try:
+            found.append(as_of(lake, home, name, at=at))
+        except ConfigError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0] if refusals else ConfigError("broker: the tables have no step yet")
+    return found
+
+
 def _require_history(lake: duckdb.DuckDBPyConnection) -> None:
     there = {name for (name,) in lake.execute("SHOW TABLES").fetchall()}
     missing = [name for name in HISTORY if name not in there]

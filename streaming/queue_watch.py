@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..client.kafka_library import connect_kafka
-from ..protocol import LakequeueError
+from ..protocol import LakequeueError, commands
 from ..sinks.queue_figures import Look, QueueFigures
 
 log = logging.getLogger("lakequeue.queue_watch")
@@ -100,11 +100,12 @@ class QueueWatch:
         for vpn in self._vpns:
             first = self._opened(open_ones, vpn, None)
             for broker in (None, *self._brokers(first, begun)):
-                admin = self._opened(open_ones, vpn, broker).admin()
-                usage = admin.usage()
+                one = self._opened(open_ones, vpn, broker)
+                usage = one.admin().usage()
                 name = usage["broker"]["name"]
                 look.usage.append(usage)
-                look.queues += [{**queue, "broker": name} for queue in admin.queues()]
+                queues = one.request_list(commands.Queues(), "after", broker=one.number)
+                look.queues += [{**queue, "broker": name} for queue in queues]
         look.seconds, look.time = time.monotonic() - begun, time.time()
         return look
 

@@ -40,6 +40,7 @@ ROOMS = (
     "expressions",
     "lake",
     "memory",
+    "monitor",
     "protocol",
     "sinks",
     "sources",

@@ -19,7 +19,7 @@ from .mutations import INBOX, QUEUES, Incoming, Mutator, encode
 NOW = 1_700_000_000_000
 RECORD_BYTES_MAX = 12 * 1024 * 1024
 STEPS_MAX = 2_000
-OF_THE_ENGINE = ("receipts", "journal", "rejected")
+OF_THE_ENGINE = ("receipts", "journal", "rejected", "directory")
 # What may differ between two commands that were refused: their counts, and their events.
 ACCOUNTS = ("e/", "x/")
 

@@ -23,8 +23,8 @@ HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
 PLACES: list[Place] = [(COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0)]
 SIZES = {
-    "default.commands": 1, "default.publish": 2, "default.deliveries": 2, "default.receipts": 2,
-    "default.journal": 1, "default.rejected": 1, "orders": 1,
+    "default.commands": 1, "default.directory": 1, "default.publish": 2, "default.deliveries": 2,
+    "default.receipts": 2, "default.journal": 1, "default.rejected": 1, "orders": 1,
 }  # fmt: skip
 POINTS = ("appended", "computed", "half sent", "sent")
 

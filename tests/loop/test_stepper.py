@@ -36,7 +36,7 @@ class Inputs(Some):
         super().__init__(world, driver, 5)
         self.arrived = threading.Event()
         self.stopped = False
-        self.records = self.bytes = 0
+        self.records = self.bytes = self.behind = 0
         self.waited_s = 0.0
         self.room_bytes: int | None = None
         self.ages_ms: list[int] = []

@@ -295,11 +295,10 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine) -> None:
 def test_every_broker_is_looked_at() -> None:
     """With series of its own, also where a queue has the same name."""
     url = f"memory://metrics-{next(_names)}"
-    queue = QUEUE | {"name": "orders", "type": "LocalQueue", "max_spool_usage": 10}
+    queue = QUEUE | {"name": "orders", "type": "Queue", "max_spool_usage": 10}
     config = {"brokers": ["b-0", "b-1"], "queues": [queue]}
     first = lakequeue.connect(url, config=config)
     second = lakequeue.connect(url, broker="b-1")
-    second.admin().define(queue)
     first.producer().send("orders", b"{}")
     for _ in range(2):
         second.producer().send("orders", b"{}")
