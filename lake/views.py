@@ -4,7 +4,8 @@ All follows from `changes`: each row of the journal that changed a message's pla
 the state after it and when the next change came. Which events those are, and what state they lead
 to, is read from the transition table that runs, not copied; where an event leads to *ready* or to
 *delayed*, the row says until when the message is delayed. A message that went and came back to a
-queue (a redrive) has several *stays* there, each from a `spooled` on.
+queue (a redrive) has several *stays* there, each from a `spooled` on. Steps are each broker's own,
+so a message of a distributed queue has its changes at each broker that had it.
 
 The text is SQL that Spark and DuckDB both understand; in what they differ stands in `DIALECTS`.
 """
@@ -67,7 +68,7 @@ SELECT vpn, queue, message_id, step, part, line, time, event, {_state()} AS stat
   lead(time) OVER w AS next_time, lead(event) OVER w AS next_event, lead(step) OVER w AS next_step
 FROM journal
 WHERE message_id IS NOT NULL AND event IN ({_names(list(states_after()))})
-WINDOW w AS (PARTITION BY vpn, queue, message_id ORDER BY {ORDER})
+WINDOW w AS (PARTITION BY broker, vpn, queue, message_id ORDER BY {ORDER})
 """
 
 _DETAILS = "substring(reason, length(subscription) + length('subscription=') + 1)"
@@ -123,6 +124,9 @@ def _time_of(event: str) -> str:
 
 _GIVEN = f"""(state = '{NAMES[LEASED]}' OR event = 'barrier_delivered')"""
 
+# What came last; with several brokers of each, and what went to another is known there.
+_LAST = "next_event IS NULL AND event <> 'transferred'"
+
 _LIFECYCLE = f"""
 SELECT l.vpn, l.queue, l.message_id, p.published_at, l.entered_at, l.first_delivered_at,
   l.acknowledged_at, l.expired_at, l.dead_lettered_at, l.deliveries, l.consumers, l.waiting_ms,
@@ -141,8 +145,8 @@ FROM (
       THEN array_sort(array_agg(DISTINCT consumer) FILTER (WHERE {_GIVEN})) END AS consumers,
     {_spent(READY)} AS waiting_ms, {_spent(LEASED)} AS processing_ms,
     {_spent(DELAYED)} AS delayed_ms,
-    max(CASE WHEN state IS NOT NULL AND next_event IS NULL THEN state END) AS state,
-    max(CASE WHEN state = '{NAMES[GONE]}' AND next_event IS NULL THEN event END) AS ended,
+    max(CASE WHEN state IS NOT NULL AND {_LAST} THEN state END) AS state,
+    max(CASE WHEN state = '{NAMES[GONE]}' AND {_LAST} THEN event END) AS ended,
     max(stay) AS stays
   FROM (
     SELECT a.*, coalesce(n.consumer, a.subscription) AS consumer
@@ -174,7 +178,7 @@ _NOTES = ("defined", "deleted", "definition", "shutdown", "subscribed", "unsubsc
 _QUEUES = f"""
 WITH notes AS (
   SELECT vpn, queue, event, reason, time,
-    row_number() OVER (PARTITION BY vpn, queue ORDER BY {ORDER}) AS n
+    row_number() OVER (PARTITION BY vpn, queue ORDER BY time, {ORDER}) AS n
   FROM journal WHERE message_id IS NULL AND queue <> '' AND event IN ({_names(list(_NOTES))})
 ), made AS (
   SELECT vpn, queue, coalesce(max(CASE WHEN event = 'defined' AND reason = '' THEN n END), 0) AS n,

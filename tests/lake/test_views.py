@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import lakequeue
 import pytest
 from hypothesis import HealthCheck, given, settings
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
@@ -225,3 +226,28 @@ def test_the_views_agree_after_any_walk(
     with open_lake(home) as lake:
         queued_agrees(lake, done.connection)
         lifecycle_adds_up(lake, done.connection.engine.journal())
+
+
+def test_H4_a_message_that_went_to_another_broker_is_there_once(tmp_path: Path) -> None:
+    """Each broker numbers its own steps: what it says of a message is in its own order."""
+    config = {"brokers": ["a", "b"], "queues": [
+        {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
+    ]}
+    near = lakequeue.connect("memory://views", config=config, broker="a")
+    recorded = Recorded(near.engine)
+    far = lakequeue.connect("memory://views", broker="b")
+    for _ in range(20):  # a is many steps ahead
+        near.admin().usage()
+    for _ in range(3):
+        near.producer().send("orders", b"{}")
+    consumer = far.consumer("orders", ack_mode="individual", max_backlog=9)
+    consumer.receive().ack()
+    with open_lake(recorded.write(tmp_path)) as lake:
+        found = rows(lake, "SELECT state, ended FROM lifecycle ORDER BY message_id")
+        assert [(row["state"], row["ended"]) for row in found] == [
+            ("gone", "acknowledged"), ("leased", None), ("leased", None),
+        ]  # fmt: skip
+        held = rows(lake, "SELECT state FROM queued")
+        assert [row["state"] for row in held] == ["leased", "leased"]
+    for connection in (consumer, far, near):
+        connection.close()
