@@ -22,6 +22,7 @@ def define_queues(url: str) -> None:
             connection.admin().define(
                 {
                     "name": f"orders-{broker}", "message_type": "text", "type": "LocalQueue",
+                    "broker": broker,
                     "max_per_subscription_backlog": 50,
                 }
             )  # fmt: skip

@@ -52,7 +52,8 @@ def test_each_broker_steps_by_itself(engine: tuple[EngineProcess, str]) -> None:
         drain(traffic)
     for broker in BROKERS:
         with lakequeue.connect(url, broker=broker) as connection:
-            assert [q["name"] for q in connection.admin().queues()] == [f"orders-{broker}"]
+            there = {q["name"]: q["broker"] for q in connection.admin().queues()}
+            assert there == {f"orders-{name}": name for name in BROKERS}
             known = connection.admin().brokers()
     assert [(b["name"], b["number"], b["state"]) for b in known] == [
         (name, i, "running") for i, name in enumerate(BROKERS)
@@ -99,7 +100,7 @@ def test_h1_a_bridge_loses_and_doubles_nothing_while_both_ends_die(
     with lakequeue.connect(url, broker=near) as one, lakequeue.connect(url, broker=far) as other:
         other.admin().define(
             {"name": "over", "message_type": "text", "type": "LocalQueue",
-             "subscriptions": ["over/>"]}
+             "broker": far, "subscriptions": ["over/>"]}
         )  # fmt: skip
         one.admin().bridge({"name": "over", "to": far, "subscriptions": ["over/>"]})
         producer = one.producer()
