@@ -1,9 +1,9 @@
 """A producer's messages for a queue that went to another broker.
 
-The broker that had it refuses them (reason ``moved``) and says where it is. They are sent there
-under that broker's numbers, when none for this queue is without an answer at the old one, and what
-is sent meanwhile waits behind them: so a producer's messages stay in order. Refused is not stored,
-so none comes twice.
+The broker that had it refuses them (reason ``moved``) and says where it is; or the client learns it
+by itself. They are sent there under that broker's numbers, when none for this queue is without an
+answer at the old one, and what is sent meanwhile waits behind them: so a producer's messages stay
+in order. Refused is not stored, so none comes twice.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from .outgoing import Outgoing
 from .pending import Pending
 
 PAUSE_S = 0.1  # the queue is on its way
+KNOWN_MOST = 10_000  # destinations of which it is known where the last message went
 
 
 @dataclass(slots=True)
 class _Held:
-    """Of one queue. at: the number of the broker that refused; each message, and whether nobody has
-    its future; not_before: monotonic, s."""
+    """Of one queue. at: the number of the broker that had it; messages that it refused, and those
+    that were sent since: each with whether nobody has its future; not_before: monotonic, s."""
 
     at: int
-    messages: list[tuple[Pending, bool]] = field(default_factory=list)
+    refused: list[tuple[Pending, bool]] = field(default_factory=list)
+    behind: list[tuple[Pending, bool]] = field(default_factory=list)
     not_before: float = 0.0
+
+    @property
+    def messages(self) -> list[tuple[Pending, bool]]:
+        """All of them, in the order in which they were sent."""
+        return self.refused + self.behind
 
 
 class Following:
@@ -39,6 +46,7 @@ class Following:
         self._way = way
         self._broker_of = broker_of
         self._queues: dict[str, _Held] = {}
+        self._went: dict[str, int] = {}  # to which broker a destination's last message went
 
     def __len__(self) -> int:
         return sum(len(held.messages) for held in self._queues.values())
@@ -48,24 +56,39 @@ class Following:
         held = self._queues.get(queue)
         return None if held is None else len(held.messages)
 
+    def goes_to(self, queue: str, number: int) -> None:
+        """A message for this queue is about to go to that broker: it waits, if one of before is
+        without an answer at another."""
+        known = self._went.pop(queue, None)
+        self._went[queue] = number
+        if len(self._went) > KNOWN_MOST:
+            del self._went[next(iter(self._went))]
+        if known == number or queue in self._queues:
+            return
+        others = [n for n in self._ways if n != number] if known is None else [known]
+        at = next((n for n in others if self._ways[n].unanswered.waits_for(queue)), None)
+        if at is not None:
+            self._queues[queue] = _Held(at)
+
     def refused(self, at: int, sent: Pending, untold: bool) -> None:
         """A broker does not have this message's queue any more."""
         held = self._queues.setdefault(sent.to, _Held(at))
         if held.at != at:
             held.at = at
-        held.messages.append((sent, untold))
+        held.refused.append((sent, untold))
 
     def behind(self, sent: Pending) -> None:
         """This one goes behind those that wait."""
-        self._queues[sent.to].messages.append((sent, False))
+        self._queues[sent.to].behind.append((sent, False))
 
     def keep_for_flush(self, sent: Pending) -> bool:
         """Nobody will look at this message's future; False if it does not wait here."""
         held = self._queues.get(sent.to)
-        for at, (one, _) in enumerate(held.messages if held is not None else ()):
-            if one is sent:
-                held.messages[at] = (one, True)  # type: ignore[union-attr]
-                return True
+        for messages in () if held is None else (held.refused, held.behind):
+            for at, (one, _) in enumerate(messages):
+                if one is sent:
+                    messages[at] = (one, True)
+                    return True
         return False
 
     def payloads(self) -> list[bytes]:

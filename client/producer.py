@@ -168,7 +168,8 @@ class Producer:
             raise ConfigError(f"payload: {type(payload).__name__} – allowed are bytes and str")
         data = bytes(data)
         persistent = mode != "non_persistent"
-        way = self._way(self._session.broker_of(destination))
+        number = self._session.broker_of(destination)
+        way = self._way(number)
         if persistent and self._in_window(way, destination) >= self._window:
             self._wait_for_room(way, destination)
         options = self._options(ttl, priority, deliver_at, delay, dmq_eligible, persistent)
@@ -179,6 +180,8 @@ class Producer:
         if headers:
             own = [(n, v.encode() if isinstance(v, str) else v) for n, v in headers.items()]
         with self._lock:
+            if len(self._ways) > 1:
+                self._following.goes_to(destination, number)
             if persistent and self._following.holds(destination) is not None:
                 sent = Pending(
                     self._session.changed, 0, (data, key, own, template), time.monotonic()

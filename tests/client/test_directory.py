@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from client.threaded import Wire, wait_for
+from client.threaded import Held, Wire, wait_for
 from lakequeue.client.connection import Connection
 from lakequeue.client.whereabouts import Whereabouts
 from lakequeue.definitions import parse_configuration
@@ -99,3 +99,31 @@ def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
     assert directory.broker_of("q") == 2
     assert directory.take(b"queue/q", None) == "q"
     assert directory.hosts_of("q") == {}
+
+
+def test_what_is_learned_while_messages_are_on_their_way_changes_no_order() -> None:
+    """P1, O1: those of before went to the home, which passes on where the queue is."""
+    engine = mesh()
+    wire = Held(engine)
+    connection = Connection(wire, "default", "app", number=0)
+    connection.learn("q", {})
+    producer = connection.producer(delivery_mode="persistent_groupack", window=1000)
+    wire.let_go.clear()
+    for n in range(20):
+        producer.send_async("q", b"%d" % n)
+    producer.send_gathered()
+    connection.learn("q", {"b": 1})
+    for n in range(20, 40):
+        producer.send_async("q", b"%d" % n)
+    producer.send_gathered()
+    wire.let_go.set()
+    producer.flush(10)
+    with connection.consumer("q", max_backlog=100, ack_mode="individual") as consumer:
+        got = []
+        for _ in range(40):
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            got.append(int(message.payload))
+            message.ack()
+    assert got == list(range(40))
+    connection.close()

@@ -132,8 +132,19 @@ def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dic
             # Records that name no partition are one partition's: these topics have one then.
             free = due.pop((topic, None), []) if len(heard) == 1 else []
             _compare(f"{topic} [{partition}]", said, due.pop((topic, partition), free))
+    _compare_newest(bootstrap, topics.topic(vpn, topics.DIRECTORY), due)
     assert not due, f"said nowhere: {list(due)}"
     return {"steps": steps, "records": records, "again": records - len(wanted)}
+
+
+def _compare_newest(
+    bootstrap: str, topic: str, due: dict[tuple[str, int | None], list[Said]]
+) -> None:
+    """Of a compacted topic, to which the engine writes of brokers beside the steps: the newest
+    record of each of their keys."""
+    wanted = {key: value for key, value, _ in due.pop((topic, 0), [])}
+    heard = {m.key(): m.value() for m in on_the_wire(bootstrap, topic, 1) if m.key() in wanted}
+    assert heard == wanted, f"{topic}: the newest of each key"
 
 
 def _compare(where: str, heard: list[Said], wanted: list[Said]) -> None:

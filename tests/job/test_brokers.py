@@ -123,3 +123,65 @@ def test_h1_a_bridge_loses_and_doubles_nothing_while_both_ends_die(
         assert (seen["from"], seen["taken"], seen["waiting"]) == (near, 180, 0)
         assert one.admin().delete_bridge("over") == 0
         other.admin().delete("over")
+
+
+def test_h4_a_distributed_queue_loses_and_doubles_nothing_while_two_brokers_die(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    process, url = engine
+    near, far = BROKERS[0], BROKERS[3]
+    bodies = [f"{at}" for at in range(120)]
+    with lakequeue.connect(url, broker=near) as one, lakequeue.connect(url, broker=far) as other:
+        one.admin().define(
+            {"name": "spread", "message_type": "text", "max_per_subscription_backlog": 20}
+        )
+        producer = one.producer()
+        got = []
+        with other.consumer("spread", max_backlog=20, ack_mode="individual") as consumer:
+            for at, body in enumerate(bodies):
+                producer.send_async("spread", body.encode())
+                if at == 60:
+                    running = workers(process.family())
+                    running[near].kill()
+                    running[far].kill()
+            producer.flush(timeout=4 * BACK_S_MAX)
+            while len(set(got)) < 120 and (message := consumer.receive(timeout=2 * BACK_S_MAX)):
+                message.ack()
+                assert message.redelivered or message.payload.decode() not in got
+                got.append(message.payload.decode())
+            assert consumer.receive(timeout=2) is None
+        assert sorted(set(got), key=int) == bodies
+        seen = other.admin().describe("spread")
+        assert (seen["depth"], sorted(seen["brokers"])) == (0, list(BROKERS))
+        one.admin().delete("spread")
+
+
+def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    _, url = engine
+    bodies = [f"{at}" for at in range(200)]
+    with lakequeue.connect(url) as connection:
+        admin = connection.admin()
+        admin.define(
+            {"name": "goes", "message_type": "text", "type": "LocalQueue", "broker": BROKERS[1]}
+        )
+        producer = connection.producer()
+        for body in bodies[:100]:
+            producer.send_async("goes", body.encode())
+        got = []
+        with connection.consumer("goes", ack_mode="individual") as consumer:
+            for at in range(200):
+                if at == 20:
+                    admin.move_queue("goes", broker=BROKERS[2])
+                if at < 100:
+                    producer.send_async("goes", bodies[100 + at].encode())
+                while (message := consumer.receive(timeout=BACK_S_MAX)) is not None:
+                    message.ack()
+                    if message.payload.decode() not in got:
+                        got.append(message.payload.decode())
+                        break
+                    assert message.redelivered
+        assert got == bodies
+        assert {q["name"]: q["broker"] for q in admin.queues()}["goes"] == BROKERS[2]
+        admin.delete("goes")
