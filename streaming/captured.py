@@ -58,8 +58,8 @@ class CapturedTopics:
 
     def open(self) -> None:
         """Make the engine's own topics, and begin to look for others."""
-        self.share_out()
         self._texts |= self._folder.captured()
+        self.share_out()
         self._read(captured_topics(self.partitions, self._texts))
         self.watch()
 
