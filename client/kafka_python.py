@@ -20,7 +20,7 @@ from kafka.admin import OffsetSpec
 from kafka.record import util as record_util
 
 from ..protocol.errors import NotConnected
-from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+from ..protocol.kafka_settings import authenticated, encrypted, for_kafka_python, kafka_settings
 from . import kafka_bounds as bounds
 from .kafka_base import (
     LOGGER,
@@ -326,6 +326,11 @@ def refusals_told(bootstrap: str) -> Iterator[None]:
     try:
         yield
     except kafka_errors.KafkaError as error:
+        settings = kafka_settings()
+        if heard.why is None and heard.hung_up and authenticated(settings):
+            # It hangs up after it has said why, and the library may see the end first. That it
+            # speaks Kafka is known (`reach`), if we could read what it says.
+            heard.why = None if encrypted(settings) else "it hangs up on who has them"
         if heard.why is not None:
             raise refused(bootstrap, heard.why) from error
         raise
@@ -337,9 +342,11 @@ class _Refusals(logging.Handler):
     """Hears why Kafka refuses us."""
 
     why: str | None = None
+    hung_up = False
 
     def emit(self, record: logging.LogRecord) -> None:
         for part in record.args or ():
+            self.hung_up |= isinstance(part, kafka_errors.KafkaConnectionError)
             if isinstance(part, kafka_errors.SaslAuthenticationFailedError):
                 self.why = _said(part).rpartition("SaslAuthenticationFailedError: ")[2]
 
