@@ -11,7 +11,7 @@ DIST := dist
 ROOMS := bench cli client conf definitions examples expressions lake memory monitor protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint wheel bench clean
+.PHONY: help setup tools demo test soak lint wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -37,11 +37,18 @@ $(FETCHED): conf/jars.xml $(INSTALLED)
 	@$(BIN)/python -m lakequeue.streaming.jars
 	@touch $@
 
+# Debian's, where one may install it; else the tests that need it say which package is missing.
+tools: ## what some tests drive: Chromium for the page, Prometheus for the alert rules
+	@command -v chromium >/dev/null && command -v promtool >/dev/null || \
+		{ [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; } || \
+		{ apt-get update && apt-get install -y --no-install-recommends \
+			chromium fonts-dejavu-core prometheus; } >/dev/null
+
 demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
 # Two processes for what runs in memory, then one for what needs Kafka and Spark: tests/conftest.py.
-test: setup lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
+test: setup tools lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@$(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 
 soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED

@@ -119,8 +119,15 @@ class KafkaPythonTransport(KafkaTransport):
         # The producer keeps records only for topics that it knows. Whoever asked is about to send:
         # so it can go on sending when Kafka goes away before the first record.
         with contextlib.suppress(kafka_errors.KafkaError):
-            self._producer.partitions_for(topic)
+            self._learn_partitions(topic, found)
         return found
+
+    def _learn_partitions(self, topic: str, count: int) -> None:
+        """The producer refuses partitions that it does not know, and asks again in minutes only."""
+        until = time.monotonic() + bounds.MISSING_SECONDS_MAX
+        while len(self._producer.partitions_for(topic)) < count and time.monotonic() < until:
+            self._producer._metadata.request_update()
+            time.sleep(0.05)
 
     def flush(self, timeout: float) -> bool:
         """See `Transport.flush`."""

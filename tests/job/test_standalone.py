@@ -22,7 +22,7 @@ pytestmark = pytest.mark.job
 
 SLOTS = 5  # of each executor: room for all brokers and the tables on one
 USUAL_S = 8.0
-BACK_S_MAX = 30.0  # on a machine that does nothing else a few seconds; it is printed
+BACK_S_MAX = 30.0  # on a slow machine; the time that it took is printed
 
 
 @pytest.fixture

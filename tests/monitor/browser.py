@@ -1,6 +1,6 @@
 """A headless Chromium, driven over its own debugging pipe: no driver program, no Python package.
 
-Debian's package `chromium` brings it; `.ci/run` installs it where it is missing. It speaks the
+Debian's package `chromium` brings it; `make tools` installs it where it is missing. It speaks the
 DevTools protocol: JSON messages that end in a zero byte, on two file descriptors.
 """
 

@@ -1,7 +1,7 @@
 """The rules and dashboards in `conf/`: what they name is served, and alerts fire when they should.
 
-Debian's package `prometheus` brings `prometheus` and `promtool`; `.ci/run` installs it where it is
-missing.
+Debian's package `prometheus` brings `prometheus` and `promtool`; `make tools` installs it where it
+is missing.
 """
 
 from __future__ import annotations
