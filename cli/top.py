@@ -61,7 +61,7 @@ def show(sight: Sight, screen: Console, key: Callable[[float], str], every: floa
 
     from ..monitor import terminal
 
-    view = terminal.View()
+    view = terminal.Screen()
     with Live(console=screen, auto_refresh=False, screen=True) as live:
         while not view.over:
             live.update(terminal.screen(sight, view, screen.size.height), refresh=True)

@@ -34,7 +34,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SignIn:
     """form: the word that its forms carry; until: by the monotonic clock."""
 
     form: str
@@ -49,7 +49,7 @@ class Doors:
     admin: bool = False
     host: str = "127.0.0.1"
     clock: Callable[[], float] = time.monotonic
-    _sessions: dict[str, Session] = field(default_factory=dict)
+    _sessions: dict[str, SignIn] = field(default_factory=dict)
     _failures: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Doors:
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         cookie = secrets.token_urlsafe(32)
-        self._sessions[cookie] = Session(secrets.token_urlsafe(32), now + SESSION_S)
+        self._sessions[cookie] = SignIn(secrets.token_urlsafe(32), now + SESSION_S)
         return cookie
 
     @property
@@ -89,7 +89,7 @@ class Doors:
         failures = self._failures
         return len(failures) == FAILURES_MAX and self.clock() - failures[0] < FAILURES_S
 
-    def session(self, cookie: str | None) -> Session | None:
+    def session(self, cookie: str | None) -> SignIn | None:
         """The session of a cookie, while it lasts."""
         found = self._sessions.get(cookie or "")
         return found if found is not None and found.until > self.clock() else None
@@ -99,7 +99,7 @@ class Doors:
         self._sessions.pop(cookie or "", None)
 
     def form_allowed(
-        self, session: Session | None, word: str, origin: str | None, host: str
+        self, session: SignIn | None, word: str, origin: str | None, host: str
     ) -> bool:
         """Whether a form may change something: of a session, with its word, from this page."""
         if not self.admin or session is None:

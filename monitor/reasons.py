@@ -27,7 +27,7 @@ Messages = Sequence[BrowsedMessage]
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Waiting:
     """code: for programs; text: a sentence or two; stuck: whether somebody should do something.
     side: `out`, why nothing is delivered, or `in`, why nothing enters."""
 
@@ -37,7 +37,7 @@ class Reason:
     side: str = "out"
 
 
-def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
+def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     """Why messages of a queue wait, most important first; empty when nothing holds them.
 
     queue: as `describe` gives it; messages: the first in the queue's order, as `browse` gives them.
@@ -51,7 +51,7 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
+def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     ready, blocked = queue["ready"], queue["blocked"]
     if not ready:
         return _nothing_ready(queue, messages, now)
@@ -61,19 +61,19 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
             f"Barrier {messages[0].id} is next, and no consumer's filter takes it: "
             f"{_filters(queue['consumers'])}."
         )
-        return [Reason("barrier_filter", text)]
+        return [Waiting("barrier_filter", text)]
     say = _SAYINGS.get(name)
     if say is not None:
-        return [Reason(_CODES[name], say(queue, messages, now))]
+        return [Waiting(_CODES[name], say(queue, messages, now))]
     if name == "faulted":
         text = f"The queue is faulted:{detail}. Define it again to have it looked at anew."
-        return [Reason("faulted", text)]
+        return [Waiting("faulted", text)]
     if blocked:
-        return [Reason("blocked", f"The engine says: {blocked}.")]
+        return [Waiting("blocked", f"The engine says: {blocked}.")]
     return _not_blocked(queue, messages)
 
 
-def _nothing_ready(queue: Queue, messages: Messages, now: datetime) -> list[Reason]:
+def _nothing_ready(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     found = []
     if queue["leased"]:
         text = f"{_all_or(queue, 'leased')} with consumers: {_holders(queue)}."
@@ -82,9 +82,9 @@ def _nothing_ready(queue: Queue, messages: Messages, now: datetime) -> list[Reas
             text += f" The next lease ends {_at(min(ends), now)}."
         elif messages and queue["definition"]["lease_period_ms"] is None:
             text += " Leases have no end while the consumer is connected."
-        found.append(Reason("held", text, stuck=False))
+        found.append(Waiting("held", text, stuck=False))
     if queue["delayed"]:
-        found.append(Reason("delayed", _delayed(queue, messages, now), stuck=False))
+        found.append(Waiting("delayed", _delayed(queue, messages, now), stuck=False))
     return found
 
 
@@ -207,7 +207,7 @@ _CODES = {
 # ------------------------------------------------------------ what only the messages tell
 
 
-def _not_blocked(queue: Queue, messages: Messages) -> list[Reason]:
+def _not_blocked(queue: Queue, messages: Messages) -> list[Waiting]:
     """Somebody has room. Either the engine is about to deliver, or no filter of theirs takes what
     is ready."""
     room = [c for c in queue["consumers"] if not c["blocked"]]
@@ -227,26 +227,26 @@ def _not_blocked(queue: Queue, messages: Messages) -> list[Reason]:
     text = f"No consumer that has room takes one{part} of the ready messages by its filter: {texts}"
     if full:
         text += f". Without room: {_named(c['name'] for c in full)}"
-    return [Reason("filter", f"{text}.")]
+    return [Waiting("filter", f"{text}.")]
 
 
-def _why_nothing_enters(queue: Queue) -> list[Reason]:
+def _why_nothing_enters(queue: Queue) -> list[Waiting]:
     definition, found = queue["definition"], []
     if not queue["ingress"]:
         text = (
             "Ingress is shut down: what is published to it is refused or discarded until it is "
             f"opened (lakequeue shutdown {queue['name']} --open-ingress)."
         )
-        found.append(Reason("ingress", text, side="in"))
+        found.append(Waiting("ingress", text, side="in"))
     limit, most = definition["max_spool_usage"], definition["max_spool_messages"]
     depth = queue["depth"]
     usual = queue["spool_bytes"] / depth if depth else 0
     if limit and depth and queue["spool_bytes"] + usual > limit:
         text = f"It is full: {queue['spool_bytes']:,} of {limit:,} bytes. New messages are refused."
-        found.append(Reason("full", text, side="in"))
+        found.append(Waiting("full", text, side="in"))
     elif most is not None and depth >= most > 0:
         text = f"It is full: {depth:,} of {most:,} messages. New messages are refused."
-        found.append(Reason("full", text, side="in"))
+        found.append(Waiting("full", text, side="in"))
     return found
 
 

@@ -32,7 +32,7 @@ HELP = "↑ ↓ choose   Enter open   Esc back   s sort   q quit"
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Screen:
     """at: the chosen queue; open: it is shown in depth; over: it is time to end."""
 
     at: str = ""
@@ -41,12 +41,12 @@ class View:
     over: bool = False
 
 
-def ordered(seen: Seen, view: View) -> list[dict[str, Any]]:
+def ordered(seen: Seen, view: Screen) -> list[dict[str, Any]]:
     """The queues as they are shown."""
     return sorted(seen.queues, key=lambda q: (SORTS[view.sort](q), q["name"]))
 
 
-def pressed(view: View, key: str, seen: Seen) -> View:
+def pressed(view: Screen, key: str, seen: Seen) -> Screen:
     """The view after a key."""
     names = [queue["name"] for queue in ordered(seen, view)]
     at = names.index(view.at) if view.at in names else 0
@@ -68,7 +68,7 @@ def pressed(view: View, key: str, seen: Seen) -> View:
     return view
 
 
-def screen(sight: Sight, view: View, height: int) -> RenderableType:
+def screen(sight: Sight, view: Screen, height: int) -> RenderableType:
     """All that is on the screen."""
     seen = sight.look()
     parts: list[RenderableType] = []
@@ -89,7 +89,7 @@ def spark(values: Sequence[float]) -> str:
     return "".join(BARS[round(value / top * steps) if top else 0] for value in shown)
 
 
-def _overview(sight: Sight, seen: Seen, view: View, height: int) -> list[RenderableType]:
+def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[RenderableType]:
     queues = ordered(seen, view)
     parts: list[RenderableType] = [_totals(sight.past(), len(queues))]
     for alert in words.alerts(seen):

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from ..protocol import LakequeueError
 from . import words
 from .charts import chart
-from .doors import COOKIE, HEADERS, SESSION_S, Doors, Session
+from .doors import COOKIE, HEADERS, SESSION_S, Doors, SignIn
 from .engine_figures import EngineFigures
 from .sight import TOTAL, Sight
 
@@ -212,7 +212,7 @@ class _Routes:
         sights = self._page.sights
         return sights.get(vpn or request.query_params.get("vpn", "")) or next(iter(sights.values()))
 
-    def _session(self, request: Request) -> Session | None:
+    def _session(self, request: Request) -> SignIn | None:
         return self._doors.session(request.cookies.get(COOKIE))
 
     def _show(self, request: Request, template: str, status: int = 200, **context: Any) -> Response:

@@ -23,6 +23,11 @@ from ..protocol.patterns import compiled
 from .step_batch import Place
 
 log = logging.getLogger("lakequeue.loop")
+# librdkafka tells standard error of each attempt while Kafka is away, also at the end of
+# `lakequeue up`, whose Kafka goes last. Who looks for topics says it once, when it cannot.
+_unheard = logging.getLogger("lakequeue.discovery")
+_unheard.propagate = False
+_unheard.addHandler(logging.NullHandler())
 
 EVERY_S = 10.0
 ASK_S_MAX = 10.0
@@ -53,7 +58,7 @@ class Discovery(threading.Thread):
         watch: Callable[[dict[Place, int]], None] | None = None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-topics")
-        self._admin = AdminClient(kafka)
+        self._admin = AdminClient(kafka, logger=_unheard)
         self._found, self._places, self._watch = found, places, watch
         self._now = threading.Event()
         self._closing = False

@@ -5,7 +5,6 @@ Both are made when a test first asks for them, so a run with ``-m "not job"`` st
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,22 +28,6 @@ class RootIsNoPackage:
 def pytest_configure(config: pytest.Config) -> None:
     """A hook of this file itself would count for what is below its folder only."""
     config.pluginmanager.register(RootIsNoPackage())
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What runs the real job comes last, all of it in one process, so that nothing else takes the
-    machine from under it. Before, where there are several processes (`make test`), each takes a
-    file at a time, those with the most tests first."""
-    tests_of = Counter(item.path for item in items)
-
-    def is_job(item: pytest.Item) -> bool:
-        return item.get_closest_marker("job") is not None
-
-    items.sort(key=lambda item: (1, 0) if is_job(item) else (0, -tests_of[item.path]))
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            group = "job" if is_job(item) else item.path.as_posix()
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.monitor.describing import described
-from lakequeue.monitor.reasons import LOOKED_AT, Reason, reasons
+from lakequeue.monitor.reasons import LOOKED_AT, Waiting, reasons
 from monitor.cases import CASES, Case, prepared, send
 
 URL = "memory://reasons"
@@ -25,7 +25,7 @@ def engine() -> Iterator[Any]:
     connection.close()
 
 
-def seen(connection: Any, queue: str) -> list[Reason]:
+def seen(connection: Any, queue: str) -> list[Waiting]:
     admin = connection.admin()
     messages = admin.browse(queue, limit=LOOKED_AT)
     return reasons(admin.describe(queue), messages, connection.now())
@@ -40,7 +40,7 @@ def said(connection: Any, case: Case) -> str:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
 def test_why_it_does_not_move(engine: Any, case: Case) -> None:
     code = "backlog" if case.code == "per_flow" else case.code
-    assert seen(engine, case.code) == [Reason(code, said(engine, case), case.stuck)]
+    assert seen(engine, case.code) == [Waiting(code, said(engine, case), case.stuck)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)

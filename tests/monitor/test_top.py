@@ -16,7 +16,7 @@ from lakequeue.cli import main
 from lakequeue.cli.top import keyboard, read_key, show
 from lakequeue.monitor import terminal
 from lakequeue.monitor.sight import Seen, Sight
-from lakequeue.monitor.terminal import BARS, View, pressed, spark
+from lakequeue.monitor.terminal import BARS, Screen, pressed, spark
 from monitor.cases import CASES, prepared
 from rich.console import Console
 
@@ -32,14 +32,14 @@ def sight() -> Iterator[Sight]:
     engine.close()
 
 
-def shown(sight: Sight, view: View, height: int = 40) -> str:
+def shown(sight: Sight, view: Screen, height: int = 40) -> str:
     console = Console(width=160, height=height, file=io.StringIO(), record=True)
     console.print(terminal.screen(sight, view, height))
     return console.export_text()
 
 
 def test_all_queues_and_what_they_wait_for(sight: Sight) -> None:
-    text = shown(sight, View())
+    text = shown(sight, Screen())
     for case in CASES:
         assert case.code in text
     assert "alert delivered_unacked: per_flow" in text
@@ -49,12 +49,12 @@ def test_all_queues_and_what_they_wait_for(sight: Sight) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
 def test_one_queue_says_why(sight: Sight, case: Any) -> None:
     ids = [m.id for m in sight.queue(case.code)[1]]
-    text = " ".join(shown(sight, View(case.code, open=True)).split())
+    text = " ".join(shown(sight, Screen(case.code, open=True)).split())
     assert case.text.format(*ids) in text
 
 
 def test_a_small_window_shows_the_chosen_queue(sight: Sight) -> None:
-    text = shown(sight, View("queue_backlog", sort="name"), height=14)
+    text = shown(sight, Screen("queue_backlog", sort="name"), height=14)
     assert "queue_backlog" in text
     assert " more" in text
     assert "barrier_filter" not in text
@@ -65,8 +65,8 @@ def test_keys_move_open_sort_and_end() -> None:
     depths = {"a": 1, "b": 9, "c": 5}
     seen = Seen([base | {"name": name, "depth": depth} for name, depth in depths.items()])
 
-    def after(*keys: str) -> View:
-        view = View()
+    def after(*keys: str) -> Screen:
+        view = Screen()
         for key in keys:
             view = pressed(view, key, seen)
         return view
@@ -75,13 +75,13 @@ def test_keys_move_open_sort_and_end() -> None:
     assert after("down", "j").at == "c"
     assert after("down", "down", "down", "down").at == "a"
     assert after("down", "down", "up", "k").at == "b"
-    assert after("enter") == View("b", open=True)
-    assert after("down", "enter", "escape") == View("b")
-    assert after(*["s"] * 5, "down") == View("a", "name")
+    assert after("enter") == Screen("b", open=True)
+    assert after("down", "enter", "escape") == Screen("b")
+    assert after(*["s"] * 5, "down") == Screen("a", "name")
     assert after(*["s"] * 6).sort == "depth"
-    assert after("x") == View()
+    assert after("x") == Screen()
     assert after("q").over
-    assert pressed(View(), "enter", Seen()) == pressed(View(), "down", Seen()) == View()
+    assert pressed(Screen(), "enter", Seen()) == pressed(Screen(), "down", Seen()) == Screen()
 
 
 def test_a_whole_run(sight: Sight) -> None:
