@@ -170,17 +170,6 @@ def percent(level: float, limit: float | None) -> str:
     return f"{level * 100 / limit:.1f}" if limit else "–"
 
 
-def size(value: float | None) -> str:
-    """A size for people, in powers of ten."""
-    if value is None:
-        return "–"
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
     """SIGINT and SIGTERM set the event; a second one interrupts at once. `timeout 10 lakequeue …`

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..monitor.describing import described
+from ..monitor.words import size
 from .common import (
     connect,
     connection_options,
@@ -18,7 +19,6 @@ from .common import (
     option,
     percent,
     say_json,
-    size,
     stop_on_signals,
 )
 from .usage import alerts_of

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..monitor.words import size
 from .common import (
     connect,
     connection_options,
@@ -16,7 +17,6 @@ from .common import (
     number,
     percent,
     say_json,
-    size,
 )
 
 # Scope, what is used, its limit, the name of its alert, and how it is shown.

@@ -22,7 +22,7 @@ from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
 from ..rules.active_set import first_inactive
-from ..rules.edits import as_edited, dead_part
+from ..rules.edits import as_edited, dead_part, extras_of
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
 from ..rules.order import first_key_of, generation_of, seq_of
@@ -305,7 +305,7 @@ def _shown(broker: Broker, queue: Queue, seqs: Array) -> list[dict[str, Any]]:
     known = dict(zip(seqs.tolist(), broker.spool.origins(ids).tolist(), strict=True))
     out = []
     for seq, content, priority in zip(
-        seqs.tolist(), as_edited(queue, seqs, broker.spool.contents(ids)),
+        seqs.tolist(), as_edited(extras_of(queue.rows(seqs)), broker.spool.contents(ids)),
         broker.spool.gather(ids, "priority").tolist(), strict=True,
     ):  # fmt: skip
         page, row = queue.row(seq)

@@ -28,7 +28,7 @@ from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
-from .places import wanted_rows
+from .places import messages_at, wanted_rows
 from .turns import Task
 
 LEASED_HERE = "leased"  # a consumer holds it
@@ -59,14 +59,9 @@ class _MovePart:
 
     def take(self, seqs: Array) -> None:
         """Move what can be moved, in its order."""
-        spool, source = self.broker.spool, self.source
-        ids = source.gather(seqs, "id")
-        columns = zip(
-            seqs.tolist(), ids.tolist(), source.gather(seqs, "size").tolist(),
-            source.gather(seqs, "state").tolist(), spool.gather(ids, "priority").tolist(),
-            spool.contents(ids), strict=True,
-        )  # fmt: skip
-        for seq, number, size, state, priority, content in columns:
+        for seq, number, size, state, priority, content in messages_at(
+            self.broker, self.source, seqs
+        ):
             if state == LEASED or content is None:
                 self.stay(LEASED_HERE if state == LEASED else LOST)
                 continue

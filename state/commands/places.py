@@ -16,7 +16,7 @@ from ..queue import Queue
 from ..rules import deferred
 from ..rules.active_set import first_inactive
 from ..rules.filters import matching
-from ..storage import Array
+from ..storage import Array, Content
 from .turns import Task
 
 FEW_PAGES = 4
@@ -227,6 +227,18 @@ def without_effect(broker: Broker, queue: Queue, part: FoundPlaces, name: str) -
     never = ids[~held]
     runs = np.split(never, np.flatnonzero(np.diff(never) > 1) + 1) if len(never) else []
     deferred.keep(broker, queue, [(int(run[0]), int(run[-1])) for run in runs], name)
+
+
+def messages_at(
+    broker: Broker, queue: Queue, seqs: Array
+) -> Iterator[tuple[int, int, int, int, int, Content | None]]:
+    """Place, id, size, state, publisher's priority and content of each message there."""
+    spool, ids = broker.spool, queue.gather(seqs, "id")
+    return zip(
+        seqs.tolist(), ids.tolist(), queue.gather(seqs, "size").tolist(),
+        queue.gather(seqs, "state").tolist(), spool.gather(ids, "priority").tolist(),
+        spool.contents(ids), strict=True,
+    )  # fmt: skip
 
 
 def _gaps(ranges: Ranges, held: list[int]) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,7 @@ from ..rules.edits import EDITED, dead_part, edits_part
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
-from .places import wanted_rows
+from .places import messages_at, wanted_rows
 from .turns import Task
 
 NOT_DEAD = "not_dead"  # it was published here
@@ -92,15 +92,10 @@ class _RedrivePart:
 
     def take_one_by_one(self, seqs: Array) -> None:
         """Take back what can go back, with a look at each."""
-        spool, source = self.broker.spool, self.source
-        ids = source.gather(seqs, "id")
-        columns = zip(
-            seqs.tolist(), ids.tolist(), source.gather(seqs, "size").tolist(),
-            source.gather(seqs, "state").tolist(), spool.gather(ids, "priority").tolist(),
-            spool.contents(ids), strict=True,
-        )  # fmt: skip
-        for seq, number, size, state, priority, content in columns:
-            page, row = source.row(seq)
+        for seq, number, size, state, priority, content in messages_at(
+            self.broker, self.source, seqs
+        ):
+            page, row = self.source.row(seq)
             extra = page.extras.get(row)
             dead = dead_part(extra)
             if dead is None or state == LEASED or content is None:
@@ -116,7 +111,7 @@ class _RedrivePart:
                     self.enter(found, number, size, edits_part(extra))
             if left:
                 page.extras[row] = {**_from(dead, left), **edits_part(extra)}
-                source.changed(page)
+                self.source.changed(page)
             else:
                 self.gone.append(seq)
 

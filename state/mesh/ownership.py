@@ -262,7 +262,7 @@ def give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = Fal
         ttl_ends=known("ttl_ends"), dmq=[bool(n) for n in known("dmq")],
         levels=rows("priority"), lanes=rows("lane"), barriers=[bool(n) for n in rows("barrier")],
         expires=rows("expires"), until=rows("until"), entered=rows("entered"),
-        deliveries=rows("deliveries"), cancels=rows("cancels"), dead=extras_of(queue, seqs),
+        deliveries=rows("deliveries"), cancels=rows("cancels"), dead=extras_of(queue.rows(seqs)),
     )  # fmt: skip
     name = broker.header.peers[host].name
     apply(broker, queue, seqs, Event.GRANT, holder=host + 1, subscription=f"broker:{name}")

@@ -8,7 +8,7 @@ nor what has expired or lost its payload. Who gets what is decided in `selection
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..mesh import barriers
 from ..mesh.ownership import grant, look_for_room, push, short_no_more, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
-from ..rules.edits import as_edited, dead_part
+from ..rules.edits import as_edited, dead_of, extras_of
 from ..rules.fairness import backlog_of
 from ..rules.order import seq_of
 from ..storage import NEVER, Array, Content
@@ -28,7 +28,7 @@ from .selection import Chosen, choose_messages
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..queue import PageRows, Queue
+    from ..queue import Queue
 
 ROUNDS = 64
 
@@ -188,15 +188,15 @@ def _say(
     rows = queue.rows(seqs)
     names = ("id", "deliveries", "delivery", "expires")
     ids, deliveries, numbers, expires = queue.columns_of(rows, len(seqs), names)
-    contents = as_edited(queue, seqs, contents)
+    extras = extras_of(rows)
     flow = None
     if subscription.transport_acks:
         flow = transport_acks.number(subscription, seqs, broker.now)
     _emit(
-        broker, queue, subscription, ids, contents,
+        broker, queue, subscription, ids, as_edited(extras, contents),
         counts=deliveries.tolist(), numbers=numbers.tolist(), expires=expires,
         lease_ms=0 if until == NEVER else max(until - broker.now, 1),
-        dead=_dead_of(rows), flow=flow, again=again,
+        dead=dead_of(extras), flow=flow, again=again,
     )  # fmt: skip
     if again:
         queue.count("retransmitted", len(seqs))
@@ -257,18 +257,6 @@ def _send_as_it_was(
             _say(broker, queue, subscription, these, contents, end, again=True)
 
 
-def _dead_of(found: PageRows) -> dict[int, dict[str, Any]]:
-    """What dead messages among these carry, by position."""
-    dead: dict[int, dict[str, Any]] = {}
-    for page, rows, where in found:
-        if page.extras:
-            positions = range(len(rows)) if isinstance(where, slice) else where.tolist()
-            for position, row in zip(positions, rows.tolist(), strict=True):
-                if (part := dead_part(page.extras.get(row))) is not None:
-                    dead[position] = part
-    return dead
-
-
 def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     """Deliver the first barrier to all that match it, once all before it has left (O3)."""
     header, barrier = queue.header, queue.first_barrier()
@@ -290,12 +278,13 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     looks.take(len({s.filter for s in header.subscriptions}))
     if not barriers.may_pass(broker, queue, seq, len(receivers)):
         return False
+    extras = extras_of(queue.rows(place))
     for subscription in receivers:
         _emit(
-            broker, queue, subscription, ids, as_edited(queue, place, contents),
+            broker, queue, subscription, ids, as_edited(extras, contents),
             counts=[int(queue.gather(place, "deliveries")[0]) + 1],
             numbers=[header.next_delivery], expires=queue.gather(place, "expires"), lease_ms=0,
-            barrier=True, dead=_dead_of(queue.rows(place)),
+            barrier=True, dead=dead_of(extras),
         )  # fmt: skip
         header.next_delivery += 1
         queue.count("delivered")

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...protocol import wire
-from ..storage import Array
 
 if TYPE_CHECKING:
-    from ..queue import Queue
+    from ..queue import PageRows
     from ..storage.blocks import Content
 
 EDITED = "edited"  # in a row's extras, as the next; all else there is what a dead message carries
@@ -43,23 +42,29 @@ def with_edits(extra: dict[str, Any] | None, new: Edits) -> dict[str, Any] | Non
     return {**(extra or {}), EDITED: known}
 
 
-def extras_of(queue: Queue, seqs: Array) -> dict[int, dict[str, Any]]:
-    """The extras of messages at these places, by position."""
-    found: dict[int, dict[str, Any]] = {}
-    for page, rows, where in queue.rows(seqs):
+def extras_of(found: PageRows) -> dict[int, dict[str, Any]]:
+    """The extras of messages whose rows were found, by position."""
+    extras: dict[int, dict[str, Any]] = {}
+    for page, rows, where in found:
         if page.extras:
-            positions = range(len(seqs)) if isinstance(where, slice) else where.tolist()
+            positions = range(len(rows)) if isinstance(where, slice) else where.tolist()
             for position, row in zip(positions, rows.tolist(), strict=True):
                 if row in page.extras:
-                    found[position] = page.extras[row]
-    return found
+                    extras[position] = page.extras[row]
+    return extras
+
+
+def dead_of(extras: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """What dead messages among these carry, by position."""
+    parts = {at: dead_part(extra) for at, extra in extras.items()}
+    return {at: part for at, part in parts.items() if part is not None}
 
 
 def as_edited(
-    queue: Queue, seqs: Array, contents: list[Content | None]
+    extras: dict[int, dict[str, Any]], contents: list[Content | None]
 ) -> list[Content | None]:
-    """Contents of messages at these places, with their headers as they are edited."""
-    edits = {at: extra[EDITED] for at, extra in extras_of(queue, seqs).items() if EDITED in extra}
+    """Contents of messages with these extras, with their headers as they are edited."""
+    edits = {at: extra[EDITED] for at, extra in extras.items() if EDITED in extra}
     if not edits:
         return contents
     out = list(contents)
