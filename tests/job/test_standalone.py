@@ -22,7 +22,7 @@ pytestmark = pytest.mark.job
 
 SLOTS = 5  # of each executor: room for all brokers and the tables on one
 USUAL_S = 8.0
-BACK_S_MAX = 30.0  # on a slow machine; the time that it took is printed
+BACK_S_MAX = 30.0  # that it comes back at all; how fast is printed (5.2 s on two quiet cores)
 
 
 @pytest.fixture
