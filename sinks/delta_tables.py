@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -62,6 +63,7 @@ def create_tables(
     they lack: what stands in them has no value there. Raises LakequeueError for a later one."""
     for name in names:
         table = f"delta.`{folder}/{name}`"
+        _forget_half_made(spark, f"{folder}/{name}")
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
             f"USING delta TBLPROPERTIES ('delta.checkpointInterval' = '100', "
@@ -79,6 +81,19 @@ def create_tables(
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({columns})")
         if said.get(SCHEMA) != str(SCHEMA_VERSION):
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{SCHEMA}' = '{SCHEMA_VERSION}')")
+
+
+def _forget_half_made(spark: SparkSession, path: str) -> None:
+    """Take away what a process left that was killed while it created a table: the folder of a log
+    without a commit. Delta takes it for a table when it creates one, and for none ever after."""
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.hadoop.fs.Path(f"{path}/_delta_log")
+    files = log.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    delta = jvm.io.delta.tables.DeltaTable
+    if files.exists(log) and not delta.isDeltaTable(spark._jsparkSession, path):
+        inside = [file.getPath().getName() for file in files.listStatus(log.getParent())]
+        if inside == [log.getName()]:  # else there was data: it is not ours to take away
+            files.delete(log, True)
 
 
 def append(folder: str, table: str, rows: DataFrame) -> None:

@@ -109,6 +109,7 @@ class AlertWatch(threading.Thread):
         consumer = Consumer(
             {
                 **self._kafka,
+                "log_level": 0,  # that Kafka is away the engine says itself, once
                 "group.id": "lakequeue-engine",  # asked for, and not used
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",

@@ -2,12 +2,13 @@
 
     a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
                      Kafka does not answer, or the disk is full     ─▶ wait, however long
-                     anything else ─▶ start it again, five times in five minutes
+                     anything else ─▶ start it again, five times in five minutes;
+                                      one that writes tables: then once a minute, for ever
     Java ends     ─▶ a new one, with all queries
 
-What is started again goes on from its checkpoint, so nothing is lost on the way. A broker that is
-given up leaves the others alone; with the last one the engine ends. No broker waits for another's
-pause.
+Messages are delivered without the tables: what is missing there is written when it can be. What is
+started again goes on from its checkpoint, so nothing is lost on the way. A broker that is given up
+leaves the others alone; with the last one the engine ends. No broker waits for another's pause.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, NotConnected, Timeout
@@ -39,6 +41,7 @@ log = logging.getLogger("lakequeue.engine")
 START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # of one broker, and of each one more
 ASK_TIMEOUT_S = 30.0
 LOOK_S = 0.25
+TABLES_PAUSE_S = 60.0
 CALLS_LOST_MAX = 5  # one after the other
 JAVA = "Spark's Java process"
 
@@ -165,7 +168,11 @@ class EngineWatch:
             (application.start_history, application.history_query),
         ):
             if query is not None and not query.isActive:
-                self._recover(query, restart)
+                try:
+                    self._recover(query, restart)
+                except PySparkException as error:  # the tables themselves: queues go on without
+                    log.error("the query %r cannot be started: %s", query.name, error)
+                    self._due[query.name] = time.monotonic() + TABLES_PAUSE_S
 
     def _ask(self) -> None:
         """Ask what is captured, beside the watch: a broker that is being started again answers
@@ -227,9 +234,18 @@ class EngineWatch:
                 if broker.query is query:
                     self._told(broker, RESTARTING)
             restarts = self._restarts.setdefault(name, Restarts(self._stopping))
-            self._due[name] = now + restarts.pause_s(
-                f"the query {name!r}", reason(query), self._see
-            )
+            try:
+                pause_s = restarts.pause_s(f"the query {name!r}", reason(query), self._see)
+            except LakequeueError:
+                if any(broker.query is query for broker in self._brokers):
+                    raise
+                pause_s = TABLES_PAUSE_S
+                log.error(
+                    "the query %r ended again, %s; queues go on without it, and it is started "
+                    "every minute (see %s)",
+                    name, reason(query), self._see,
+                )  # fmt: skip
+            self._due[name] = now + pause_s
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]
             restart()

@@ -166,6 +166,7 @@ def chaos(tmp_path: Path) -> Iterator[Chaos]:
         one.start()
         yield one
     finally:
+        print(one.engine.errors())  # shown where the test failed
         one.kill()
 
 

@@ -317,6 +317,21 @@ def test_a_table_of_a_later_version_is_left_alone(job: Job, tmp_path: Path) -> N
 
 
 @in_real_time
+def test_a_table_whose_making_was_interrupted_is_made(job: Job, tmp_path: Path) -> None:
+    """R1: the process died between the folders of a table and its first commit."""
+    session = SparkSession.builder.getOrCreate()
+    (tmp_path / "steps" / "_delta_log" / "_staged_commits").mkdir(parents=True)
+    create_tables(session, tmp_path, ["steps"])
+    assert session.read.format("delta").load(f"{tmp_path}/steps").count() == 0
+    data = tmp_path / "journal" / "part-0.parquet"
+    (data.parent / "_delta_log").mkdir(parents=True)
+    data.write_bytes(b"somebody's")
+    with pytest.raises(Exception, match="not a Delta table"):
+        create_tables(session, tmp_path, ["journal"])
+    assert data.read_bytes() == b"somebody's", "what is no table of ours is left alone"
+
+
+@in_real_time
 def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
     session = SparkSession.builder.getOrCreate()
     place = f"delta.`{tmp_path}/journal`"

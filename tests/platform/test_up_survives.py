@@ -183,6 +183,7 @@ def test_kafka_dies_and_is_started_again(up: Up) -> None:
     until(lambda: passes(up, b"after kafka"), 120)
     assert up.process.poll() is None
     assert not up.heard("Traceback"), up.said
+    assert not up.heard("%3|"), "a library's lines, dozens a second"
 
 
 def test_a_queue_captures_a_topic(up: Up) -> None:
