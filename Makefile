@@ -61,7 +61,7 @@ soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), 
 # mypy takes a package's name from its folder: it reads the rooms through a link that is called
 # lakequeue, so that the checkout may have any name and anything beside it.
 lint: setup ## ruff, mypy, and which room may import which
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check -q .
 	@mkdir -p .venv/src && ln -sfn "$(CURDIR)" .venv/src/lakequeue
 	@MYPYPATH=.venv/src $(BIN)/mypy $(ROOMS:%=-p lakequeue.%)
 	@$(BIN)/lint-imports
