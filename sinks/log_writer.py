@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,7 @@ class StepLog:
         self._fencing = threading.Thread(target=self._fence, name="lakequeue-fence", daemon=True)
         self._failure: BaseException | None = None
         self._fencing.start()
-        self._settled: list[tuple[Any, Any]] = []
+        self._delivered: deque[tuple[Any, Any]] = deque()
 
     def _fence(self) -> None:
         try:
@@ -77,24 +78,28 @@ class StepLog:
 
     def append(self, value: bytes) -> None:
         """Begin to write a record."""
-        self._settled.clear()
-        self._producer.produce(
-            self._topic, value, None, 0, on_delivery=lambda *what: self._settled.append(what)
-        )
+        self._producer.produce(self._topic, value, None, 0, on_delivery=self._deliver)
         self._producer.poll(0)
 
-    def settle(self) -> int:
-        """Wait until it is written; its offset."""
-        while not self._settled:
-            self._producer.poll(0.5)
-            if self._stop() and not self._settled:
-                self._producer.poll(1.0)
-                if not self._settled:
-                    raise Stopping("the log of steps does not answer")
-        error, message = self._settled[0]
-        if error is not None:
-            raise KafkaException(error)
-        return message.offset()
+    def _deliver(self, error: Any, message: Any) -> None:
+        self._delivered.append((error, message))
+
+    def written(self, timeout_s: float) -> list[int]:
+        """Offsets of the records that were written since the last call, in order; waits at most so
+        long for one, and not much longer once the engine stops."""
+        if not self._delivered:
+            self._producer.poll(timeout_s)
+        if timeout_s and not self._delivered and self._stop():
+            self._producer.poll(1.0)
+            if not self._delivered:
+                raise Stopping("the log of steps does not answer")
+        offsets = []
+        while self._delivered:
+            error, message = self._delivered.popleft()
+            if error is not None:
+                raise KafkaException(error)
+            offsets.append(message.offset())
+        return offsets
 
     def commit(self) -> None:
         """A batch ends."""

@@ -1,9 +1,11 @@
 """Steps over a log: the order in which things must happen, without Kafka, Spark or a clock.
 
-    take inputs ─▶ append the step's record ─▶ compute ─▶ wait for the log ─▶ outputs go out
+    take inputs ─▶ append the step's record ─▶ compute ─▶ the log has it ─▶ outputs go out
+                      take inputs ─▶ append ─▶ compute ────▶ the log has it ─▶ outputs go out
 
 Before a step's outputs go out, its record stands in the log; so nobody can ever have heard of a
-step that another attempt does not know. Who finds an older snapshot takes the logged steps again,
+step that another attempt does not know. The next steps are taken meanwhile, a few: what they made
+of the state nobody has heard of either, and it is thrown away with them should the log refuse. Who finds an older snapshot takes the logged steps again,
 with the same inputs at the same time. What they wrote and said must be the same: a digest in the
 next record tells. Only the last of them, whose outputs may not all be in Kafka, speak again, and
 say the same bytes.
@@ -14,6 +16,7 @@ say the same bytes.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -29,6 +32,12 @@ from ..sources.step_batch import Taken
 from ..state import Batch, Home, Store
 from .deciding import Decided, decide
 from .journal_buffer import JournalBuffer
+
+
+UNSAID_MAX = 4  # steps that wait for the log
+LOG_S = 0.5
+# While steps wait for the log, how long until it is looked again whether there is more to do.
+GLANCE_S = 0.001
 
 
 class Refused(LakequeueError):
@@ -81,10 +90,11 @@ class Log(Protocol):
     """The log of steps."""
 
     def append(self, value: bytes) -> None:
-        """Begin to write a record; the one before is settled."""
+        """Begin to write a record."""
 
-    def settle(self) -> int:
-        """Wait until it is written; its offset. Raises for one who may not write any more."""
+    def written(self, timeout_s: float) -> list[int]:
+        """Offsets of the records that were written since the last call, in order; waits at most so
+        long for one. Raises for one who may not write any more."""
 
 
 class OutputWriter(Protocol):
@@ -139,6 +149,8 @@ class Driver:
         self._journal = JournalBuffer(home.name, list(snapshot.journal), snapshot.since)
         self._deadline = 1  # what came due while nobody watched
         self._news: dict[str, int] = {}
+        self._unsaid: deque[tuple[int, list[WireRecord]]] = deque()  # what waits for the log
+        self._said = snapshot.step  # up to here outputs were sent
         self.notes: list[str] = []
         self.cost_s = 0.0  # what the steps took, and would take again
 
@@ -156,10 +168,18 @@ class Driver:
         self._news |= {t: 0 for t, n in known.items() if n and t not in sizes}
 
     def one(self, inputs: Inputs, timeout_s: float) -> Taken | None:
-        """Wait for input or a deadline, at most so long, and take one step; None: no step."""
+        """Wait for input or a deadline, at most so long, and take one step; None: no step.
+
+        While steps wait for the log it is only looked whether there is input, and returned soon.
+        """
+        self._let_out(UNSAID_MAX - 1)
         due = self.due_in()
-        taken = inputs.take(timeout_s if due is None else min(timeout_s, due))
+        timeout_s = 0.0 if self._unsaid else timeout_s if due is None else min(timeout_s, due)
+        taken = inputs.take(timeout_s)
         if taken is None:
+            if self._unsaid:
+                self._send_written(GLANCE_S)
+                return None
             if self.due_in() != 0 or not inputs.current():
                 return None
             taken = Taken(Batch(), ())
@@ -170,15 +190,31 @@ class Driver:
         acked = self._outbox.acked()
         pages, outputs = self._digests
         record = StepRecord(
-            steplog.FORMAT, self.step + 1, now, self.step if acked is None else acked, pages,
+            steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, pages,
             outputs, self.code, taken.ranges, self._news,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         records = self._encoded(self._compute(record, taken.batch))  # while the log is written
-        self.log_at = self._log.settle() + 1
-        self._outbox.send(self.step, records)
+        self._unsaid.append((self.step, records))
+        self._send_written(0.0)
         self._news = {}
         return taken
+
+    def settle(self) -> None:
+        """Wait until the log has all steps, and their outputs are sent."""
+        self._let_out(0)
+
+    def _let_out(self, most: int) -> None:
+        """Wait until no more than so many steps wait for the log."""
+        while len(self._unsaid) > most:
+            self._send_written(LOG_S)
+
+    def _send_written(self, timeout_s: float) -> None:
+        """Send the outputs of steps that the log has by now."""
+        for at in self._log.written(timeout_s) if self._unsaid else ():
+            step, records = self._unsaid.popleft()
+            self.log_at, self._said = at + 1, step
+            self._outbox.send(step, records)
 
     # ------------------------------------------------------------ again
 
@@ -197,7 +233,7 @@ class Driver:
             else:
                 self._outbox.send(self.step, self._encoded(decided))
                 spoken.append(self.step)
-            self.log_at = at + 1
+            self.log_at, self._said = at + 1, record.step
         return spoken
 
     def _check(self, record: StepRecord, silent: bool) -> None:
@@ -263,7 +299,8 @@ class Driver:
 
     def snapshot(self, keep: int) -> Snapshot:
         """What goes with the pages. keep: how many snapshots Spark may go back to. Nothing in it
-        changes any more: it is written while steps go on."""
+        changes any more: it is written while steps go on. All steps are settled."""
+        assert not self._unsaid, "a snapshot of what the log does not have"
         self._marks = [*self._marks, self.log_at][-keep:]
         return Snapshot(
             self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],

@@ -141,6 +141,8 @@ class Stepper(threading.Thread):
     def _may_step(self) -> bool:
         """Wait while nobody is there to save what a step would do; False: it is over."""
         begun = time.monotonic()
+        if not (self._closing or self._visited or self._alone()):
+            self._driver.settle()
         with self._changed:
             while not (self._closing or self._visited or self._alone()):
                 self._changed.wait()
@@ -199,6 +201,7 @@ class Stepper(threading.Thread):
 
     def _make_mark(self) -> None:
         begun = time.monotonic()
+        self._driver.settle()
         self._log.commit()  # raises for one who was fenced: its mark is of no use
         self._log.begin()
         snapshot = self._driver.snapshot(self._options.keep)

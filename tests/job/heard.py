@@ -52,7 +52,7 @@ class _Ear:
     def append(self, value: bytes) -> None:
         raise AssertionError("a replay appends nothing")
 
-    def settle(self) -> int:
+    def written(self, timeout_s: float) -> list[int]:
         raise AssertionError("a replay appends nothing")
 
 

@@ -75,6 +75,8 @@ class World:
     point: str | None = None  # where the next step crashes
     lag: int = 0  # so many steps' outputs are on their way; who dies takes them along
     replayed: int = 0
+    slow: int = 0  # who does not wait for the log hears so many steps later that it has a record
+    heard: int = 0  # of the log, what the driver knows to be there
 
     def write(self, place: Place, value: bytes, **lq: Any) -> None:
         """A client writes a record."""
@@ -94,13 +96,15 @@ class World:
         snapshot, store = copy.deepcopy(self.saved)
         driver = Driver(HOME, self.code, store, snapshot, self, self, lambda: self.now)
         todo = self.logged(driver.log_at)
+        self.heard = len(self.log)
         driver.replay(todo, self)
         self.replayed += len(todo)
         driver.learn(SIZES)
         return driver
 
     def save(self, driver: Driver, store: DictStore) -> None:
-        """A batch ends well: all outputs are in Kafka."""
+        """A batch ends well: all steps are in the log, all outputs in Kafka."""
+        driver.settle()
         self.land(0)
         self.saved = copy.deepcopy((driver.snapshot(5), store))
 
@@ -119,9 +123,11 @@ class World:
         self.log.append(value)
         self._crash("appended")
 
-    def settle(self) -> int:
+    def written(self, timeout_s: float) -> list[int]:
         self._crash("computed")
-        return len(self.log) - 1
+        begin, self.heard = self.heard, len(self.log) - (0 if timeout_s else self.slow)
+        self.heard = max(begin, self.heard)
+        return list(range(begin, self.heard))
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
         """`Outbox`."""

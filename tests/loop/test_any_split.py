@@ -59,6 +59,7 @@ operations = st.lists(
         st.tuples(st.just("save")),
         st.tuples(st.just("older"), st.integers(1, 3)),
         st.tuples(st.just("lag"), st.integers(0, 3)),
+        st.tuples(st.just("slow"), st.integers(0, 5)),
     ),
     max_size=80,
 )

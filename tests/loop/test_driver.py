@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lakequeue.protocol import journal, steplog
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.state import DictStore
-from lakequeue.streaming.driver import Driver, Refused, Snapshot
+from lakequeue.streaming.driver import UNSAID_MAX, Driver, Refused, Snapshot
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World
 
 QUEUE = {
@@ -41,6 +41,7 @@ operations = st.lists(
         st.tuples(st.just("save")),
         st.tuples(st.just("restart")),
         st.tuples(st.just("lag"), st.integers(0, 3)),
+        st.tuples(st.just("slow"), st.integers(0, 5)),
     ),
     max_size=60,
 )
@@ -122,13 +123,19 @@ class Walk:
         self.world.point = point
 
     def do_save(self) -> None:
-        self.world.save(self.driver, self.store)
+        try:
+            self.world.save(self.driver, self.store)
+        except Crashed:
+            self.restart()
 
     def do_restart(self) -> None:
         self.restart()
 
     def do_lag(self, n: int) -> None:
         self.world.lag = n
+
+    def do_slow(self, n: int) -> None:
+        self.world.slow = n
 
     @property
     def store(self) -> DictStore:
@@ -191,6 +198,23 @@ def test_the_walk_does_what_it_is_for() -> None:
         for _, records in walk.world.said for r in records if r.topic == "default.journal"
     ]  # fmt: skip
     assert any(len(set(steps)) > 2 for steps in grouped), grouped
+
+
+def test_nothing_is_said_before_the_log_has_it() -> None:
+    """Steps are taken while the log is slow, up to a limit; their outputs wait, in order."""
+    walk = Walk()
+    walk.go([("subscribe", 0), ("step", 9), ("slow", 9)])
+    before = len(walk.world.said)
+    for n in range(2 * UNSAID_MAX):
+        walk.go([("publish", 1, n), ("step", 1)])
+        waited = UNSAID_MAX * (n // UNSAID_MAX)  # one step too many: it waits for the log
+        assert len(walk.world.said) - before == waited
+    newest = walk.driver.step
+    records = [record for _, record in walk.world.logged()]
+    assert records[-1].acked == newest - UNSAID_MAX, "what was not sent has not arrived"
+    walk.step(1)  # nothing to do: now it waits for the log
+    assert [step for step, _ in walk.world.said][-1] == newest
+    judge(walk)
 
 
 def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:

@@ -53,6 +53,7 @@ class MarkedWalk(Walk):
 
     def do_mark(self) -> None:
         self.do_save()
+        self.driver.settle()
         self.mark = self.driver.snapshot(5)
         self.cache.hand_over()
 
@@ -79,6 +80,7 @@ class MarkedWalk(Walk):
     def judge(self) -> None:
         self.do_mark()
         self.step(1)
+        self.driver.settle()
         self.do_save()
         self.cache.close()
         for encoded, pages in self.saved:
