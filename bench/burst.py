@@ -1,7 +1,8 @@
 """Everything at once: what a burst costs a step, the worker's memory, and another queue.
 
 A queue is filled, and all of it expires in one moment into a dead message queue; is redriven; is
-purged; then records of 1 MB pile up. All the while another queue has steady traffic, whose 99 %
+purged; then records of 1 MB that wait in Kafka, in a topic that a queue captures, come in at once,
+as after a night's downtime. All the while another queue has steady traffic, whose 99 %
 is held against what it was before. Work has a budget in each step, so no step may be long, nothing
 may grow with the burst, and the other queue should hardly notice. Its producer writes to another
 partition than the burst's, as seven in eight do: in one and the same, Kafka gives a message only
@@ -11,6 +12,7 @@ steady traffic, its gigabytes would hold that up, and no engine would be measure
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,16 +21,21 @@ from typing import Any
 from zlib import crc32
 
 from ..client import connect
+from ..client.kafka_library import open_kafka
 from ..protocol.errors import LakequeueError, Timeout
 from ..sinks.kafka_sink import OBSERVATION
+from ..streaming import Engine
+from ..streaming.topics_admin import ensure_topics
 from .harness import PAYLOAD, Say, percentile, process, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import Traffic, traffic
 
-BURST, DEAD, STEADY = "burst", "burst-dead", "steady"
+BURST, DEAD, STEADY, LARGE = "burst", "burst-dead", "steady", "burst-large"
 USUAL_S = 20.0
 AFTER_S = 1.0  # what a burst leaves behind counts too
 LARGE_BYTES = 1_000_000
+WRITTEN_AT_ONCE = 20
+SETTLE_S = 5.0
 LARGE_SHARE = 200  # 5,000 of 1 MB for a million of 1 KB
 TRIAL_SHARE = 20  # of the fill, to see how long the rest will take
 FILL_WINDOW = 50_000
@@ -58,7 +65,7 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         time.sleep(5)
         usual = (time.time(), _sleep(USUAL_S))
         before = len(batches)
-        bursts = _Bursts(url(engine), connection, messages, say)
+        bursts = _Bursts(engine, connection, messages, say)
         phases = {name: _phase(burst, flow, say) for name, burst in bursts.all().items()}
         flow.check()
         told = len(batches)  # a loop tells what it did at the end of its batch
@@ -113,35 +120,41 @@ def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
     return max(found, default=None)
 
 
-def _publish(address: str, name: str, amount: int, size: int, window: int, until: float) -> None:
-    """A process: so many messages of one size; they expire then, if that is not 0."""
-    payload = PAYLOAD if size == len(PAYLOAD) else b"x" * size
+def _publish(address: str, name: str, amount: int, window: int, until: float) -> None:
+    """A process: so many messages that expire then."""
     with (
         connect(address, client_name="bench-burst") as connection,
         connection.producer(producer_id=name, window=window, pub_ack_time="60s") as producer,
     ):
         for _ in range(amount):
-            ttl = max(until - time.time(), 0.001) if until else None
-            producer.send_async(BURST, payload, ttl=ttl)
+            producer.send_async(BURST, PAYLOAD, ttl=max(until - time.time(), 0.001))
         producer.flush(PHASE_S_MAX)
+
+
+def _write(bootstrap: str, amount: int) -> None:
+    """A process: so many large records, as any Kafka producer writes them."""
+    transport = open_kafka(bootstrap, "bench-burst")
+    for n in range(amount):
+        transport.publish(LARGE, b"x" * LARGE_BYTES, None, [], 0)
+        if n % WRITTEN_AT_ONCE == 0:
+            transport.flush(PHASE_S_MAX)
+    transport.flush(PHASE_S_MAX)
+    transport.close()
+    os.sync()  # what the disk still has to do is no part of the burst
 
 
 class _Bursts:
     """Each burst returns when it began, and ends when the engine is through with it."""
 
-    def __init__(self, address: str, connection: Any, messages: int, say: Say) -> None:
-        self._address = address
+    def __init__(self, engine: Engine, connection: Any, messages: int, say: Say) -> None:
+        self._bootstrap, self._address = engine.bootstrap, url(engine)
         self._admin = connection.admin()
         self._messages = messages
         self._say = say
         self._names = elsewhere(STEADY, connection.publish_partitions)
 
-    def _send(self, amount: int, size: int, window: int, until: float = 0.0) -> None:
-        args = self._address, next(self._names), amount, size, window, until
-        child = process(_publish, *args)
-        child.join(PHASE_S_MAX)
-        if child.exitcode != 0:
-            raise LakequeueError(f"the process that sends the burst ended with {child.exitcode}")
+    def _send(self, amount: int, window: int, until: float) -> None:
+        _through(process(_publish, self._address, next(self._names), amount, window, until))
 
     def all(self) -> dict[str, Callable[[], float]]:
         """In their order: each needs what the one before left."""
@@ -165,10 +178,10 @@ class _Bursts:
         self._say(f"filling with {self._messages:,}")
         trial = max(self._messages // TRIAL_SHARE, 1)
         begin = time.time()
-        self._send(trial, len(PAYLOAD), FILL_WINDOW, begin)  # these expire at once
+        self._send(trial, FILL_WINDOW, begin)  # these expire at once
         rest = self._messages - trial
         moment = time.time() + 10 + 1.5 * (time.time() - begin) / trial * rest
-        self._send(rest, len(PAYLOAD), FILL_WINDOW, moment)
+        self._send(rest, FILL_WINDOW, moment)
         early = moment - time.time()
         if early < 0:
             self._say(f"the fill took {-early:.0f} s longer than thought: the first are gone")
@@ -195,8 +208,18 @@ class _Bursts:
 
     def _large(self) -> float:
         amount = max(self._messages // LARGE_SHARE, 1)
-        self._say(f"{amount:,} of 1 MB")
+        self._say(f"{amount:,} of 1 MB wait")
+        ensure_topics(self._bootstrap, [], [LARGE])
+        _through(process(_write, self._bootstrap, amount))
+        time.sleep(SETTLE_S)
+        self._say("they come in")
         begin = time.time()
-        self._send(amount, LARGE_BYTES, amount)
-        self._until(BURST, amount)
+        self._admin.define({"name": LARGE, "underlying_topic": LARGE, **_MORE})
+        self._until(LARGE, amount)
         return begin
+
+
+def _through(child: Any) -> None:
+    child.join(PHASE_S_MAX)
+    if child.exitcode != 0:
+        raise LakequeueError(f"the process that sends the burst ended with {child.exitcode}")
