@@ -87,7 +87,7 @@ class _Ear:
     def append(self, value: bytes) -> None:
         raise AssertionError("the past is not written")
 
-    def settle(self) -> int:
+    def written(self, timeout_s: float) -> list[int]:
         raise AssertionError("the past is not written")
 
 

@@ -4,11 +4,11 @@
                       take inputs ─▶ append ─▶ compute ────▶ the log has it ─▶ outputs go out
 
 Before a step's outputs go out, its record stands in the log; so nobody can ever have heard of a
-step that another attempt does not know. The next steps are taken meanwhile, a few: what they made
-of the state nobody has heard of either, and it is thrown away with them should the log refuse. Who finds an older snapshot takes the logged steps again,
-with the same inputs at the same time. What they wrote and said must be the same: a digest in the
-next record tells. Only the last of them, whose outputs may not all be in Kafka, speak again, and
-say the same bytes.
+step that another attempt does not know. A few more steps are taken meanwhile: what they made of the
+state nobody has heard of either, and it is thrown away with them should the log refuse. Who finds
+an older snapshot takes the logged steps again, with the same inputs at the same time. What they
+wrote and said must be the same: a digest in the next record tells. Only the last of them, whose
+outputs may not all be in Kafka, speak again, and say the same bytes.
 
 `Inputs`, `Again`, `Log` and `OutputWriter` are Kafka in the job and lists in the tests.
 """
@@ -32,7 +32,6 @@ from ..sources.step_batch import Taken
 from ..state import Batch, Home, Store
 from .deciding import Decided, decide
 from .journal_buffer import JournalBuffer
-
 
 UNSAID_MAX = 4  # steps that wait for the log
 LOG_S = 0.5
