@@ -29,6 +29,7 @@ from .peers import set_peers
 from .placement import LOCAL, check_names, count, place, users_of
 from .queue_moving import tell
 from .saying import say, say_to_all
+from .verdicts import forget_peers
 
 OPEN_MAX = 100_000  # commands that other brokers are carrying out
 
@@ -158,6 +159,9 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     queues that all brokers host."""
     before = set(broker.header.peers)
     set_peers(broker, vpn, command)
+    gone = sorted(before - set(broker.header.peers))
+    if gone:
+        forget_peers(broker, gone)
     if broker.header.number != KEEPER:
         return
     new = sorted(set(broker.header.peers) - before)
