@@ -1,11 +1,11 @@
 """Messages that brokers have not agreed on yet, as one broker keeps them (S5).
 
 A *bundle* is what one producer sent in one step to the same brokers. The broker that took it in
-keeps it (``O/<number>``) with what is known of the votes (``W/<number>``); who was offered it keeps
-what its own queues would take (``V/<broker>/<number>``). What is kept counts as stored in every
+keeps it (``offer/<number>``) with what is known of the votes (``tally/<number>``); who was offered it keeps
+what its own queues would take (``offered/<broker>/<number>``). What is kept counts as stored in every
 quota, so that a verdict never finds a queue full.
 
-Bundles of a producer stand in its *lane* (``o/<lane>``), in their order. One that meets an earlier
+Bundles of a producer stand in its *lane* (``lane/<lane>``), in their order. One that meets an earlier
 one in a queue here, or at a broker that both are offered to, is decided after it: so what a
 producer sends to one queue enters it in the order in which it was sent.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..phases.judging import Judged
     from ..queue import Queue
 
-LANES = "o"  # the page that names the lanes in which something is undecided
+LANES = "lanes"  # the page that names the lanes in which something is undecided
 _pack = msgspec.msgpack.encode
 
 
@@ -40,7 +40,7 @@ class Kept(msgspec.Struct, array_like=True):
     matches: dict[int, list[tuple[int, int, bool, int]]] = {}
     discards: list[tuple[int, int, str]] = []
 
-    def take(self, row: int, judged: Judged) -> None:
+    def add(self, row: int, judged: Judged) -> None:
         """Keep what becomes of a message here."""
         self.sizes[row] = judged.size
         if judged.kept:
@@ -92,22 +92,22 @@ _lanes = msgspec.msgpack.Decoder(list[LanePlace])
 
 def keep_bundle(broker: Broker, number: int, bundle: Bundle | None) -> None:
     """Write it down; None: it is decided."""
-    broker.values.write(f"O/{number}", None if bundle is None else _pack(bundle))
+    broker.values.write(f"offer/{number}", None if bundle is None else _pack(bundle))
 
 
 def bundle_of(broker: Broker, number: int) -> Bundle:
     """What was offered under this number."""
-    return _bundles.decode(broker.values.read(f"O/{number}"))
+    return _bundles.decode(broker.values.read(f"offer/{number}"))
 
 
 def keep_tally(broker: Broker, number: int, tally: OfferTally | None) -> None:
     """Write it down; None: it is decided."""
-    broker.values.write(f"W/{number}", None if tally is None else _pack(tally))
+    broker.values.write(f"tally/{number}", None if tally is None else _pack(tally))
 
 
 def tally_of(broker: Broker, number: int) -> OfferTally | None:
     """The votes on what was offered under this number; None: it is decided."""
-    raw = broker.values.read(f"W/{number}")
+    raw = broker.values.read(f"tally/{number}")
     return None if raw is None else _tallies.decode(raw)
 
 
@@ -117,23 +117,23 @@ def keep_lane(broker: Broker, lane: str, places: list[LanePlace]) -> None:
     if bool(places) != (lane in known):
         rest = {name: 1 for name in known if name != lane}
         broker.values.write(LANES, {**rest, lane: 1} if places else rest)
-    broker.values.write(f"o/{lane}", _pack(places) if places else None)
+    broker.values.write(f"lane/{lane}", _pack(places) if places else None)
 
 
 def lane_places(broker: Broker, lane: str) -> list[LanePlace]:
     """What is not decided of a lane."""
-    raw = broker.values.read(f"o/{lane}")
+    raw = broker.values.read(f"lane/{lane}")
     return [] if raw is None else _lanes.decode(raw)
 
 
 def keep_offered(broker: Broker, entry: int, number: int, kept: Kept | None) -> None:
     """Write down what queues here would take of another broker's offer."""
-    broker.values.write(f"V/{entry}/{number}", None if kept is None else _pack(kept))
+    broker.values.write(f"offered/{entry}/{number}", None if kept is None else _pack(kept))
 
 
 def offered(broker: Broker, entry: int, number: int) -> Kept | None:
     """What queues here would take of it; None: nothing."""
-    raw = broker.values.read(f"V/{entry}/{number}")
+    raw = broker.values.read(f"offered/{entry}/{number}")
     return None if raw is None else _kept.decode(raw)
 
 

@@ -26,6 +26,7 @@ from ..phases.admission import Admission
 from ..phases.spreading import offer_to
 from ..storage import NEVER
 from . import bundles, queue_moving
+from .known_places import is_moving
 from .bundles import Bundle, LanePlace, OfferTally
 from .saying import say
 from .topic_routes import brokers_of
@@ -85,8 +86,7 @@ def _count(broker: Broker, number: int, tally: OfferTally, sender: int) -> None:
 def _look(broker: Broker, number: int, tally: OfferTally) -> None:
     """If all have voted, it may be decided in its turn, or is asked again."""
     if not tally.waits and tally.again:
-        _say_to_keepers(broker, number, tally, Verdict(number, []))
-        broker.calendar.set(f"o{number}", broker.now + broker.limits.offer_again_ms)
+        _give_up(broker, number, tally)
     elif not tally.waits:
         _mark_voted(broker, number)
     bundles.keep_tally(broker, number, tally)
@@ -198,39 +198,77 @@ def _decide_one(
 # ---------------------------------------------------------------- asking again
 
 
+def _give_up(broker: Broker, number: int, tally: OfferTally) -> None:
+    """A queue is on its way: nobody keeps anything, so that it can get there."""
+    _say_to_keepers(broker, number, tally, Verdict(number, []))
+    bundle = bundles.bundle_of(broker, number)
+    bundles.let_go(broker, bundle.kept)
+    leaving = follow_leaving(broker, bundle.kept)
+    bundle.kept.matches, bundle.kept.discards = {}, []
+    bundles.keep_bundle(broker, number, bundle)
+    for queue, first in leaving:
+        queue_moving.follow(broker, queue, first)
+    broker.calendar.set(f"o{number}", broker.now + broker.limits.offer_again_ms)
+
+
 def ask_again(broker: Broker, name: str) -> None:
-    """A queue was on its way as an offer was made: offer it once more, to whoever may have queues
-    for it now; ``name`` is its name in the calendar."""
-    broker.calendar.set(name, NEVER)
+    """A queue was on its way as an offer was made: look here once more, and offer it to whoever may
+    have queues for it now; ``name`` is its name in the calendar."""
     number = int(name[1:])
     before = bundles.tally_of(broker, number)
     if before is None:
+        broker.calendar.set(name, NEVER)
         return
     bundle = bundles.bundle_of(broker, number)
-    offer, peers = bundle.kept.offer, broker.header.peers
-    found, led = set(before.also) & set(peers), set[int]()
+    admission, offer = Admission(broker, Refusals()), bundle.kept.offer
+    here = {topic: admission.here(offer.vpn, topic) for topic in offer.topics}
+    if any(is_moving(queue) for queues in here.values() for queue in queues):
+        broker.calendar.set(name, broker.now + broker.limits.offer_again_ms)
+        return
+    broker.calendar.set(name, NEVER)
+    tally = OfferTally(before.attempt + 1, [])
+    _look_here(broker, admission, bundle, here, tally)
+    found, led = set(before.also) & set(broker.header.peers), set[int]()
     for topic in offer.topics:
-        queues = [q for q in _local(broker, bundle) if q.number in broker.header.links]
-        others, over_bridges = brokers_of(broker, offer.vpn, topic, queues)
+        others, over_bridges = brokers_of(broker, offer.vpn, topic, here[topic])
         found.update(others)
         led.update(over_bridges)
-    others = sorted(found - led)
-    tally = OfferTally(before.attempt + 1, list(others))
-    offer = msgspec.structs.replace(offer, attempt=tally.attempt, asked=sorted(found | led))
-    places = bundles.lane_places(broker, bundle.lane)
-    for place in places:
-        if place.number == number:
-            place.meets = sorted({*place.meets, *(-1 - n for n in others)})
-    bundles.keep_lane(broker, bundle.lane, places)
+    tally.waits = sorted(found - led)
+    bundles.keep_bundle(broker, number, bundle)
     bundles.keep_tally(broker, number, tally)
-    offer_to(broker, offer, others)
-    if not others:
+    _meet(broker, number, bundle, tally)
+    asked = sorted(found | led)
+    offer_to(broker, msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked), tally.waits)
+    if not tally.waits:
         _look(broker, number, tally)
         decide_voted(broker)
 
 
-def _local(broker: Broker, bundle: Bundle) -> list[Queue]:
-    """The queues here that keep something of a bundle."""
-    numbers = {match[0] for matches in bundle.kept.matches.values() for match in matches}
-    found = (bundles.queue_of(broker, number) for number in sorted(numbers))
-    return [queue for queue in found if queue is not None]
+def _look_here(
+    broker: Broker, admission: Admission, bundle: Bundle, here: dict[str, list[Queue]],
+    tally: OfferTally,
+) -> None:  # fmt: skip
+    """What the queues here make of it now."""
+    kept = bundle.kept
+    for row in range(len(bundle.seqs)):
+        header, record = bundles.message_of(kept.offer, row)
+        queues = here[kept.offer.topics[kept.offer.to[row]]]
+        judged = admission.judge_at(kept.offer.vpn, queues, header, record)
+        if judged is None:
+            continue
+        if judged.refused is not None:
+            queue, reason = judged.refused
+            tally.no[row] = reason.value, queue.definition.name
+            continue
+        kept.add(row, judged)
+        bundles.reserve(broker, kept, row)
+
+
+def _meet(broker: Broker, number: int, bundle: Bundle, tally: OfferTally) -> None:
+    """What a bundle meets has changed."""
+    places = bundles.lane_places(broker, bundle.lane)
+    for place in places:
+        if place.number == number:
+            here = (match[0] for matches in bundle.kept.matches.values() for match in matches)
+            place.meets = sorted({*here, *(-1 - n for n in tally.waits)})
+    bundles.keep_lane(broker, bundle.lane, places)

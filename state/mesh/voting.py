@@ -58,7 +58,7 @@ def hear_offer(broker: Broker, sender: int, offer: Offer) -> None:
             queue, reason = judged.refused
             no.append((row, reason.value, queue.definition.name))
             continue
-        kept.take(row, judged)
+        kept.add(row, judged)
         bundles.reserve(broker, kept, row)
     if kept.matches or kept.discards:
         bundles.keep_offered(broker, sender, offer.number, kept)

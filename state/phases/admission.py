@@ -322,7 +322,13 @@ class Admission:
     ) -> Judged | None:
         """What the queues here make of a message that another broker took in; None: they do not
         want it. What refuses it is counted."""
-        matches = self._matches(self.taking(vpn, topic, entry), header, record)
+        return self.judge_at(vpn, self.taking(vpn, topic, entry), header, record)
+
+    def judge_at(
+        self, vpn: str, queues: list[Queue], header: PublishHeader, record: Incoming
+    ) -> Judged | None:
+        """As `judge_offered`, of these queues."""
+        matches = self._matches(queues, header, record)
         if not matches:
             return None
         if self._file_room is not None and self._file_room <= 0:
@@ -339,6 +345,10 @@ class Admission:
         """The queues here that take a topic from the broker that took the message in."""
         found = self._routes.of_topic(vpn, topic)
         return [queue for queue in found if takes_from(self._broker, queue, entry)]
+
+    def here(self, vpn: str, topic: str) -> list[Queue]:
+        """The queues here that take a topic."""
+        return self._routes.of_topic(vpn, topic)
 
     def nowhere(
         self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,

@@ -99,7 +99,7 @@ class Spreading:
         offer.asked.extend(n for n in way.led if n not in offer.asked)
         _append(offer, topic, header, record, time_of(record.timestamp, self._broker.now))
         kept.sizes.append(0)
-        kept.take(row, judged)
+        kept.add(row, judged)
         bundles.reserve(self._broker, kept, row)
         bundle.seqs.append(seq)
         if producer is not None:

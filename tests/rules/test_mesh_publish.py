@@ -3,7 +3,10 @@ as one message, or by none."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from lakequeue.client.following import PAUSE_S
 from lakequeue.protocol import Rejected
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
@@ -210,6 +213,7 @@ def test_a_queue_that_moves_between_offer_and_verdict(spread: Spread) -> None:
     assert not sent.done()
     late = spread.start("a", "t/x", b'{"n":3}')
     spread.engine.mend("c")
+    time.sleep(PAUSE_S * 2)  # the client asks again
     spread.engine.advance("1s")
     assert spread.ids("qb") == [sent.result(0).message_id, late.result(0).message_id]
     assert [q["broker"] for q in spread.admin.queues() if q["name"] == "qb"] == ["a"]
