@@ -77,11 +77,12 @@ class OfferTally(msgspec.Struct, array_like=True):
 
 class LanePlace(msgspec.Struct, array_like=True):
     """A bundle in its lane. voted: by all; meets: numbers of queues here, and of brokers as
-    ``-1 - number``."""
+    ``-1 - number``; again: it is given up, and about to be offered once more."""
 
     number: int
     voted: bool
     meets: list[int]
+    again: bool = False
 
 
 _bundles = msgspec.msgpack.Decoder(Bundle)

@@ -85,11 +85,13 @@ def _count(broker: Broker, number: int, tally: OfferTally, sender: int) -> None:
 
 def _look(broker: Broker, number: int, tally: OfferTally) -> None:
     """If all have voted, it may be decided in its turn, or is asked again."""
-    if not tally.waits and tally.again:
-        _give_up(broker, number, tally)
-    elif not tally.waits:
-        _mark_voted(broker, number)
     bundles.keep_tally(broker, number, tally)
+    if tally.waits:
+        return
+    if tally.again or _stands_behind(broker, number):
+        _give_up(broker, number)
+    else:
+        _mark_voted(broker, number)
 
 
 def _mark_voted(broker: Broker, number: int) -> None:
@@ -198,10 +200,28 @@ def _decide_one(
 # ---------------------------------------------------------------- asking again
 
 
-def _give_up(broker: Broker, number: int, tally: OfferTally) -> None:
-    """A queue is on its way: nobody keeps anything, so that it can get there."""
+def _give_up(broker: Broker, number: int) -> None:
+    """A queue is on its way: nobody keeps anything of a bundle, so that it can get there; nor of
+    those that are to be decided after it."""
+    lane = bundles.bundle_of(broker, number).lane
+    places = bundles.lane_places(broker, lane)
+    meets: set[int] = set()
+    for place in places:
+        if place.number == number or (place.voted and meets.intersection(place.meets)):
+            place.voted, place.again = False, True
+            _let_go(broker, place.number)
+        if place.again:
+            meets.update(place.meets)
+    bundles.keep_lane(broker, lane, places)
+
+
+def _let_go(broker: Broker, number: int) -> None:
+    """Nobody keeps anything of this bundle; it is asked again a little later."""
+    tally, bundle = bundles.tally_of(broker, number), bundles.bundle_of(broker, number)
+    assert tally is not None
     _say_to_keepers(broker, number, tally, Verdict(number, []))
-    bundle = bundles.bundle_of(broker, number)
+    tally.keepers = []
+    bundles.keep_tally(broker, number, tally)
     bundles.let_go(broker, bundle.kept)
     leaving = follow_leaving(broker, bundle.kept)
     bundle.kept.matches, bundle.kept.discards = {}, []
@@ -209,6 +229,17 @@ def _give_up(broker: Broker, number: int, tally: OfferTally) -> None:
     for queue, first in leaving:
         queue_moving.follow(broker, queue, first)
     broker.calendar.set(f"o{number}", broker.now + broker.limits.offer_again_ms)
+
+
+def _stands_behind(broker: Broker, number: int) -> bool:
+    """Whether a bundle is to be decided after one that is about to be asked again."""
+    meets: set[int] = set()
+    for place in bundles.lane_places(broker, bundles.bundle_of(broker, number).lane):
+        if place.number == number:
+            return bool(meets.intersection(place.meets))
+        if place.again:
+            meets.update(place.meets)
+    return False
 
 
 def ask_again(broker: Broker, name: str) -> None:
@@ -222,7 +253,8 @@ def ask_again(broker: Broker, name: str) -> None:
     bundle = bundles.bundle_of(broker, number)
     admission, offer = Admission(broker, Refusals()), bundle.kept.offer
     here = {topic: admission.here(offer.vpn, topic) for topic in offer.topics}
-    if any(is_moving(queue) for queues in here.values() for queue in queues):
+    moving = any(is_moving(queue) for queues in here.values() for queue in queues)
+    if moving or _stands_behind(broker, number):
         broker.calendar.set(name, broker.now + broker.limits.offer_again_ms)
         return
     broker.calendar.set(name, NEVER)
@@ -270,5 +302,6 @@ def _meet(broker: Broker, number: int, bundle: Bundle, tally: OfferTally) -> Non
     for place in places:
         if place.number == number:
             here = (match[0] for matches in bundle.kept.matches.values() for match in matches)
-            place.meets = sorted({*here, *(-1 - n for n in tally.waits)})
+            place.meets = sorted({*place.meets, *here, *(-1 - n for n in tally.waits)})
+            place.again = False
     bundles.keep_lane(broker, bundle.lane, places)
