@@ -1,12 +1,12 @@
 """Messages that brokers have not agreed on yet, as one broker keeps them (S5).
 
 A *bundle* is what one producer sent in one step to the same brokers. The broker that took it in
-keeps it (``offer/<number>``) with what is known of the votes (``tally/<number>``); who was offered it keeps
-what its own queues would take (``offered/<broker>/<number>``). What is kept counts as stored in every
-quota, so that a verdict never finds a queue full.
+keeps it (``offer/<number>``) with what is known of the votes (``tally/<number>``); who was offered
+it keeps what its own queues would take (``offered/<broker>/<number>``). What is kept counts as
+stored in every quota, so that a verdict never finds a queue full.
 
-Bundles of a producer stand in its *lane* (``lane/<lane>``), in their order. One that meets an earlier
-one in a queue here, or at a broker that both are offered to, is decided after it: so what a
+Bundles of a producer stand in its *lane* (``lane/<lane>``), in their order. One that meets an
+earlier one in a queue here, or at a broker that both are offered to, is decided after it: so what a
 producer sends to one queue enters it in the order in which it was sent.
 """
 

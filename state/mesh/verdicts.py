@@ -26,8 +26,8 @@ from ..phases.admission import Admission
 from ..phases.spreading import offer_to
 from ..storage import NEVER
 from . import bundles, queue_moving
-from .known_places import is_moving
 from .bundles import Bundle, LanePlace, OfferTally
+from .known_places import is_moving
 from .saying import say
 from .topic_routes import brokers_of
 from .voting import count_discards, follow_leaving
@@ -61,9 +61,8 @@ def refuse_vote(broker: Broker, sender: int, vote: Vote) -> None:
     if tally is not None:
         rows = range(len(bundles.bundle_of(broker, vote.number).seqs))
         why = Reason.MALFORMED.value
-        keeps = {"yes": vote.yes, "discarded": vote.discarded}  # it waits for the verdict
         no = [(row, why, "") for row in rows]
-        hear_vote(broker, sender, Vote(vote.number, vote.attempt, vote.went, no=no, **keeps))
+        hear_vote(broker, sender, msgspec.structs.replace(vote, again=False, no=no))
 
 
 def forget_peers(broker: Broker, gone: list[int]) -> None:
@@ -270,7 +269,8 @@ def ask_again(broker: Broker, name: str) -> None:
     bundles.keep_tally(broker, number, tally)
     _meet(broker, number, bundle, tally)
     asked = sorted(found | led)
-    offer_to(broker, msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked), tally.waits)
+    again = msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked)
+    offer_to(broker, again, tally.waits)
     if not tally.waits:
         _look(broker, number, tally)
         decide_voted(broker)
