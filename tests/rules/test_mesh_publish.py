@@ -4,12 +4,14 @@ as one message, or by none."""
 from __future__ import annotations
 
 import time
+from unittest.mock import patch
 
 import pytest
 from lakequeue.client.following import PAUSE_S
 from lakequeue.protocol import Rejected
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
+from lakequeue.state.mesh.bundles import Kept
 
 from .harness import drain
 from .spread import Spread, local
@@ -217,3 +219,22 @@ def test_a_queue_that_moves_between_offer_and_verdict(spread: Spread) -> None:
     spread.engine.advance("1s")
     assert spread.ids("qb") == [sent.result(0).message_id, late.result(0).message_id]
     assert [q["broker"] for q in spread.admin.queues() if q["name"] == "qb"] == ["a"]
+
+
+def test_a_broker_that_is_of_the_home_no_more_is_not_waited_for(spread: Spread) -> None:
+    spread.engine.cut("b")
+    sent = spread.start("a", "t/x", b'{"n":2}')
+    left = c.encode_command(c.Peers(brokers={"a": 0, "c": 2}))
+    spread.engine.command("default.commands", b"", left, "a")
+    assert spread.ids("qa") == spread.ids("qc") == [sent.result(0).message_id]
+
+
+def test_an_offer_that_fails_is_refused_and_says_so(spread: Spread) -> None:
+    spread.send("a", "t/x", b'{"n":2}')
+    with patch.object(Kept, "add", side_effect=[None, RuntimeError("broken"), None, None]):
+        sent = spread.start("a", "t/x", b'{"n":3}')
+    with pytest.raises(Rejected, match="malformed"):
+        sent.result(0)
+    assert {e["event"] for e in spread.events("mesh_refused")} == {"mesh_refused"}
+    spread.send("a", "t/x", b'{"n":4}')
+    assert spread.bodies("qa") == spread.bodies("qc") == [b'{"n":2}', b'{"n":4}']
