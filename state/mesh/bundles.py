@@ -152,12 +152,6 @@ def message_of(offer: Offer, row: int) -> tuple[PublishHeader, Incoming]:
     return decode_publish_header(meta), record
 
 
-def weight_of(offer: Offer, row: int) -> int:
-    """Bytes that a message takes while it waits."""
-    texts = (offer.payloads[row], offer.keys[row], offer.headers[row], offer.metas[row])
-    return sum(len(text) for text in texts if text)
-
-
 def queue_of(broker: Broker, number: int) -> Queue | None:
     """The queue of a match; None where it was deleted since."""
     queue = broker.queue(number)

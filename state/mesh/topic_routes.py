@@ -20,8 +20,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...definitions import is_regex
+from ...protocol.mesh import BROKERS_MAX
 from ...protocol.offering import TopicRoutes
-from ...protocol.patterns import REGEX, TOPIC, compiled, kind_of, wildcard_matches
+from ...protocol.patterns import REGEX, TOPIC, WILDCARD, compiled, kind_of, wildcard_matches
 from ..bridges.endpoint import is_endpoint
 from ..broker import BUCKETS, Broker, bucket
 from . import known_places
@@ -178,7 +179,14 @@ def slot_of(kind: int, pattern: str) -> tuple[int, str]:
 
 
 def hear_routes(broker: Broker, sender: int, said: TopicRoutes) -> None:
-    """Another broker says what its queues take."""
+    """Another broker says what its queues take. Raises ValueError for what is no pattern."""
+    for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
+        if kind == REGULAR:
+            compiled(pattern)
+        elif kind == WILD and kind_of(pattern) != WILDCARD:
+            raise ValueError(f"topic: {pattern[:200]!r} – is no wildcard")
+        if not all(HERE <= where < BROKERS_MAX for where in routes):
+            raise ValueError(f"routes: {routes[:10]} – allowed are {HERE} and numbers of brokers")
     values, away = broker.values, broker.header.away
     for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
         which, slot = slot_of(kind, pattern)

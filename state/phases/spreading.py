@@ -91,27 +91,28 @@ class Spreading:
         if undecided.rows >= limits.offer_rows or undecided.bytes >= limits.offer_bytes:
             return None
         lane = _lane(vpn, producer, record.partition)
-        bundle = self._bundle(lane, vpn, "" if producer is None else header.producer, way.others)
+        name = "" if producer is None else header.producer
+        meta = encode_publish_header(msgspec.structs.replace(header, count=0))
+        texts = (record.value, record.key, record.headers, meta)
+        size = sum(len(text) for text in texts if text)
+        bundle = self._bundle(lane, vpn, name, way.others, size)
         offer, kept, row = bundle.kept.offer, bundle.kept, len(bundle.seqs)
         topic = way.topic or header.to
         if topic not in offer.topics:
             offer.topics.append(topic)
         offer.asked.extend(n for n in way.led if n not in offer.asked)
-        _append(offer, topic, header, record, time_of(record.timestamp, self._broker.now))
+        _append(offer, topic, meta, record, time_of(record.timestamp, self._broker.now))
         kept.sizes.append(0)
         kept.add(row, judged)
         bundles.reserve(self._broker, kept, row)
         bundle.seqs.append(seq)
         if producer is not None:
             producer.hold(seq)
-        size = bundles.weight_of(offer, row)
         bundle.bytes += size
         undecided.rows += 1
         undecided.bytes += size
         place = self._places(lane)[-1]
         place.meets.extend(number for number in numbers if number not in place.meets)
-        if bundle.bytes >= PART_BYTES or len(bundle.seqs) >= PART_ROWS:
-            del self._open[lane]
         return True
 
     def why_full(self) -> tuple[Reason, str]:
@@ -127,10 +128,14 @@ class Spreading:
             places = self._lanes[lane] = bundles.lane_places(self._broker, lane)
         return places
 
-    def _bundle(self, lane: str, vpn: str, producer: str, others: list[int]) -> Bundle:
-        """The bundle that a lane's next message joins."""
+    def _bundle(
+        self, lane: str, vpn: str, producer: str, others: list[int], size: int
+    ) -> Bundle:
+        """The bundle that a lane's next message of this size joins."""
         bundle = self._open.get(lane)
-        if bundle is not None and self._asked[lane] == others:
+        if bundle is not None and self._asked[lane] == others and (
+            bundle.bytes + size <= PART_BYTES and len(bundle.seqs) < PART_ROWS
+        ):
             return bundle
         undecided = self._broker.header.undecided
         undecided.next += 1
@@ -166,12 +171,10 @@ def _lane(vpn: str, producer: ProducerHistory | None, partition: int) -> str:
     return f"{vpn}/k{partition}" if producer is None else f"{vpn}/p{producer.receipt.producer}"
 
 
-def _append(
-    offer: Offer, topic: str, header: PublishHeader, record: Incoming, time: int
-) -> None:
+def _append(offer: Offer, topic: str, meta: bytes, record: Incoming, time: int) -> None:
     """One more message in the columns of an offer."""
     offer.to.append(offer.topics.index(topic))
-    offer.metas.append(encode_publish_header(msgspec.structs.replace(header, count=0)))
+    offer.metas.append(meta)
     offer.partitions.append(record.partition)
     offer.offsets.append(record.offset)
     offer.items.append(record.item)

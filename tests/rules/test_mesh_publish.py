@@ -10,8 +10,13 @@ import pytest
 from lakequeue.client.following import PAUSE_S
 from lakequeue.protocol import Rejected
 from lakequeue.protocol import commands as c
-from lakequeue.state import Limits
+from lakequeue.protocol.messages import Records
+from lakequeue.protocol.offering import TopicRoutes
+from lakequeue.protocol.outputs import MeshRecord
+from lakequeue.state import Batch, DictStore, Home, Limits
+from lakequeue.state.broker import Broker
 from lakequeue.state.mesh.bundles import Kept
+from lakequeue.state.mesh.topic_routes import hear_routes
 
 from .harness import drain
 from .spread import Spread, local
@@ -84,7 +89,7 @@ def test_Q3_a_queue_by_its_name_and_those_that_listen(spread: Spread) -> None:
 
 
 def test_Q2_captured_topics_of_others(spread: Spread) -> None:
-    keys = {"underlying_topic": "ord.*", "default_publish_target": "ord-1"}
+    keys = {"underlying_topic": "or*d.*", "default_publish_target": "ord-1"}
     spread.admin.define(local("pattern", "b", **keys))
     spread.admin.define(local("named", "c", underlying_topic="ord-1"))
     spread.send("a", "ord-1")
@@ -238,3 +243,31 @@ def test_an_offer_that_fails_is_refused_and_says_so(spread: Spread) -> None:
     assert {e["event"] for e in spread.events("mesh_refused")} == {"mesh_refused"}
     spread.send("a", "t/x", b'{"n":4}')
     assert spread.bodies("qa") == spread.bodies("qc") == [b'{"n":2}', b'{"n":4}']
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "routes"),
+    [(2, "(", [-1]), (1, "a//*", [-1]), (1, "a", [-1]), (0, "a", [-2]), (0, "a", [1 << 16])],
+)
+def test_what_is_no_route_is_refused(kind: int, pattern: str, routes: list[int]) -> None:
+    broker = Broker.load(DictStore(), Home(), 0, Limits())
+    good = TopicRoutes("default", [0, kind], ["x", pattern], [[-1], routes])
+    with pytest.raises(ValueError, match=r"topic: |routes: |regular"):
+        hear_routes(broker, 1, good)
+    assert broker.header.away == {}
+
+
+def test_large_messages_are_offered_one_by_one(spread: Spread) -> None:
+    body = b'{"n":2,"x":"%s"}' % (b"x" * 300_000)
+    for _ in range(3):
+        spread.start("a", "t/x", body)
+    spread.producer("a").flush(timeout=1)
+    assert spread.ids("qa") == spread.ids("qb") == spread.ids("qc")
+    assert len(spread.ids("qa")) == 3
+    records = Records(
+        ["default.publish"] * 3, [0] * 3, [10, 11, 12], [0] * 3, [None] * 3, [body] * 3,
+        [b'{"to":"t/x"}'] * 3, [None] * 3,
+    )  # fmt: skip
+    outputs = spread.engine.brokers[0].take(Batch(publishes=records), spread.engine.now)
+    offers = [o.body for o in outputs if isinstance(o, MeshRecord) and o.to == "b"]
+    assert [len(offer.payloads) for offer in offers] == [1, 1, 1]
