@@ -22,7 +22,7 @@ import msgspec
 from ...protocol.errors import Reason
 from ...protocol.offering import Verdict, Vote
 from ..isolation import Refusals
-from ..phases.admission import Admission
+from ..phases.admission_of_offers import OfferAdmission
 from ..phases.spreading import offer_to
 from ..storage import NEVER
 from . import bundles, queue_moving
@@ -117,7 +117,7 @@ def decide_voted(broker: Broker) -> None:
     what may be undecided."""
     if not broker.voted:
         return
-    admission = Admission(broker, Refusals())
+    admission = OfferAdmission(broker, Refusals())
     leaving = []
     for lane in sorted(broker.voted):
         left: list[LanePlace] = []
@@ -137,7 +137,7 @@ def decide_voted(broker: Broker) -> None:
         queue_moving.follow(broker, queue, first)
 
 
-def _decide(broker: Broker, admission: Admission, number: int, bundle: Bundle) -> None:
+def _decide(broker: Broker, admission: OfferAdmission, number: int, bundle: Bundle) -> None:
     """Store what nobody refuses, answer the producer, and tell those who keep it."""
     tally = bundles.tally_of(broker, number)
     assert tally is not None
@@ -166,7 +166,7 @@ def _decide(broker: Broker, admission: Admission, number: int, bundle: Bundle) -
 
 
 def _decide_one(
-    broker: Broker, admission: Admission, bundle: Bundle, row: int, taken: bool,
+    broker: Broker, admission: OfferAdmission, bundle: Bundle, row: int, taken: bool,
     discards: list[tuple[str, str]], no: tuple[str, str] | None,
 ) -> int:  # fmt: skip
     """What becomes of one message; gives its id, or 0. taken: others have queues that take it."""
@@ -250,7 +250,7 @@ def ask_again(broker: Broker, name: str) -> None:
         broker.calendar.set(name, NEVER)
         return
     bundle = bundles.bundle_of(broker, number)
-    admission, offer = Admission(broker, Refusals()), bundle.kept.offer
+    admission, offer = OfferAdmission(broker, Refusals()), bundle.kept.offer
     here = {topic: admission.here(offer.vpn, topic) for topic in offer.topics}
     moving = any(is_moving(queue) for queues in here.values() for queue in queues)
     if moving or _stands_behind(broker, number):
@@ -277,7 +277,7 @@ def ask_again(broker: Broker, name: str) -> None:
 
 
 def _look_here(
-    broker: Broker, admission: Admission, bundle: Bundle, here: dict[str, list[Queue]],
+    broker: Broker, admission: OfferAdmission, bundle: Bundle, here: dict[str, list[Queue]],
     tally: OfferTally,
 ) -> None:  # fmt: skip
     """What the queues here make of it now."""

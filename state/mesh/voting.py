@@ -19,7 +19,7 @@ from ...protocol.errors import Reason
 from ...protocol.messages import Records
 from ...protocol.offering import COLUMNS, Offer, Verdict, Vote
 from ..isolation import Refusals
-from ..phases.admission import Admission
+from ..phases.admission_of_offers import OfferAdmission
 from . import bundles, known_places, queue_moving
 from .bundles import Kept
 from .placement import LOCAL
@@ -39,7 +39,7 @@ def hear_offer(broker: Broker, sender: int, offer: Offer) -> None:
         raise ValueError(f"offer {offer.number}: columns of different lengths")
     if n and max(offer.to) >= len(offer.topics):
         raise ValueError(f"offer {offer.number}: a topic that is not named")
-    admission = Admission(broker, Refusals())
+    admission = OfferAdmission(broker, Refusals())
     also = _to_ask_besides(broker, sender, offer, admission)
     if also is not None:
         went = broker.header.went
@@ -85,7 +85,7 @@ def _name(broker: Broker, number: int) -> str:
 
 
 def _to_ask_besides(
-    broker: Broker, sender: int, offer: Offer, admission: Admission
+    broker: Broker, sender: int, offer: Offer, admission: OfferAdmission
 ) -> list[int] | None:
     """None where this broker can say all that there is to be said of an offer; else it is to be
     asked again, and these brokers too."""
@@ -124,7 +124,7 @@ def hear_verdict(broker: Broker, sender: int, verdict: Verdict) -> None:
     leaving = follow_leaving(broker, kept)
     bundles.let_go(broker, kept)
     if verdict.ids:
-        admission = Admission(broker, Refusals())
+        admission = OfferAdmission(broker, Refusals())
         given_up = set(verdict.given_up)
         for row, number in enumerate(verdict.ids):
             matches = bundles.matches_of(broker, kept, row)
@@ -140,7 +140,7 @@ def hear_verdict(broker: Broker, sender: int, verdict: Verdict) -> None:
 
 
 def count_discards(
-    broker: Broker, admission: Admission, kept: Kept, given_up: set[int]
+    broker: Broker, admission: OfferAdmission, kept: Kept, given_up: set[int]
 ) -> list[tuple[int, str, str]]:
     """What queues here throw away, of what is not given up (S4)."""
     told = []

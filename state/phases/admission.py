@@ -24,7 +24,6 @@ from ..broker import Broker
 from ..isolation import Refusals
 from ..mesh.hosting import takes
 from ..mesh.known_places import is_moving
-from ..mesh.topic_routes import takes_from
 from ..message import enter
 from ..producers import Answered, ProducerHistory
 from ..queue import Queue
@@ -317,46 +316,6 @@ class Admission:
             return NOWHERE_ELSE
         return self._spreading.way(vpn, header.to, queues)
 
-    def judge_offered(
-        self, vpn: str, topic: str, header: PublishHeader, record: Incoming, entry: int
-    ) -> Judged | None:
-        """What the queues here make of a message that another broker took in; None: they do not
-        want it. What refuses it is counted."""
-        return self.judge_at(vpn, self.taking(vpn, topic, entry), header, record)
-
-    def judge_at(
-        self, vpn: str, queues: list[Queue], header: PublishHeader, record: Incoming
-    ) -> Judged | None:
-        """As `judge_offered`, of these queues."""
-        matches = self._matches(queues, header, record)
-        if not matches:
-            return None
-        if self._file_room is not None and self._file_room <= 0:
-            judged = Judged(0, refused=(matches[0].queue, Reason.SPOOL_FILES))
-        else:
-            judged = judge(self._broker, vpn, header, matches, record, self._told)
-        if judged.refused is not None:
-            self._refuse(vpn, 0, None, *judged.refused, record)
-        elif judged.kept and self._file_room is not None:
-            self._file_room -= judged.size
-        return judged
-
-    def taking(self, vpn: str, topic: str, entry: int) -> list[Queue]:
-        """The queues here that take a topic from the broker that took the message in."""
-        found = self._routes.of_topic(vpn, topic)
-        return [queue for queue in found if takes_from(self._broker, queue, entry)]
-
-    def here(self, vpn: str, topic: str) -> list[Queue]:
-        """The queues here that take a topic."""
-        return self._routes.of_topic(vpn, topic)
-
-    def nowhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
-        record: Incoming,
-    ) -> None:  # fmt: skip
-        """No broker has a queue that takes a message that was offered (S6)."""
-        self._nowhere(vpn, header, seq, producer, record)
-
     # ------------------------------------------------------------ matching
 
     def _matches(self, queues: list[Queue], header: PublishHeader, record: Incoming) -> list[Match]:
@@ -499,13 +458,6 @@ class Admission:
                 segment.offsets += span.offsets  # type: ignore[operator]
                 segment.items += span.items  # type: ignore[operator]
         return number
-
-    def store_as(
-        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming,
-        origin: int,
-    ) -> None:  # fmt: skip
-        """Store a message that another broker took in, under its id."""
-        self._store_all(vpn, header, matches, [record.value], [size], record, origin=origin)
 
     def _segment(self, vpn: str, queue: Queue, topic: str) -> Segment:
         """What the journal says was stored in this queue from this topic."""
