@@ -148,5 +148,5 @@ def test_S5_all_or_none_whoever_dies_when(seed: int) -> None:
         traffic.one()
     traffic.finish()
     traffic.judge()
-    assert traffic.fate.deaths > 40  # 240 in all seeds together
+    assert traffic.fate.deaths > 60  # some 1,000 in all seeds together
     assert sum(map(len, traffic.found.values())) > 30
