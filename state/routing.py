@@ -81,9 +81,7 @@ class Routes:
 
     def of_topic(self, vpn: str, topic: str) -> list[Queue]:
         """The queues that take a topic, whatever is called like it."""
-        return self._queues(
-            {*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)}
-        )
+        return self._queues({*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)})
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic that a message addressed to a queue (Q3) or a topic goes to."""

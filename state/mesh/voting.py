@@ -130,9 +130,7 @@ def hear_verdict(broker: Broker, sender: int, verdict: Verdict) -> None:
             matches = bundles.matches_of(broker, kept, row)
             if number and matches:
                 header, record = bundles.message_of(kept.offer, row)
-                admission.store_as(
-                    kept.offer.vpn, header, matches, kept.sizes[row], record, number
-                )
+                admission.store_as(kept.offer.vpn, header, matches, kept.sizes[row], record, number)
         count_discards(broker, admission, kept, given_up)
         admission.close()
     for queue, first in leaving:

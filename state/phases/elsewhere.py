@@ -35,9 +35,7 @@ def takes(
     return True
 
 
-def is_there(
-    broker: Broker, vpn: str, header: PublishHeader, producer: Answered | None
-) -> bool:
+def is_there(broker: Broker, vpn: str, header: PublishHeader, producer: Answered | None) -> bool:
     """Whether `takes` would take a message."""
     return moved(broker, vpn, header.to) is not None and _may_be_told(producer)
 
@@ -71,9 +69,7 @@ def goes_along(
     return True
 
 
-def _tell(
-    producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]
-) -> None:
+def _tell(producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]) -> None:
     where = msgspec.json.encode(hosts).decode()
     producer.refused(seq, Reason.MOVED.value, header.to, where)
 

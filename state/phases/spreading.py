@@ -128,13 +128,13 @@ class Spreading:
             places = self._lanes[lane] = bundles.lane_places(self._broker, lane)
         return places
 
-    def _bundle(
-        self, lane: str, vpn: str, producer: str, others: list[int], size: int
-    ) -> Bundle:
+    def _bundle(self, lane: str, vpn: str, producer: str, others: list[int], size: int) -> Bundle:
         """The bundle that a lane's next message of this size joins."""
         bundle = self._open.get(lane)
-        if bundle is not None and self._asked[lane] == others and (
-            bundle.bytes + size <= PART_BYTES and len(bundle.seqs) < PART_ROWS
+        if (
+            bundle is not None
+            and self._asked[lane] == others
+            and (bundle.bytes + size <= PART_BYTES and len(bundle.seqs) < PART_ROWS)
         ):
             return bundle
         undecided = self._broker.header.undecided
