@@ -108,6 +108,8 @@ class Following:
         """Send what can be sent where its queue is now."""
         now = time.monotonic()
         for queue, held in list(self._queues.items()):
+            if self._queues.get(queue) is not held:  # in memory an answer comes while one sends
+                continue
             old = self._ways[held.at]
             if now < held.not_before or old.unanswered.waits_for(queue):
                 continue

@@ -44,7 +44,7 @@ OUTDATED = ("checkpoint", "tables-checkpoint", "history-checkpoint")
 _JOURNALED = "SELECT coalesce(max(step), 0) FROM journal WHERE broker = $broker"
 _GIVEN = """
 SELECT coalesce(max(CAST(message_id AS UBIGINT)), 0) FROM journal
-WHERE broker = $broker AND message_id IS NOT NULL
+WHERE CAST(message_id AS UBIGINT) BETWEEN $first AND $last
 """
 _PHANTOMS = """
 SELECT c.vpn, c.queue, c.message_id FROM changes AS c
@@ -135,10 +135,11 @@ def _one(
     store, name = moment.store, moment.broker
     header = msgspec.msgpack.decode(store.pages["broker"], type=BrokerHeader)
     (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
-    (given,) = lake.execute(_GIVEN, {"broker": name}).fetchone() or (0,)
+    ids = {"first": header.number << 48, "last": header.number << 48 | (1 << 48) - 1}
+    (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)  # also of what only others store
     first = header.number << 48 | header.spool.next_counter
     header.step = max(moment.step, journaled) + STEPS_AHEAD
-    counter = given & ((1 << 48) - 1) if given >> 48 == header.number else 0
+    counter = given & ((1 << 48) - 1)
     header.spool.next_counter = max(header.spool.next_counter, counter + 1) + IDS_AHEAD
     phantoms = lake.execute(
         _PHANTOMS, {"first": first, "last": header.number << 48 | (1 << 48) - 1}

@@ -39,6 +39,17 @@ class Home:
     epoch: int = 0
 
 
+class Undecided(msgspec.Struct, array_like=True):
+    """Publishes about which brokers have not agreed yet (S5). next: number of the last bundle that
+    was offered; rows, bytes: of what this broker has offered; kept: bytes that are counted as
+    stored, by VPN, of its own messages and of others'."""
+
+    next: int = 0
+    rows: int = 0
+    bytes: int = 0
+    kept: dict[int, int] = {}
+
+
 class BrokerHeader(msgspec.Struct):
     """What every step needs. format: version of the state's layout."""
 
@@ -70,6 +81,9 @@ class BrokerHeader(msgspec.Struct):
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
+    away: dict[str, list[int]] = {}  # per VPN: patterns that others' queues take, by kind
+    went: int = 0  # queues that have moved away from here
+    undecided: Undecided = msgspec.field(default_factory=Undecided)
 
 
 _encode = msgspec.msgpack.encode
@@ -101,6 +115,8 @@ class Broker:
         self.more_to_do = False  # in the next step, at once
         self.early: list[tuple[Queue, int]] = []  # arrivals that were acknowledged before (L9)
         self.arrived_in: list[Queue] = []  # queues that got messages since the last look
+        self.routes_changed: dict[tuple[str, int, str], None] = {}  # patterns to tell others of
+        self.voted: dict[str, None] = {}  # lanes of which something may be decided now (S5)
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
         self.at: Any = None  # what is being done, should it fail: see `isolation`

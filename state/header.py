@@ -111,6 +111,8 @@ class QueueHeader(msgspec.Struct):
     delayed: int = 0
     bytes: int = 0
     moving: int = 0  # these too: on their way to other brokers
+    kept: int = 0  # messages that will enter if other brokers take them too, and their bytes (S5)
+    kept_bytes: int = 0
     wanted: dict[int, RoomWanted] = {}  # by brokers that have room, the one that asked first first
     asked: dict[int, Asked] = {}  # of brokers
     held: dict[int, ForeignBarrier] = {}  # by the brokers whose barriers are next

@@ -14,6 +14,7 @@ from .bridges.endpoint import is_endpoint
 from .broker import Broker, _decoder
 from .commands.topic_subscriptions import topics_of
 from .limits import Limits
+from .mesh import bundles
 from .message.pages import QueuePage
 from .message.table import DELAYED, ENDINGS, GONE, LEASED, MOVING, READY
 from .phases.alerts import is_over, level_of
@@ -45,6 +46,7 @@ def check(store: DictStore, now: int, limits: Limits = Limits()) -> None:  # noq
     for queue in queues.values():
         _check_queue(broker, queue)
     _check_spool(store, broker, queues)
+    _check_kept(store, broker, queues)
     _check_topics(store, broker, queues)
     leased = sum(queue.header.leased for queue in queues.values())
     assert header.unacked == leased, f"delivered and unacked: {header.unacked}, leased {leased}"
@@ -208,14 +210,46 @@ def _check_spool(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> 
                 assert int(where.id[at]) & (1 << 48) - 1 == counter, f"message {counter}: place"
             block = store.get(f"b/{page.block[row]}")
             assert block is not None or page.length[row] == 0, f"message {counter}: block is gone"
-    assert spool.bytes == size, f"spool: {spool.bytes} bytes counted, {size} stored"
+    kept = sum(broker.header.undecided.kept.values())
+    stored = spool.bytes - kept
+    assert stored == size, f"spool: {stored} bytes counted, {size} stored"
     assert spool.messages == messages, f"spool: {spool.messages} counted, {messages} stored"
-    assert sum(spool.vpn_bytes.values()) == size, "spool: bytes of the VPNs"
+    assert sum(spool.vpn_bytes.values()) - kept == size, "spool: bytes of the VPNs"
     for number, queue in queues.items():
         found = matches.get(number, 0)
         assert queue.header.depth == found, f"{queue.definition.name}: {found} matches"
     _check_foreign(store, broker)
     _check_files(store, broker)
+
+
+def _check_kept(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> None:
+    """What brokers have not agreed on counts as stored, and nothing else does (S5)."""
+    found: dict[int, list[int]] = {}
+    rows = 0
+    for key in store.pages:
+        kind, _, rest = key.partition("/")
+        if kind == "offer":
+            bundle = bundles.bundle_of(broker, int(rest))
+            rows += len(bundle.seqs)
+            kept = bundle.kept
+        elif kind == "offered":
+            entry, number = map(int, rest.split("/"))
+            found_kept = bundles.offered(broker, entry, number)
+            assert found_kept is not None
+            kept = found_kept
+        else:
+            continue
+        for row, matches in kept.matches.items():
+            for match in matches:
+                of_queue = found.setdefault(match[0], [0, 0])
+                of_queue[0] += 1
+                of_queue[1] += kept.sizes[row]
+    for number, queue in queues.items():
+        kept_here = [queue.header.kept, queue.header.kept_bytes]
+        wanted = found.get(number, [0, 0])
+        assert kept_here == wanted, f"{queue.definition.name}: {kept_here} kept, not {wanted}"
+    undecided = broker.header.undecided.rows
+    assert undecided == rows, f"{undecided} messages undecided, {rows} are kept"
 
 
 def _check_foreign(store: DictStore, broker: Broker) -> None:

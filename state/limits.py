@@ -36,6 +36,10 @@ class Limits:
     bridge_rows: int = 10_000  # messages on their way, unanswered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
     bridge_holds: int = 1_000  # lanes that are known by name while they are held
+    # Of messages that other brokers were offered and that are not decided (S5).
+    offer_rows: int = 10_000
+    offer_bytes: int = 8_000_000  # a single message may overdraw them
+    offer_again_ms: int = 100  # a queue that takes them is on its way: ask again after this
     # What waits for its turn, or for its message.
     pending_commands: int = 10_000  # of one queue
     subscriptions: int = 10_000  # of one queue, and of one session

@@ -3,6 +3,7 @@
 A producer numbers its messages from 1. Of each producer the engine remembers the highest sequence,
 the gaps below it, and for the newest messages which ids they got. A sequence that was stored is
 answered again, not stored again. One that was refused was not stored, so it may be tried again.
+One that other brokers have yet to agree to is *held*: it is answered when they have (S5).
 Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
 stored) and `RUNS_MAX` runs of ids; a producer that has been silent for `Limits.producer_idle_ms`
 is forgotten.
@@ -48,6 +49,7 @@ class ProducerHistory:
         "_values",
         "forgotten_at",
         "gaps",
+        "held",
         "high",
         "receipt",
         "refusals",
@@ -63,6 +65,7 @@ class ProducerHistory:
         self.runs: list[list[int]] = [list(r) for r in known[2]] if known else []
         self.refusals: list[list[int]] = [list(r) for r in known[3]] if known else []
         self.forgotten_at: int = known[4] if known else 0
+        self.held: list[list[int]] = [list(r) for r in known[5]] if known and known[5:] else []
         self.receipt = Receipts(vpn, name, 0)
         self._repeated: int | None = None
 
@@ -91,13 +94,20 @@ class ProducerHistory:
 
     def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
         """The message was refused."""
-        refusals = self.refusals
-        at = bisect_right(refusals, seq, key=_first)
-        if at and refusals[at - 1][1] == seq - 1:
-            refusals[at - 1][1] = seq
-        else:
-            refusals.insert(at, [seq, seq])
+        _put(self.refusals, seq)
         self.receipt.nacks.append((seq, reason, queue, detail))
+
+    def hold(self, seq: int) -> None:
+        """Other brokers have to agree before it is stored."""
+        _put(self.held, seq)
+
+    def is_held(self, seq: int) -> bool:
+        """Whether it is not decided yet."""
+        return any(first <= seq <= last for first, last in self.held)
+
+    def let_go(self, seq: int) -> None:
+        """It is decided, and answered next."""
+        _take(self.held, seq)
 
     def repeat(self, seq: int) -> None:
         """Answer a sequence that was stored as it was answered before."""
@@ -134,12 +144,21 @@ class ProducerHistory:
             broker.calendar.set(name, self.forgotten_at)
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
-        self._values.write(
-            self._key, [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
-        )
+        known: list[Any] = [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
+        self._values.write(self._key, [*known, self.held] if self.held else known)
         self.receipt.broker = broker.header.number
-        self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
+        open_ones = [ranges[0][0] - 1 for ranges in (self.gaps, self.held) if ranges]
+        self.receipt.up_to = min(open_ones, default=self.high)
         return self.receipt
+
+
+def _put(ranges: list[list[int]], seq: int) -> None:
+    """Put a sequence into ranges, which are ascending."""
+    at = bisect_right(ranges, seq, key=_first)
+    if at and ranges[at - 1][1] == seq - 1:
+        ranges[at - 1][1] = seq
+    else:
+        ranges.insert(at, [seq, seq])
 
 
 def _take(ranges: list[list[int]], seq: int) -> bool:
@@ -160,5 +179,9 @@ def _first(one: list[int]) -> int:
 def forget(broker: Broker, name: str) -> None:
     """A producer has been silent for so long that nobody sends again what it sent; ``name`` is its
     name in the calendar."""
+    known = broker.values.read(f"P/{name[1:]}")
+    if known and known[5:]:  # something of it is not decided: ask again later
+        broker.calendar.set(name, broker.now + broker.limits.producer_idle_ms)
+        return
     broker.calendar.set(name, NEVER)
     broker.values.write(f"P/{name[1:]}", None)

@@ -15,12 +15,15 @@ from ..protocol.patterns import compiled
 from .bridges.endpoint import is_endpoint
 from .broker import Broker, bucket
 from .commands.topic_subscriptions import subscribed
+from .mesh.known_places import find
+from .mesh.topic_routes import changed_capture
 from .queue import Queue
 
 
 def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """A queue captures its underlying topic from now on."""
     topic, vpn = definition.underlying_topic, definition.vpn
+    changed_capture(broker, vpn, definition.name, topic)
     broker.emit(Capture(topic))
     if is_regex(topic):
         key = f"R/{vpn}"
@@ -39,6 +42,7 @@ def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
 def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """A queue no longer captures its underlying topic."""
     topic, vpn = definition.underlying_topic, definition.vpn
+    changed_capture(broker, vpn, definition.name, topic)
     if is_regex(topic):
         entries = dict(broker.values.read(f"R/{vpn}") or {})
         entries.pop(number, None)
@@ -72,15 +76,20 @@ class Routes:
                 alone = self._broker.find(vpn, to.removeprefix(QUEUE_ALONE))
                 found = self._of_destination[vpn, to] = [] if alone is None else [alone]
                 return found
-            topic = self.target_of(vpn, to)
-            numbers = {*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)}
-            found = self._of_destination[vpn, to] = self._queues(numbers)
+            found = self._of_destination[vpn, to] = self.of_topic(vpn, self.target_of(vpn, to))
         return found
+
+    def of_topic(self, vpn: str, topic: str) -> list[Queue]:
+        """The queues that take a topic, whatever is called like it."""
+        return self._queues({*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)})
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic that a message addressed to a queue (Q3) or a topic goes to."""
         named = self._broker.find(vpn, to)
-        return named.definition.default_publish_target if named else to
+        if named is not None:
+            return named.definition.default_publish_target
+        there = find(self._broker, vpn, to) if self._broker.header.peers else None
+        return to if there is None else there.target or to
 
     def of_record(self, topic: str) -> list[tuple[str, list[Queue]]]:
         """For a record on a plain Kafka topic: per VPN, the queues that capture it (Q2)."""

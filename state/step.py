@@ -23,6 +23,8 @@ from .commands.turns import go_on
 from .isolation import Refusals, isolated
 from .limits import Limits
 from .mesh.channel import hear
+from .mesh.topic_routes import tell_routes
+from .mesh.verdicts import decide_voted
 from .phases.admission import admit
 from .phases.alerts import watch
 from .phases.deadlines import act_on_deadlines
@@ -57,9 +59,11 @@ class Input:
 PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: go_on(broker),  # what earlier commands have left to do
     lambda broker, given: hear(broker, given.mesh, given.refused),
+    lambda broker, _: decide_voted(broker),
     lambda broker, given: take_commands(broker, given.commands),
     lambda broker, given: admit(broker, given.publishes, given.refused),
     lambda broker, _: act_on_deadlines(broker),
+    lambda broker, _: tell_routes(broker),
     lambda broker, _: deliver(broker),
     lambda broker, _: compact(broker),
     lambda broker, _: watch(broker),

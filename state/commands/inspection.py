@@ -111,7 +111,7 @@ def _peers(header: BrokerHeader) -> dict[str, Any]:
         return {}
     peers = [
         {"name": p.name, "number": n, "said": p.said, "heard": p.heard, "lost": p.lost,
-         "repeated": p.repeated}
+         "repeated": p.repeated, "undecided": p.undecided}
         for n, p in sorted(header.peers.items())
     ]  # fmt: skip
     return {"peers": peers}

@@ -36,6 +36,8 @@ from .places import (
 )
 from .turns import Task
 
+ROWS_OF_ONE = 100  # in which a message of another broker may stand here
+
 
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
     """Remove messages; answers how many went. Raises ValueError unless exactly one of ids, up_to
@@ -67,7 +69,7 @@ def _next_part(
         return wanted_rows(broker, queue, task, command.where, None, budget)
     if command.up_to is None:
         return by_ids(broker, queue, task, parse_ranges(command.ids or ""), budget)
-    last = _row_of(broker, _one_id(command.up_to))
+    last = _row_of(broker, queue, _one_id(command.up_to))
     subscription = queue.header.subscription(command.subscription)
     number = subscription.number if subscription is not None else 0
     return held_pages(queue, task.cursor, number, budget, up_to=last)
@@ -94,9 +96,9 @@ def _one_id(text: str) -> int:
     return ranges[0][1]
 
 
-def _row_of(broker: Broker, number: int) -> int:
+def _row_of(broker: Broker, queue: Queue, number: int) -> int:
     """The id of the row in which a message stands: rows stand in the order in which they came."""
-    rows = broker.spool.rows_of([(number, number)], 1)
+    rows = broker.spool.rows_of([(number, number)], ROWS_OF_ONE, queue.number)
     return rows[0][0]
 
 

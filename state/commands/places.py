@@ -46,7 +46,7 @@ def by_ids(broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Bud
         task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
     if task.done["by"] == "place":
         return _in_pages(broker, queue, task.cursor, ranges, budget)
-    ranges = broker.spool.rows_of(ranges, ROWS_OF_OTHERS)
+    ranges = broker.spool.rows_of(ranges, ROWS_OF_OTHERS, queue.number)
     ranges = [(low, min(high, task.done["until"] - 1)) for low, high in ranges]
     ranges = [(low, high) for low, high in ranges if low <= high]
     part, following = _clip(ranges, task.cursor, budget.rows)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from ...definitions import QueueDefinition
 from ...protocol.commands import SubscribeTopic, UnsubscribeTopic
-from ...protocol.patterns import REGEX, TOPIC, compiled, kind_of, wildcard_matches
+from ...protocol.patterns import compiled, kind_of, wildcard_matches
 from ..broker import Broker, bucket
+from ..mesh.topic_routes import changed, kind_of_topics, slot_of
 from ..queue import Queue
 
 TOPICS_MAX = 10_000  # of one queue
@@ -29,21 +30,10 @@ def topics_of(broker: Broker, queue: Queue) -> list[str]:
     return list(broker.values.read(f"u/{queue.number}") or [])
 
 
-def _slot(pattern: str) -> tuple[int, str]:
-    """Which of the counts a pattern belongs to, and its key within the VPN."""
-    kind = kind_of(pattern)
-    if kind == TOPIC:
-        return _TOPICS, f"t{bucket(pattern)}"
-    if kind == REGEX:
-        return _REGEXES, "r"
-    first = pattern.partition("/")[0]
-    if first.endswith("*") or first == ">":
-        return _ANY_FIRST, "*"
-    return _WILDCARDS, f"w{bucket(first)}"
-
-
 def _change(broker: Broker, vpn: str, queue: Queue, pattern: str, add: bool) -> None:
-    which, slot = _slot(pattern)
+    kind = kind_of_topics(pattern)
+    which, slot = slot_of(kind, pattern)
+    changed(broker, vpn, kind, pattern)
     key = f"t/{vpn}/{slot}"
     entries = dict(broker.values.read(key) or {})
     others = [n for n in entries.pop(pattern, []) if n != queue.number]

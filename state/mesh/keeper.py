@@ -22,13 +22,15 @@ from ...protocol.outputs import Reply
 from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
+from ..commands.given_definitions import is_as_given
 from ..commands.turns import begin
 from . import known_places, queue_moving
 from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
 from .peers import set_peers
-from .placement import LOCAL, check_names, count, place, users_of
+from .placement import LOCAL, check_dead_messages, check_names, count, place, users_of
 from .queue_moving import tell
 from .saying import say, say_to_all
+from .verdicts import forget_peers
 
 OPEN_MAX = 100_000  # commands that other brokers are carrying out
 
@@ -56,8 +58,9 @@ def keeps(broker: Broker) -> bool:
 # ---------------------------------------------------------------- commands
 
 
-def define(broker: Broker, vpn: str, command: c.Define) -> Any:
-    """Define a queue, or define it again (Q9)."""
+def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) -> Any:
+    """Define a queue, or define it again (Q9). of_client: a new broker is not, which is to host a
+    queue as it is."""
     if not keeps(broker):
         return _pass_on(broker, vpn, command)
     header = broker.header
@@ -79,6 +82,8 @@ def define(broker: Broker, vpn: str, command: c.Define) -> Any:
     if known is not None and known.whole and entry.whole and known.type == entry.type:
         entry.hosts[:] = place(broker, definition)  # brokers that were added host it too
     hosts = entry.hosts
+    if of_client and not is_as_given(broker, vpn, command.definition):
+        check_dead_messages(broker, definition, hosts)
     if header.number in hosts:
         administration.define(broker, vpn, command)
     others = [number for number in hosts if number != header.number]
@@ -160,6 +165,9 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     queues that all brokers host."""
     before = set(broker.header.peers)
     set_peers(broker, vpn, command)
+    gone = sorted(before - set(broker.header.peers))
+    if gone:
+        forget_peers(broker, gone)
     if broker.header.number != KEEPER:
         return
     new = sorted(set(broker.header.peers) - before)
@@ -173,7 +181,8 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
             if entry.whole and entry.state == THERE:
                 found = broker.find(name, queue)
                 if found is not None:
-                    define(broker, name, c.Define(definition=to_wire(found.definition)))
+                    again = c.Define(definition=to_wire(found.definition))
+                    define(broker, name, again, of_client=False)
 
 
 def _check_settled(name: str, known: Entry | None) -> None:

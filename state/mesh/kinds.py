@@ -14,11 +14,22 @@ from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn
 from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
+from ...protocol.offering import Offer, TopicRoutes, Verdict, Vote
 from ...protocol.queue_moves import Arrive, Expected, HandOver
 from ..bridges.bridge_keeper import hear_command
 from ..bridges.far import refuse_all, take_in
 from ..bridges.link import receipt
-from . import barriers, keeper, known_places, ownership, passing, queue_moving
+from . import (
+    barriers,
+    keeper,
+    known_places,
+    ownership,
+    passing,
+    queue_moving,
+    topic_routes,
+    verdicts,
+    voting,
+)
 
 Handler = Callable[[Any, int, Any], None]
 
@@ -41,9 +52,16 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),
+    "topic_routes": (TopicRoutes, topic_routes.hear_routes),
+    "offer": (Offer, voting.hear_offer),
+    "vote": (Vote, verdicts.hear_vote),
+    "verdict": (Verdict, voting.hear_verdict),
 }
 
 # What is answered where a record of this kind was refused: who said it would wait for ever.
 REFUSED: dict[str, tuple[type[Said], Handler]] = {
     "bridge_send": (BridgeSend, refuse_all),
+    "offer": (Offer, voting.refuse_offer),
+    "vote": (Vote, verdicts.refuse_vote),
+    "verdict": (Verdict, voting.drop_offer),
 }

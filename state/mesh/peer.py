@@ -15,3 +15,6 @@ class Peer(msgspec.Struct, array_like=True):
     heard: int = 0  # number of the last record from it
     lost: int = 0
     repeated: int = 0
+    knows_routes: bool = False  # it was told which topics queues here take
+    went: int = 0  # queues that have moved away from it, as far as it has said
+    undecided: int = 0  # messages that it was offered and has not voted on (S5)

@@ -43,6 +43,22 @@ def check_names(broker: Broker, definition: QueueDefinition) -> None:
             raise ConfigError([Problem(f"queue {definition.name!r}", key, named, allowed)])
 
 
+def check_dead_messages(broker: Broker, definition: QueueDefinition, hosts: list[int]) -> None:
+    """Each host of a queue has its dead message queue, if that is there, or ConfigError is raised:
+    dead messages do not leave a broker."""
+    vpn, dead = definition.vpn, definition.dead_message_queue
+    found = find(broker, vpn, dead) if dead else None
+    if found is None or set(hosts) <= set(found.hosts):
+        return
+    there = ", ".join(repr(name) for name, n in names_of(broker).items() if n in found.hosts)
+    here = ", ".join(repr(name) for name, n in names_of(broker).items() if n in hosts)
+    allowed = (
+        f"must be on all brokers of the queue, {here}, and is on {there}: dead messages do not "
+        "leave a broker"
+    )
+    raise ConfigError([Problem(f"queue {definition.name!r}", "dead_message_queue", dead, allowed)])
+
+
 def _tied(broker: Broker, definition: QueueDefinition) -> tuple[int | None, str]:
     """The broker where the queue's dead message queue is, or the queues whose it is; and why."""
     vpn, dead = definition.vpn, definition.dead_message_queue

@@ -40,6 +40,7 @@ from ..message import DELAYED, READY
 from . import ownership
 from .known_places import KEEPER, names_of
 from .saying import say
+from .topic_routes import tell_routes
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -118,7 +119,7 @@ def give_all(
 def look(broker: Broker, queue: Queue) -> None:
     """Where the other broker has all messages of a queue that leaves, it has the queue."""
     header = queue.header
-    if not header.leaving or header.depth or header.deleted:
+    if not header.leaving or header.depth or header.kept or header.deleted:
         return
     vpn, definition = broker.vpn_of(queue), queue.definition
     to, ticket = header.leaving
@@ -130,7 +131,22 @@ def look(broker: Broker, queue: Queue) -> None:
     say(broker, to, HandOver(ticket, vpn, definition.name, state))
     administration.forget(broker, vpn, queue)
     queue.drop()
+    broker.header.went += 1
     broker.event("went", vpn, definition.name, to=broker.header.peers[to].name)
+
+
+def follow(broker: Broker, queue: Queue, first: int) -> None:
+    """What enters from this place on, since it was kept before the queue left (S5), goes after it;
+    or nothing came of it."""
+    if not queue.header.leaving:
+        return
+    if queue.number not in broker.header.pending:  # else `give_all` comes to it
+        seqs = np.arange(first, queue.header.next_seq)
+        states = queue.gather(seqs, "state") if len(seqs) else seqs
+        seqs = seqs[(states == READY) | (states == DELAYED)]
+        if len(seqs):
+            ownership.give(broker, queue, queue.header.leaving[0], seqs)
+    look(broker, queue)
 
 
 # ---------------------------------------------------------------- where it goes
@@ -144,6 +160,7 @@ def arrive(broker: Broker, sender: int, said: Arrive) -> None:
         definition = parse_definition({"vpn": said.vpn, **said.definition})
         queue = administration.create(broker, said.vpn, definition)
         queue.header.arriving = True
+        tell_routes(broker)  # before its old broker can let it go
     except (LakequeueError, ValueError) as why:
         error = str(why)
     say(broker, sender, Expected(said.ticket, said.vpn, said.queue, error))

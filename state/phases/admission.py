@@ -30,7 +30,7 @@ from ..queue import Queue
 from ..rejection import count_of_vpn, reject_record
 from ..routing import Routes
 from ..rules.deferred import came_early, settle_arrivals
-from ..rules.entering import Match, match, program_of, refusal
+from ..rules.entering import Match, match, program_of
 from ..rules.lifetime import expires_at
 from ..storage import NEVER
 from . import elsewhere
@@ -43,17 +43,17 @@ from .incoming import (
     span_from,
     time_of,
 )
+from .judging import NACK, Judged, judge, reason_of
+from .spreading import Spreading, Way
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
-MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
-
-NACK, DISCARD = "nack", "discard"
+NOWHERE_ELSE = Way("", [], [])
 
 
 def admit(broker: Broker, records: Records, refused: Refusals, only: str | None = None) -> None:
     """Take in the publishes of a step. only: the queue that plain records among them are for."""
     if records:
-        admission = Admission(broker, refused, only)
+        admission = Admission(broker, refused, only, spread=True)
         admission.take(records)
         admission.close()
 
@@ -61,11 +61,16 @@ def admit(broker: Broker, records: Records, refused: Refusals, only: str | None 
 class Admission:
     """The publishes of one step."""
 
-    def __init__(self, broker: Broker, refused: Refusals, only: str | None = None) -> None:
+    def __init__(
+        self, broker: Broker, refused: Refusals, only: str | None = None, spread: bool = False
+    ) -> None:
         self._broker = broker
         self._only = only  # the queue that plain records are for, where another broker sent them
         self._refused = refused.records
         self._routes = Routes(broker)
+        self._spreading: Spreading | None = None  # None: nobody else is offered anything
+        if spread and broker.header.peers:
+            self._spreading = Spreading(broker, self._routes)
         self._producers: dict[tuple[str, str], ProducerHistory] = {}
         self._programs: dict[int, Program | None] = {}
         self._spooled: dict[tuple[int, str], Segment] = {}
@@ -157,6 +162,7 @@ class Admission:
     def look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
         room = self._broker.spool.file_room(self._broker.header.system.max_spool_files)
+        room -= sum(self._broker.header.undecided.kept.values())
         if len(records) * RECORD_MAX < room:
             return
         sizes = (sum(map(len, filter(None, c))) for c in (records.values, records.keys))
@@ -177,9 +183,14 @@ class Admission:
         everywhere and as it is; else False: then one after the other."""
         if not queues or self._file_room is not None:
             return False
-        producer = self._producer(vpn, header) if header.producer else None
+        producer = self.producer(vpn, header) if header.producer else None
         if producer is not None and header.seq != producer.high + 1:
             return False
+        if self._spreading is not None and header.to:
+            way = self._way(vpn, header, queues)
+            numbers = [queue.number for queue in queues]
+            if way.others or self._spreading.must_wait(vpn, producer, record.partition, numbers):
+                return False
         for queue in queues:
             d = queue.definition
             if is_moving(queue):
@@ -193,7 +204,7 @@ class Admission:
         own = headers_size(text) if text else 0
         sizes = [len(payload) + own for payload in payloads]
         size = sum(sizes)
-        if any(self._reason(vpn, queue, header, size) is not None for queue in queues):
+        if any(reason_of(self._broker, vpn, q, header, size) is not None for q in queues):
             return False
         matches = [Match(queue, 0, False) for queue in queues]
         number = self._store_all(vpn, header, matches, payloads, sizes, record, span)
@@ -202,7 +213,8 @@ class Admission:
             producer.stored(header.seq, number, len(payloads))
         return True
 
-    def _producer(self, vpn: str, header: PublishHeader) -> ProducerHistory:
+    def producer(self, vpn: str, header: PublishHeader) -> ProducerHistory:
+        """The history of the producer that a header names."""
         known = self._producers.get((vpn, header.producer))
         if known is None:
             known = ProducerHistory(self._broker.values, vpn, header.producer)
@@ -216,7 +228,9 @@ class Admission:
         """Take in one message: a record's columns, and its place in the record."""
         producer = None
         if header.producer:
-            producer = self._producer(vpn, header)
+            producer = self.producer(vpn, header)
+            if producer.is_held(seq):
+                return  # it is answered when it is decided
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
@@ -243,7 +257,10 @@ class Admission:
     ) -> None:  # fmt: skip
         """Take in one message that was not seen before."""
         matches = self._matches(queues, header, record)
-        if not matches:
+        way = self._way(vpn, header, queues)
+        if not matches and not (
+            way.others and not elsewhere.is_there(self._broker, vpn, header, producer)
+        ):
             self._nowhere(vpn, header, seq, producer, record)
             return
         going = next((m.queue for m in matches if is_moving(m.queue)), None)
@@ -251,32 +268,46 @@ class Admission:
             self._broker, vpn, header, seq, producer, record, going
         ):
             return
-        if self._file_room is not None and self._file_room <= 0:
+        if matches and self._file_room is not None and self._file_room <= 0:
             self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
             return
-        text = record.headers
-        size = len(record.value) + (headers_size(text) if text else 0)
-        whole = len(record.value) + len(text or "") + len(record.key or b"")
-        reasons = [self._reason(vpn, m.queue, header, size, whole) for m in matches]
-        self._check_json(vpn, matches, reasons, record)
-        for one, reason in zip(matches, reasons, strict=True):
-            if reason is not None and self._outcome(one.queue, reason) == NACK:
-                self._refuse(vpn, seq, producer, one.queue, reason, record)
+        judged = judge(self._broker, vpn, header, matches, record, self._told)
+        if judged.refused is not None:
+            self._refuse(vpn, seq, producer, *judged.refused, record)
+            return
+        if self._spreading is not None:
+            held = self._spreading.hold(vpn, header, seq, producer, record, way, judged)
+            if held is None:
+                self._refuse_of_vpn(vpn, seq, producer, self._spreading.why_full(), record)
+            if held is not False:
                 return
-        kept = []
-        for one, reason in zip(matches, reasons, strict=True):
-            if reason is None:
-                kept.append(one)
-            else:
-                self._count_discard(vpn, one.queue, reason, record)
-                if producer:
-                    producer.discarded(seq, reason.value, one.queue.definition.name)
-        number = self._store(vpn, header, kept, size, record) if kept else 0
+        self._settle(vpn, header, seq, producer, record, judged)
+
+    def _settle(
+        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
+        record: Incoming, judged: Judged,
+    ) -> None:  # fmt: skip
+        """Store a message where it is kept, and answer."""
+        kept = judged.kept
+        for queue, reason in judged.discards:
+            self.count_discard(vpn, queue, reason, record)
+            if producer:
+                producer.discarded(seq, reason.value, queue.definition.name)
+        number = self.store(vpn, header, kept, judged.size, record) if kept else 0
         if producer:
             producer.stored(seq, number)
         if kept and self._file_room is not None:
+            text = record.headers
             texts = (record.key, record.value, text.encode() if text else None)
             self._file_room -= sum(len(t) for t in texts if t)
+
+    # ------------------------------------------------------------ other brokers (S5)
+
+    def _way(self, vpn: str, header: PublishHeader, queues: list[Queue]) -> Way:
+        """Which other brokers a message is offered to."""
+        if self._spreading is None or not header.to:
+            return NOWHERE_ELSE
+        return self._spreading.way(vpn, header.to, queues)
 
     # ------------------------------------------------------------ matching
 
@@ -304,63 +335,31 @@ class Admission:
         if elsewhere.takes(self._broker, vpn, header, seq, producer, record):
             return
         reason = Reason.NO_MATCHING_DESTINATION
-        nacked = self._broker.header.system.on_no_match == NACK
-        self._journal_refusal("rejected" if nacked else "discarded", vpn, "", reason, record)
+        if self._broker.header.system.on_no_match == NACK:
+            why = f"no queue takes {header.to[:200]!r}"
+            self._refuse_of_vpn(vpn, seq, producer, (reason, why), record)
+            return
+        self._journal_refusal("discarded", vpn, "", reason, record)
         count_of_vpn(self._broker, vpn, reason.value)
-        if producer and nacked:
-            producer.refused(seq, reason.value, "", f"no queue takes {header.to[:200]!r}")
-        elif producer:
+        if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
 
-    # ------------------------------------------------------------ checks
+    def _refuse_of_vpn(
+        self, vpn: str, seq: int, producer: Answered | None, why: tuple[Reason, str],
+        record: Incoming,
+    ) -> None:  # fmt: skip
+        """Refuse a message on behalf of no queue."""
+        reason, detail = why
+        self._journal_refusal("rejected", vpn, "", reason, record)
+        count_of_vpn(self._broker, vpn, reason.value)
+        if producer:
+            producer.refused(seq, reason.value, "", detail)
 
-    def _reason(
-        self, vpn: str, queue: Queue, header: PublishHeader, size: int, whole: int = 0
-    ) -> Reason | None:
-        """The first check of S3 that fails. whole: bytes that one delivery of it would have."""
-        spool, system = self._broker.spool.header, self._broker.header.system
-        limits = self._broker.header.vpn_limits.get(vpn)
-        if spool.bytes + size > system.max_spool_usage:
-            return Reason.BROKER_QUOTA
-        if limits is not None and limits.max_spool_usage is not None:
-            used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
-            if used + size > limits.max_spool_usage:
-                return Reason.VPN_QUOTA
-        if whole > MESSAGE_MAX:
-            return Reason.MESSAGE_TOO_LARGE
-        return refusal(queue, size, header.priority)
+    # ------------------------------------------------------------ what is not kept
 
-    def _check_json(
-        self, vpn: str, matches: list[Match], reasons: list[Reason | None], record: Incoming
-    ) -> None:
-        """What is no JSON in a `json` queue is counted and told, and refused where the queue's
-        `on_invalid` says so."""
-        kinds = [m.queue.definition.message_type == "json" for m in matches]
-        if not any(kinds) or is_json(record.value):
-            return
-        for at, one in enumerate(matches):
-            queue = one.queue
-            if not kinds[at]:
-                continue
-            queue.header.invalid += 1
-            if queue.number not in self._told:
-                self._told.add(queue.number)
-                name, invalid = queue.definition.name, queue.header.invalid
-                self._broker.event("invalid_json", vpn, name, topic=record.topic, invalid=invalid)
-            if queue.definition.on_invalid == NACK and reasons[at] is None:
-                reasons[at] = Reason.MALFORMED
-
-    def _outcome(self, queue: Queue, reason: Reason) -> str:
-        """What a failed check leads to (S4)."""
-        if reason is Reason.MALFORMED:
-            return NACK  # only where the queue asks for it
-        policy = queue.definition.reject_msg_to_sender_on_discard
-        if policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress):
-            return DISCARD
-        return NACK
-
-    def _count_discard(self, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
+    def count_discard(self, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
+        """A queue throws a message away (S4)."""
         queue.count("discarded")
         discarded = queue.header.discarded
         discarded[reason.value] = discarded.get(reason.value, 0) + 1
@@ -395,9 +394,10 @@ class Admission:
 
     # ------------------------------------------------------------ storing
 
-    def _store(
+    def store(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
     ) -> int:
+        """Store one message; returns its id."""
         number = self._broker.spool.next_id()
         for one in matches:
             queue = one.queue
@@ -410,10 +410,10 @@ class Admission:
 
     def _store_all(
         self, vpn: str, header: PublishHeader, matches: list[Match], payloads: list[bytes],
-        sizes: list[int], record: Incoming, span: Span | None = None,
+        sizes: list[int], record: Incoming, span: Span | None = None, origin: int = 0,
     ) -> int:  # fmt: skip
         """Store messages that follow each other in one record, or in a span of them; returns the
-        first one's id."""
+        first one's id. origin: the id that another broker gave to the one message."""
         topic, partition, offset, timestamp, key, _, _, text, item = record
         broker = self._broker
         n = len(payloads)
@@ -433,7 +433,9 @@ class Admission:
             header.dmq,
             matches[0].queue.header.vpn_number,
             [(m.queue.number, m.queue.next_place()) for m in matches],
+            origin,
         )
+        known = origin or number
         for one in matches:
             queue, lane, until = one.queue, one.lane, due
             if queue.number in broker.header.links:
@@ -444,7 +446,7 @@ class Admission:
                 until, one.barrier, lane,
             )  # fmt: skip
             segment = self._segment(vpn, queue, topic)
-            segment.ids += range(number, number + n)
+            segment.ids += range(known, known + n)
             segment.until += [until] * n  # type: ignore[operator]
             if span is None:
                 segment.partitions += [partition] * n  # type: ignore[operator]
@@ -472,6 +474,8 @@ class Admission:
     def close(self) -> None:
         """Give arrivals their rows, remove what was acknowledged early, answer producers."""
         broker = self._broker
+        if self._spreading is not None:
+            self._spreading.close()
         broker.spool.settle_staged()
         for queue in broker.touched():
             if queue.arrivals.ids:

@@ -29,6 +29,7 @@ def act_on_deadlines(broker: Broker) -> None:
     """Act on what is due: of queues, sessions and producers in the calendar, and of all queues in
     use. What is due for longest comes first; the budget is shared out over the queues."""
     from ..commands.sessions import lost
+    from ..mesh.verdicts import ask_again
     from .delivery import send_again
 
     for name in broker.calendar.due(broker.now, broker.limits.due_names):
@@ -36,6 +37,8 @@ def act_on_deadlines(broker: Broker) -> None:
             lost(broker, name)
         elif name[0] == "p":
             producers.forget(broker, name)
+        elif name[0] == "o":
+            ask_again(broker, name)
         else:
             broker.queue(int(name[1:]))
     budget = Budget(broker.limits.due_rows)

@@ -26,13 +26,22 @@ def takes(
     """Whether the queue that a message names is on another broker; then all is done. A bridge ends
     at its broker."""
     there = moved(broker, vpn, header.to)
-    if there is None or not (producer is None or isinstance(producer, ProducerHistory)):
+    if there is None or not _may_be_told(producer):
         return False
     if producer is not None:
         _tell(producer, seq, header, there.hosts)
     else:
         _pass(broker, vpn, header, record, min(there.hosts.values()))
     return True
+
+
+def is_there(broker: Broker, vpn: str, header: PublishHeader, producer: Answered | None) -> bool:
+    """Whether `takes` would take a message."""
+    return moved(broker, vpn, header.to) is not None and _may_be_told(producer)
+
+
+def _may_be_told(producer: Answered | None) -> bool:
+    return producer is None or isinstance(producer, ProducerHistory)
 
 
 def will_take(

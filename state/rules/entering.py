@@ -20,17 +20,18 @@ LOW_PRIORITY_BELOW = 4
 def over_quota(queue: Queue, size: int) -> bool:
     """Whether a message of this size would exceed the queue's quotas, in bytes or in messages.
 
-    Counts what entered in this step too. A quota of 0 bytes keeps the last message, so it is never
-    exceeded (S10).
+    Counts what entered in this step too, and what will enter if other brokers agree. A quota of 0
+    bytes keeps the last message, so it is never exceeded (S10).
     """
     d = queue.definition
-    arrivals = queue.arrivals
-    if d.max_spool_usage and queue.header.bytes + arrivals.staying_bytes + size > d.max_spool_usage:
+    arrivals, header = queue.arrivals, queue.header
+    used = header.bytes + header.kept_bytes + arrivals.staying_bytes
+    if d.max_spool_usage and used + size > d.max_spool_usage:
         return True
     most = d.max_spool_messages
     if most is None or not d.max_spool_usage:
         return False
-    return queue.header.depth + arrivals.staying >= most
+    return header.depth + header.kept + arrivals.staying >= most
 
 
 def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
@@ -45,7 +46,7 @@ def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
     limit = d.reject_low_priority_msg_limit
     if limit is None or priority >= LOW_PRIORITY_BELOW:
         return None
-    depth = queue.header.depth + queue.arrivals.staying
+    depth = queue.header.depth + queue.header.kept + queue.arrivals.staying
     return Reason.LOW_PRIORITY_LIMIT if depth >= limit else None
 
 

@@ -8,11 +8,12 @@ the message goes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
-from ...protocol.ids import COUNTER_MASK, Ranges, join_ranges, make_id, without
+from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, Ranges, join_ranges, make_id, without
 from ..limits import Limits
 from .columns import NEVER, Array, ColumnPage, by_page
 from .files import Files, SpoolHeader
@@ -131,14 +132,21 @@ class Messages:
         given: Array = np.where(origins == 0, ids, origins)
         return given
 
-    def rows_of(self, ranges: Ranges, most: int) -> Ranges:
+    def rows_of(self, ranges: Ranges, most: int, queue: int) -> Ranges:
         """Ids as they are known outside, as ids of this broker's rows; of those that stand in rows
-        of other numbers up to ``most``."""
+        of other numbers up to ``most``. A message may stand here in several rows, if queues have
+        come here with it: then the one that this queue holds is meant."""
         if not self.foreign:
             return ranges
         moved: list[tuple[int, int]] = []
         for low, high in ranges:
             moved += self.foreign.within(low, high, most - len(moved))
+        times = Counter(number for number, _ in moved)
+        moved = [
+            (number, counter) for number, counter in moved
+            if (times[number] == 1 and number >> COUNTER_BITS != self._broker)
+            or self.holds(make_id(self._broker, counter), queue)
+        ]  # fmt: skip
         rows = [(make_id(self._broker, counter),) * 2 for _, counter in moved]
         return join_ranges([*without(ranges, (number for number, _ in moved)), *rows])
 

@@ -102,6 +102,14 @@ class Spool(Messages):
         """The id that the next stored message gets."""
         return make_id(self._broker, self.header.next_counter)
 
+    def skip_id(self) -> int:
+        """Give an id that no message here has: that of one that only others store."""
+        self.settle_staged()
+        number = self.next_id()
+        self.header.next_counter += 1
+        self._staged = Staged(first=self.header.next_counter)
+        return number
+
     def settle_staged(self) -> None:
         """Write what was staged into pages and blocks; before messages are read or released."""
         s = self._staged

@@ -175,6 +175,17 @@ def test_the_example_of_the_batch_framing(root: Path) -> None:
     assert [key for key in named if f"`{key}`" not in text] == []
 
 
+def pages_of_offers(queue: dict[str, str]) -> set[str]:
+    """What a broker keeps of publishes that another one has not said anything about."""
+    queues = [queue | {"name": name, "broker": name, "subscriptions": [">"]} for name in "abc"]
+    mesh = lakequeue.connect("memory://", config={"brokers": ["a", "b", "c"], "queues": queues})
+    mesh.engine.brokers[2].is_stopped = True
+    for partition in (0, 8):
+        header = [("lq", b'{"to": "t"}')]
+        mesh.engine.publish("default.publish", b"{}", None, header, partition=partition)
+    return {key.partition("/")[0] for key in mesh.engine.store.pages}
+
+
 def test_pages_of_the_state(table: Table) -> None:
     """An engine in which everything happens has pages of exactly these kinds."""
     brokers = ["broker-0", "broker-1"]
@@ -224,6 +235,7 @@ def test_pages_of_the_state(table: Table) -> None:
     mesh.engine.brokers[1].is_stopped = True  # what it is to carry out stays open
     mesh.ask(commands.Define(definition=local | {"name": "there", "broker": "b"}), lambda _: None)
     found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
+    found |= pages_of_offers(local)
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
 

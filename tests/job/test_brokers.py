@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import lakequeue
 import pytest
 from job.brokers import BROKERS, define_queues, traffics, workers
 from job.processes import EngineProcess
 from job.traffic import drain
-from lakequeue.protocol.errors import LakequeueError
+from lakequeue.protocol.errors import LakequeueError, Rejected
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
@@ -154,6 +155,38 @@ def test_h4_a_distributed_queue_loses_and_doubles_nothing_while_two_brokers_die(
         seen = other.admin().describe("spread")
         assert (seen["depth"], sorted(seen["brokers"])) == (0, list(BROKERS))
         one.admin().delete("spread")
+
+
+def test_s5_a_publish_reaches_queues_of_all_brokers_while_two_of_them_die(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    process, url = engine
+    entry, hosts = BROKERS[3], BROKERS[:3]
+    with lakequeue.connect(url, broker=entry) as connection:
+        admin, producer = connection.admin(), connection.producer()
+        for host in hosts:
+            admin.define(
+                {"name": f"all-{host}", "message_type": "text", "type": "LocalQueue",
+                 "broker": host, "subscriptions": ["all/>", f"probe/{host}"]}
+            )  # fmt: skip
+            while True:  # the entry broker hears of a subscription a moment later
+                with suppress(Rejected):
+                    producer.send(f"probe/{host}", b"probe")
+                    break
+        sent = []
+        for at in range(60):
+            sent.append(producer.send_async(f"all/{at % 3}", f"{at}".encode()))
+            if at == 30:
+                running = workers(process.family())
+                running[entry].kill()
+                running[hosts[1]].kill()
+        producer.flush(timeout=4 * BACK_S_MAX)
+        ids = [future.result(0).message_id for future in sent]
+        for host in hosts:
+            _, *found = admin.browse(f"all-{host}", limit=100)
+            assert [m.id for m in found] == ids
+            assert [m.payload for m in found] == [f"{at}".encode() for at in range(60)]
+            admin.delete(f"all-{host}")
 
 
 def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(

@@ -21,7 +21,7 @@ from lakequeue.protocol import journal
 from lakequeue.protocol.wire import headers_list
 from lakequeue.state import Limits, step
 from lakequeue.state.commands import leases
-from lakequeue.state.phases import admission, delivery
+from lakequeue.state.phases import admission, delivery, judging
 from lakequeue.streaming import deciding
 from loop.memory import PLACES, POINTS, World
 from loop.test_driver import QUEUE, Operation, Walk, judge
@@ -115,7 +115,7 @@ def engine(limits: Limits) -> Iterator[None]:
     message with the planted time to live, and a cancel with the planted delay, raise; and so does
     serving the queue `orders` while seven messages of it are ready, which stops that queue."""
     delays, serve = leases._delays, delivery.choose_messages
-    reason = admission.Admission._reason
+    reason = judging.reason_of
 
     def failing_delays(queue: Any, seqs: Any, asked: int | None) -> Any:
         if asked == PLANTED_MS:
@@ -123,11 +123,11 @@ def engine(limits: Limits) -> Iterator[None]:
             raise ZeroDivisionError("planted")
         return delays(queue, seqs, asked)
 
-    def failing_reason(self: Any, vpn: str, queue: Any, header: Any, *more: Any) -> Any:
+    def failing_reason(broker: Any, vpn: str, queue: Any, header: Any, *more: Any) -> Any:
         if header.ttl_ms == PLANTED_MS:
             queue.header.depth += 7
             raise OverflowError("planted")
-        return reason(self, vpn, queue, header, *more)
+        return reason(broker, vpn, queue, header, *more)
 
     def failing_serve(broker: Any, queue: Any, *more: Any) -> Any:
         if queue.header.depth == 7 and queue.definition.name == "orders":
@@ -138,7 +138,8 @@ def engine(limits: Limits) -> Iterator[None]:
     with (
         mock.patch.object(deciding, "step", functools.partial(step, limits=limits)),
         mock.patch.object(leases, "_delays", failing_delays),
-        mock.patch.object(admission.Admission, "_reason", failing_reason),
+        mock.patch.object(admission, "reason_of", failing_reason),
+        mock.patch.object(judging, "reason_of", failing_reason),
         mock.patch.object(delivery, "choose_messages", failing_serve),
     ):
         yield

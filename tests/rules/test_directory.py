@@ -89,6 +89,21 @@ def test_q5_a_queue_of_a_configuration_is_placed_as_others_are() -> None:
     assert found == {"q1": "a", "q2": "a", "q3": "b", "q4": "c"}
 
 
+def test_x5_each_host_of_a_queue_has_its_dead_message_queue(mesh: Mesh) -> None:
+    mesh.admin.define(local("dead", broker="b"))
+    queue = {"name": "orders", "message_type": "json"}
+    allowed = r"dead_message_queue: 'dead' – must be on all brokers of the queue, 'a', 'b', 'c', "
+    with pytest.raises(ConfigError, match=allowed + "and is on 'b': dead messages do not leave"):
+        mesh.admin.define(queue | {"dead_message_queue": "dead"})
+    assert mesh.where() == {"dead": "b"}
+    mesh.admin.define(queue | {"group": ["b"], "dead_message_queue": "dead"})
+    mesh.admin.define(local("claims", broker="c"))
+    with pytest.raises(ConfigError, match=r"must be on all brokers of the queue, 'c', and is on"):
+        mesh.admin.define(local("claims", dead_message_queue="dead"))
+    mesh.admin.define(local("everywhere") | {"type": "Queue"})
+    mesh.admin.define(local("claims", dead_message_queue="everywhere"))
+
+
 def test_x5_a_local_dead_message_queue_is_where_its_queue_is(mesh: Mesh) -> None:
     mesh.admin.define(local("one", broker="b", dead_message_queue="one-dead"))
     mesh.admin.define(local("one-dead"))

@@ -7,7 +7,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord, Reply
 from lakequeue.state import DictStore, Limits
 from lakequeue.state.commands import administration, leases, turns
-from lakequeue.state.phases import admission, delivery
+from lakequeue.state.phases import admission, delivery, judging
 from lakequeue.state.storage import StoreFailed
 from rules.steps import Steps
 
@@ -51,11 +51,11 @@ def bomb(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ZeroDivisionError("planted")
         return delays(queue, seqs, asked)
 
-    def failing_size(self: Any, vpn: str, queue: Any, header: Any, *more: Any) -> Any:
+    def failing_size(broker: Any, vpn: str, queue: Any, header: Any, *more: Any) -> Any:
         if header.ttl_ms == 13:
             queue.header.depth += 7
             raise OverflowError("planted")
-        return reason(self, vpn, queue, header, *more)
+        return reason(broker, vpn, queue, header, *more)
 
     def failing_serve(broker: Any, queue: Any, *more: Any) -> Any:
         if queue.header.bytes == 4 and queue.definition.name == "orders":
@@ -63,9 +63,10 @@ def bomb(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("planted")
         return serve(broker, queue, *more)
 
-    reason = admission.Admission._reason
+    reason = judging.reason_of
     monkeypatch.setattr(leases, "_delays", failing_delays)
-    monkeypatch.setattr(admission.Admission, "_reason", failing_size)
+    monkeypatch.setattr(admission, "reason_of", failing_size)
+    monkeypatch.setattr(judging, "reason_of", failing_size)
     monkeypatch.setattr(delivery, "choose_messages", failing_serve)
 
 

@@ -1,0 +1,264 @@
+"""Who else may have queues for a topic: what other brokers have said of their subscriptions (S5).
+
+Each broker tells the others which patterns its queues take, when that changes: of a pattern all
+that is true now, so a word that is said again changes nothing. What stands in the directory anyway
+is not said: that a queue takes what is published to its name. Nor are queues that all brokers host:
+they take a message where it is published (Q5). Of a queue that only a group hosts one of them tells
+those outside: the initial owner, or the first.
+
+The table only says whom to ask. Who is asked looks for itself, so it may name too many. It names a
+subscription as soon as it has been heard of; what is published elsewhere before that does not reach
+it (`docs/concepts/topics.md`).
+
+Where a matching bridge leads, it brings the message: to ask there as well would double it. So
+bridges are told too, and whoever can be reached over them is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ...definitions import is_regex
+from ...protocol.mesh import BROKERS_MAX
+from ...protocol.offering import TopicRoutes
+from ...protocol.patterns import REGEX, TOPIC, WILDCARD, compiled, kind_of, wildcard_matches
+from ..bridges.endpoint import is_endpoint
+from ..broker import BUCKETS, Broker, bucket
+from . import known_places
+from .hosting import other_hosts
+from .saying import say
+
+if TYPE_CHECKING:
+    from ..queue import Queue
+
+PLAIN, WILD, REGULAR = range(3)  # kinds of patterns, on the wire too
+HERE = -1  # a queue of who says it; else the number of the broker that its bridge leads to
+LOCAL = "LocalQueue"
+_WAYS = 1 << 17  # a route is one number: (where it leads + 1) * _WAYS + who said it
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def changed(broker: Broker, vpn: str, kind: int, pattern: str) -> None:
+    """Some queue takes this pattern from now on, or no longer."""
+    if broker.header.peers:
+        broker.routes_changed[vpn, kind, pattern] = None
+
+
+def kind_of_topics(pattern: str) -> int:
+    """The kind of a topic subscription."""
+    return {TOPIC: PLAIN, REGEX: REGULAR}.get(kind_of(pattern), WILD)
+
+
+def changed_capture(broker: Broker, vpn: str, name: str, topic: str) -> None:
+    """As `changed`, for the underlying topic of a queue (Q2)."""
+    if topic != name:
+        changed(broker, vpn, REGULAR if is_regex(topic) else PLAIN, topic)
+
+
+def tell_routes(broker: Broker) -> None:
+    """Say to the others what has changed in this step, and to new ones all there is."""
+    peers = broker.header.peers
+    if not peers:
+        return
+    new = [number for number, peer in peers.items() if not peer.knows_routes]
+    if broker.routes_changed:
+        known = [number for number in peers if number not in new]
+        _tell(broker, known, broker.routes_changed)
+        broker.routes_changed = {}
+    if new:
+        _tell(broker, new, dict.fromkeys(_all(broker)))
+        for number in new:
+            peers[number].knows_routes = True
+
+
+def _tell(broker: Broker, to: list[int], patterns: Iterable[tuple[str, int, str]]) -> None:
+    """Say what is true now of these patterns."""
+    by_vpn: dict[str, list[tuple[int, str]]] = {}
+    for vpn, kind, pattern in patterns:
+        by_vpn.setdefault(vpn, []).append((kind, pattern))
+    for vpn, found in sorted(by_vpn.items()):
+        queues = [_queues_of(broker, vpn, kind, pattern) for kind, pattern in found]
+        for number in to:
+            routes = [sorted(_routes_for(broker, number, taking)) for taking in queues]
+            kinds, names = [kind for kind, _ in found], [pattern for _, pattern in found]
+            say(broker, number, TopicRoutes(vpn, kinds, names, routes))
+
+
+def _all(broker: Broker) -> Iterable[tuple[str, int, str]]:
+    """All patterns that queues here take; reads every bucket."""
+    read = broker.values.read
+    for vpn in sorted(broker.header.vpns):
+        slots = [f"{letter}{n}" for letter in "tw" for n in range(BUCKETS)] + ["*", "r"]
+        for slot in slots if vpn in broker.header.topics else ():
+            for pattern in sorted(read(f"t/{vpn}/{slot}") or ()):
+                yield vpn, kind_of_topics(pattern), pattern
+        for n in range(BUCKETS):
+            yield from ((vpn, PLAIN, topic) for topic in sorted(read(f"r/{vpn}/{n}") or ()))
+        if vpn in broker.header.regex_vpns:
+            texts = (read(f"R/{vpn}") or {}).values()
+            yield from ((vpn, REGULAR, text) for text in sorted(set(texts)))
+
+
+def _queues_of(broker: Broker, vpn: str, kind: int, pattern: str) -> list[Queue]:
+    """The queues here that take a pattern, but for those that take their own name."""
+    read = broker.values.read
+    numbers: set[int] = set()
+    if vpn in broker.header.topics and _is_subscription(kind, pattern):
+        _, slot = slot_of(kind, pattern)
+        numbers.update((read(f"t/{vpn}/{slot}") or {}).get(pattern, ()))
+    if kind == PLAIN:
+        capturing = (read(f"r/{vpn}/{bucket(pattern)}") or {}).get(pattern, ())
+        named = broker.queue_number(vpn, pattern)
+        numbers.update(number for number in capturing if number != named)
+    elif kind == REGULAR and vpn in broker.header.regex_vpns:
+        numbers.update(n for n, text in (read(f"R/{vpn}") or {}).items() if text == pattern)
+    queues = (broker.queue(number) for number in sorted(numbers))
+    return [queue for queue in queues if queue is not None]
+
+
+def _is_subscription(kind: int, pattern: str) -> bool:
+    """Whether a pattern of this kind may be a topic subscription, and not a captured topic only."""
+    try:
+        return kind_of_topics(pattern) == kind
+    except ValueError:
+        return False
+
+
+def _routes_for(broker: Broker, peer: int, queues: list[Queue]) -> set[int]:
+    """What these queues are to a peer: `HERE`, and where their bridges lead."""
+    found: set[int] = set()
+    for queue in queues:
+        if is_endpoint(queue.definition.name):
+            far = _far_of(broker, queue)
+            found.update(() if far is None else (far,))
+        elif takes_from(broker, queue, peer):
+            found.add(HERE)
+    return found
+
+
+def _far_of(broker: Broker, queue: Queue) -> int | None:
+    """The broker to which the bridge of an endpoint leads; None where it is being deleted."""
+    from ..bridges.link import load
+
+    link = load(broker, queue.number)
+    return None if link is None else link.to
+
+
+def takes_from(broker: Broker, queue: Queue, entry: int) -> bool:
+    """Whether a queue here takes what another broker took in."""
+    d = queue.definition
+    if is_endpoint(d.name):
+        return False  # a bridge brings what its near broker takes in
+    if d.type == LOCAL:
+        return True
+    hosts = [broker.header.number, *other_hosts(broker, queue)]
+    if not d.max_spool_usage or entry in hosts:
+        return False
+    return d.initial_owner == broker.header.name or (
+        d.initial_owner is None and min(hosts) == broker.header.number
+    )
+
+
+# ---------------------------------------------------------------- what was told
+
+
+def slot_of(kind: int, pattern: str) -> tuple[int, str]:
+    """Which of a VPN's counts a pattern belongs to, and its key within the VPN: plain topics stand
+    by name, wildcards by their first level, the rest in one list each."""
+    if kind == PLAIN:
+        return 0, f"t{bucket(pattern)}"
+    if kind == REGULAR:
+        return 3, "r"
+    first = pattern.partition("/")[0]
+    if first.endswith("*") or first == ">":
+        return 2, "*"
+    return 1, f"w{bucket(first)}"
+
+
+def hear_routes(broker: Broker, sender: int, said: TopicRoutes) -> None:
+    """Another broker says what its queues take. Raises ValueError for what is no pattern."""
+    for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
+        if kind == REGULAR:
+            compiled(pattern)
+        elif kind == WILD and kind_of(pattern) != WILDCARD:
+            raise ValueError(f"topic: {pattern[:200]!r} – is no wildcard")
+        if not all(HERE <= where < BROKERS_MAX for where in routes):
+            raise ValueError(f"routes: {routes[:10]} – allowed are {HERE} and numbers of brokers")
+    values, away = broker.values, broker.header.away
+    for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
+        which, slot = slot_of(kind, pattern)
+        key = f"T/{said.vpn}/{slot}"
+        entries = dict(values.read(key) or {})
+        before = entries.pop(pattern, [])
+        now = [route for route in before if route % _WAYS != sender]
+        now = sorted([*now, *((where + 1) * _WAYS + sender for where in routes)])
+        if now:
+            entries[pattern] = now
+        values.write(key, entries)
+        counts = away.setdefault(said.vpn, [0, 0, 0, 0])
+        counts[which] += bool(now) - bool(before)
+        if not any(counts):
+            del away[said.vpn]
+
+
+def _routes(broker: Broker, vpn: str, topic: str) -> set[int]:
+    """What others have said of patterns that match a topic."""
+    counts = broker.header.away.get(vpn)
+    if counts is None:
+        return set()
+    read = broker.values.read
+    found: set[int] = set()
+    if counts[0]:
+        found.update((read(f"T/{vpn}/t{bucket(topic)}") or {}).get(topic, ()))
+    levels = topic.split("/")
+    slots = [f"w{bucket(levels[0])}"] if counts[1] else []
+    slots += ["*"] if counts[2] else []
+    for slot in slots:
+        for pattern, routes in (read(f"T/{vpn}/{slot}") or {}).items():
+            if wildcard_matches(pattern.split("/"), levels):
+                found.update(routes)
+    if counts[3]:
+        for pattern, routes in (read(f"T/{vpn}/r") or {}).items():
+            if compiled(pattern).fullmatch(topic):
+                found.update(routes)
+    return found
+
+
+def brokers_of(
+    broker: Broker, vpn: str, topic: str, local: Iterable[Queue]
+) -> tuple[list[int], list[int]]:
+    """The other brokers that may have queues for a topic, and those that get it over bridges;
+    local: the queues here that take it, endpoints of bridges among them."""
+    own, routes = broker.header.number, _routes(broker, vpn, topic)
+    found = {route % _WAYS for route in routes if route < _WAYS}
+    found.update(_of_that_name(broker, vpn, topic))
+    ways = {(own, _far_of(broker, q)) for q in local if q.number in broker.header.links}
+    ways |= {(route % _WAYS, route // _WAYS - 1) for route in routes if route >= _WAYS}
+    led: set[int] = set()
+    while more := {far for near, far in ways if far is not None and near in {own, *led}} - led:
+        led |= more
+    return sorted((found - led - {own}) & set(broker.header.peers)), sorted(led)
+
+
+def _of_that_name(broker: Broker, vpn: str, topic: str) -> list[int]:
+    """The hosts of a queue that is not here and takes what is published to its name."""
+    if broker.queue_number(vpn, topic) is not None:
+        return []
+    entry = known_places.find(broker, vpn, topic)
+    if entry is None or entry.state == known_places.PLACING or entry.target != topic:
+        return []
+    return [] if broker.header.number in entry.hosts else list(entry.hosts)
+
+
+def is_about_to_come(broker: Broker, vpn: str, topic: str) -> bool:
+    """Whether the directory says that the queue of this name is here, and it is not: it has left,
+    and nobody has heard of it yet."""
+    entry = known_places.find(broker, vpn, topic)
+    return (
+        entry is not None and entry.state == known_places.MOVING
+        and broker.header.number in entry.hosts
+        and broker.queue_number(vpn, topic) is None
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""What is admitted after brokers have agreed, and what they look at before (S5).
+
+Who is offered a message looks at it as at any publish, but stores nothing; who has offered it looks
+again when a queue was on its way. The verdict stores it without another look.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol.errors import Reason
+from ...protocol.messages import PublishHeader
+from ..mesh.topic_routes import takes_from
+from ..producers import Answered
+from ..rules.entering import Match
+from .admission import Admission
+from .incoming import Incoming
+from .judging import Judged, judge
+
+if TYPE_CHECKING:
+    from ..queue import Queue
+
+
+class OfferAdmission(Admission):
+    """An `Admission` of messages that brokers agree on."""
+
+    def judge_offered(
+        self, vpn: str, topic: str, header: PublishHeader, record: Incoming, entry: int
+    ) -> Judged | None:
+        """What the queues here make of a message that another broker took in; None: they do not
+        want it. What refuses it is counted."""
+        return self.judge_at(vpn, self.taking(vpn, topic, entry), header, record)
+
+    def judge_at(
+        self, vpn: str, queues: list[Queue], header: PublishHeader, record: Incoming
+    ) -> Judged | None:
+        """As `judge_offered`, of these queues."""
+        matches = self._matches(queues, header, record)
+        if not matches:
+            return None
+        if self._file_room is not None and self._file_room <= 0:
+            judged = Judged(0, refused=(matches[0].queue, Reason.SPOOL_FILES))
+        else:
+            judged = judge(self._broker, vpn, header, matches, record, self._told)
+        if judged.refused is not None:
+            self._refuse(vpn, 0, None, *judged.refused, record)
+        elif judged.kept and self._file_room is not None:
+            self._file_room -= judged.size
+        return judged
+
+    def taking(self, vpn: str, topic: str, entry: int) -> list[Queue]:
+        """The queues here that take a topic from the broker that took the message in."""
+        found = self._routes.of_topic(vpn, topic)
+        return [queue for queue in found if takes_from(self._broker, queue, entry)]
+
+    def here(self, vpn: str, topic: str) -> list[Queue]:
+        """The queues here that take a topic."""
+        return self._routes.of_topic(vpn, topic)
+
+    def nowhere(
+        self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
+        record: Incoming,
+    ) -> None:  # fmt: skip
+        """No broker has a queue that takes a message that was offered (S6)."""
+        self._nowhere(vpn, header, seq, producer, record)
+
+    def store_as(
+        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming,
+        origin: int,
+    ) -> None:  # fmt: skip
+        """Store a message that another broker took in, under its id."""
+        self._store_all(vpn, header, matches, [record.value], [size], record, origin=origin)
