@@ -100,16 +100,17 @@ class Admin:
         return self._session.request(commands.Usage())
 
     def brokers(self) -> list[dict[str, Any]]:
-        """Every broker, by number: `name`, `number`, `epoch` (of the home), `state` (`starting`,
-        `running`, `restarting`, `failed`), `why` it failed, and as of its last batch, None before:
-        `worker` (host and process), `steps` since the engine started, `load` (0 to 1: the share of
-        the time in which it did not wait for input)."""
+        """Every broker, by number: `name`, `number`, `epoch` (of the home), `group` (empty: none),
+        `state` (`starting`, `running`, `restarting`, `failed`), `why` it failed, and as of its last
+        batch, None before: `worker` (host and process), `steps` since the engine started, `load` (0
+        to 1: the share of the time in which it did not wait for input)."""
         return self._session.brokers()
 
-    def add_broker(self, name: str) -> None:
-        """Add a broker to a running engine; returns when it has begun to start. Raises
-        LakequeueError with the reason when the engine refuses, Timeout when it does not answer."""
-        self._session.wish("add", name)
+    def add_broker(self, name: str, group: str | None = None) -> None:
+        """Add a broker to a running engine, in a group of brokers or in none; returns when it has
+        begun to start. Raises LakequeueError with the reason when the engine refuses, Timeout when
+        it does not answer."""
+        self._session.wish({"wish": "add", "group": group or ""}, name)
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""

@@ -126,7 +126,7 @@ class Speaking:
         self.check_open()
         return known_brokers(self._transport, self.vpn)
 
-    def wish(self, wish: str, broker: str) -> None:
+    def wish(self, wish: dict[str, str], broker: str) -> None:
         """Ask for a broker more, see `Admin.add_broker`."""
         self.check_open()
         if not self.runner.waits:

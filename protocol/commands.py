@@ -56,9 +56,10 @@ class Configure(Command, frozen=True, tag="configure"):
 
 class Peers(Command, frozen=True, tag="peers"):
     """The brokers of the home, by name, with their numbers, this one among them. The engine says so
-    to each broker of a home that has several."""
+    to each broker of a home that has several. groups: of those that are in one."""
 
     brokers: dict[Name, BrokerNumber]
+    groups: dict[Name, Name] = {}
 
 
 class Define(Command, frozen=True, tag="define"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
-from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn
+from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
 from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
 from ...protocol.queue_moves import Arrive, Expected, HandOver
@@ -34,6 +34,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "entries": (Entries, known_places.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
     "pass_on": (PassOn, keeper.hear_pass_on),
+    "say_definition": (SayDefinition, keeper.say_definition),
     "here": (Here, ownership.joined),
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),

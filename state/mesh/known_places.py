@@ -65,6 +65,13 @@ def names_of(broker: Broker) -> dict[str, int]:
     return {known[number]: number for number in sorted(known)}
 
 
+def groups_of(broker: Broker) -> dict[str, str]:
+    """The group of each of these that is in one."""
+    header = broker.header
+    known = {header.name: header.group, **{p.name: p.group for p in header.peers.values()}}
+    return {name: group for name, group in known.items() if group}
+
+
 def hosts_by_name(broker: Broker, entry: Entry) -> dict[str, int]:
     """An entry's hosts, by name."""
     return {name: n for name, n in names_of(broker).items() if n in entry.hosts}

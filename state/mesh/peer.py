@@ -15,3 +15,4 @@ class Peer(msgspec.Struct, array_like=True):
     heard: int = 0  # number of the last record from it
     lost: int = 0
     repeated: int = 0
+    group: str = ""  # the group of brokers that it is in; none: empty
