@@ -16,6 +16,7 @@ from ..protocol.ids import Ranges, format_ranges, parse_ranges
 from .acking import AckRule
 from .arrivals import FlowArrivals
 from .binding import Binding
+from .everywhere import acknowledge
 from .message import Message
 from .prefetch import Prefetch
 from .session import Answer, Session
@@ -166,7 +167,7 @@ class Settling:
             which = {"up_to": str(int(up_to))}
         else:
             which = {"where": where}
-        self._session.request(self.subscription.ack(**which))
+        acknowledge(self._session, self.subscription.ack(**which))
 
     # ------------------------------------------------------------ dups_ok
 

@@ -150,7 +150,8 @@ class Named(Command, frozen=True, kw_only=True):
 class Ack(Named, frozen=True, kw_only=True, tag="ack"):
     """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``.
 
-    received: as in `transport_ack`, which then need not be sent; 0 says nothing.
+    received: as in `transport_ack`, which then need not be sent; 0 says nothing. quiet: it is said
+    to other brokers too; of ids that are not here nothing is told.
     """
 
     queue: Name
@@ -159,6 +160,7 @@ class Ack(Named, frozen=True, kw_only=True, tag="ack"):
     up_to: Ids | None = None
     where: Text | None = None
     received: Count = 0
+    quiet: bool = False
 
 
 class TransportAck(Named, frozen=True, kw_only=True, tag="transport_ack"):
