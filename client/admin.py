@@ -14,7 +14,7 @@ from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.descriptions import add_up, add_up_usage
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
-from .everywhere import change, merged
+from .everywhere import change, merged, remove
 from .message import BrowsedMessage, moment
 from .session import Session
 
@@ -161,7 +161,7 @@ class Admin:
         returns how many. dry_run: only says how many; why: for the journal, beside this client's
         name. Raises LakequeueError if what was last looked at is of another home than the engine's,
         and where a broker is away, with what was done where."""
-        return change(
+        return remove(
             self._session, commands.Purge(**self._change(queue, where, ids, dry_run, why))
         )
 

@@ -38,6 +38,19 @@ def change(session: Session, command: Any) -> Any:
     return added(list(done.values()))
 
 
+def remove(session: Session, command: Any) -> int:
+    """Have all hosts remove messages; how many went. What is removed at one makes room for its
+    consumers, and so what another has may come there in the meantime: they are asked again until
+    none has anything left, or as often as there are hosts."""
+    total, left = 0, len(session.hosts_of(command.queue))
+    while True:
+        count: int = change(session, command)
+        total += count
+        left -= 1
+        if not count or left < 0 or getattr(command, "dry_run", False):
+            return total
+
+
 def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
     queue = command.queue
     states = {one["name"]: one["state"] for one in session.brokers()}
@@ -73,7 +86,7 @@ def acknowledge(session: Session, command: commands.Ack) -> None:
     them has is for the consumer's own broker to say (L8, L9)."""
     if command.up_to is None and len(session.hosts_of(command.queue)) > 1:
         quiet = msgspec.structs.replace(command, quiet=True)
-        if change(session, quiet) or command.ids is None:
+        if remove(session, quiet) or command.ids is None:
             return
     session.request(command)
 

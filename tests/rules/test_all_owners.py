@@ -57,6 +57,20 @@ def test_R6_purge_means_all(asked: str) -> None:
     assert mesh.depths() == [0, 0, 0]
 
 
+def test_R6_L13_what_moves_because_something_was_removed_is_meant_too() -> None:
+    """What is removed at a makes room for its consumer, to which what b has goes meanwhile."""
+    for remove in ("purge", "ack"):
+        mesh = Mesh()
+        consumer = mesh.consumer("a", 1)
+        sent = [mesh.send("a"), mesh.send("b"), mesh.send("b")]
+        assert mesh.depths() == [1, 2, 0]
+        if remove == "purge":
+            assert mesh.at["b"].admin().purge("orders") == 3
+        else:
+            consumer.ack(ids=sent)
+        assert mesh.depths() == [0, 0, 0]
+
+
 def test_R6_move_edit_and_redrive_mean_all() -> None:
     mesh, sent = filled(DEAD, {"name": "other", "message_type": "json"}, dead_message_queue="dead")
     admin = mesh.at["b"].admin()
