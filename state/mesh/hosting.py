@@ -24,14 +24,9 @@ def other_hosts(broker: Broker, queue: Queue) -> list[int]:
     return [number for number, peer in peers.items() if peer.name in hosting]
 
 
-def takes(broker: Broker, queue: Queue, partition: int) -> bool:
-    """Whether this broker is the one that takes a record of a captured topic for a queue. All hosts
-    read the whole topic; each takes its share of the partitions."""
-    others = other_hosts(broker, queue)
-    if not others:
-        return True
-    hosts = sorted([broker.header.number, *others])
-    return hosts[partition % len(hosts)] == broker.header.number
+def all_hosts(broker: Broker, queue: Queue) -> list[int]:
+    """All brokers that host a queue, this one among them, by number."""
+    return sorted([broker.header.number, *other_hosts(broker, queue)])
 
 
 def initial_owner(broker: Broker, queue: Queue) -> int | None:

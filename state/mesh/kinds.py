@@ -15,10 +15,11 @@ from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, S
 from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
 from ...protocol.queue_moves import Arrive, Expected, HandOver
+from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bridge_keeper import hear_command
 from ..bridges.far import refuse_all, take_in
 from ..bridges.link import receipt
-from . import barriers, keeper, known_places, ownership, passing, queue_moving
+from . import barriers, keeper, known_places, ownership, partitions, passing, queue_moving
 
 Handler = Callable[[Any, int, Any], None]
 
@@ -33,6 +34,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "carried": (Carried, keeper.hear_carried),
     "entries": (Entries, known_places.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
+    "pass_record": (PassRecord, partitions.hear_record),
+    "take_from": (TakeFrom, partitions.hear_taken),
     "pass_on": (PassOn, keeper.hear_pass_on),
     "say_definition": (SayDefinition, keeper.say_definition),
     "here": (Here, ownership.joined),
