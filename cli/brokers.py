@@ -47,16 +47,17 @@ def _table(found: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column, side in (("broker", "left"), ("number", "right"), ("group", "left"),
-                         ("state", "left"),
+    grouped = any(one["group"] for one in found)
+    for column, side in (("broker", "left"), ("number", "right"),
+                         *([("group", "left")] if grouped else []), ("state", "left"),
                          ("worker", "left"), ("steps", "right"), ("load", "right"),
                          ("why", "left")):  # fmt: skip
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for one in found:
         load = one["load"]
         table.add_row(
-            one["name"], number(one["number"]), one["group"] or "–", one["state"],
-            one["worker"] or "–", number(one["steps"]),
+            one["name"], number(one["number"]), *([one["group"] or "–"] if grouped else []),
+            one["state"], one["worker"] or "–", number(one["steps"]),
             "–" if load is None else f"{100 * load:.0f} %", one["why"],
         )  # fmt: skip
     return table

@@ -45,11 +45,11 @@ def add_broker(
     """Add a broker, which gets its number here, and start its query. begin: tells all brokers of
     it, before it starts. Raises LakequeueError, and there is no broker more then."""
     brokers, name = application.brokers, new.name
-    for what, text in (("name", name), ("group", new.group or name)):
+    for what, text in (("a name", name), (f"group {new.group!r}", new.group or name)):
         try:
             broker_name(text)
         except ValueError as error:
-            raise LakequeueError(f"broker {name!r}: {what} {text!r} {error}") from error
+            raise LakequeueError(f"broker {name!r}: {what} {error}") from error
     groups = {b.group for b in brokers.values()}
     if name in groups or new.group in {*brokers, name}:
         both = name if name in groups else new.group

@@ -348,7 +348,7 @@ def test_one_that_was_alone_stops_before_partitions_are_shared(
     for name, group, why in (
         ("south", "west", "'west' would be a broker and a group"),
         ("south", "a/b", "group 'a/b' must be at most 64 letters"),
-        ("x/y", "", "name 'x/y' must be at most 64 letters"),
+        ("x/y", "", "'x/y': a name must be at most 64 letters"),
     ):
         with pytest.raises(LakequeueError, match=why):
             engine.add_broker(name, group)
