@@ -2,9 +2,10 @@
 
 Each host of a distributed queue owns some of its messages, and carries out what it is told of
 these. So what means a queue's messages, or the queue itself, is said to all its hosts, one after
-the other. Before anything is changed all of them have to be there; should one not answer then, the
-error says where it was done and where not. What is on its way from one broker to another at that
-moment is at neither, and may be missed: who wants to be sure says it again.
+the other. Before an administrator changes anything all of them have to be there; should one not
+answer then, or when a consumer acknowledges, the error says where it was done and where not. What
+is on its way from one broker to another at that moment is at neither, and may be missed: who wants
+to be sure says it again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def change(session: Session, command: Any) -> Any:
     hosts = session.hosts_of(command.queue)
     if len(hosts) < 2:
         return session.request(command)
-    _check_hosts(session, command, hosts)
+    if not isinstance(command, commands.Ack):  # what is acknowledged is done, wherever it can be
+        _check_hosts(session, command, hosts)
     done: dict[str, Any] = {}
     for name, number in hosts.items():
         try:

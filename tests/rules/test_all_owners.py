@@ -160,14 +160,13 @@ def test_S9_usage_adds_up_and_says_what_each_uses() -> None:
 
 def test_R6_where_a_broker_is_away_nothing_is_changed() -> None:
     mesh, sent = filled()
-    admin, consumer = mesh.at["a"].admin(), mesh.consumer("a", 1)
+    admin = mesh.at["a"].admin()
     before = mesh.depths()
     mesh.engine.brokers[2].is_stopped = True
     for change in (
         lambda: admin.purge("orders"),
         lambda: admin.edit("orders", {"x": "y"}),
         lambda: admin.shutdown("orders", ingress=True),
-        lambda: consumer.ack(where="/n = 1"),
     ):
         with pytest.raises(LakequeueError, match="'c' hosts it too, and is failed; nothing"):
             change()
@@ -176,9 +175,20 @@ def test_R6_where_a_broker_is_away_nothing_is_changed() -> None:
     assert admin.purge("orders", ids=sent["c"]) == 3
 
 
+def test_L13_what_a_consumer_holds_is_acknowledged_whoever_else_is_away() -> None:
+    mesh, _ = filled()
+    consumer = mesh.consumer("a", 2)
+    held = ids(drain(consumer))
+    mesh.engine.brokers[2].is_stopped = True
+    consumer.ack(ids=held)
+    mesh.engine.brokers[2].is_stopped = False
+    assert mesh.seen("a")["counters"]["acknowledged"] == 2
+
+
 def test_R6_one_that_goes_away_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, _ = filled()
     admin, session = mesh.at["a"].admin(), mesh.at["a"]
+    consumer = mesh.consumer("a", 1)
     ask = session.request
 
     def silent(command: Any, *args: Any, broker: int | None = None, **more: Any) -> Any:
@@ -193,6 +203,8 @@ def test_R6_one_that_goes_away_meanwhile_is_named(monkeypatch: pytest.MonkeyPatc
         "it was done at 'a', and not at 'c'",
     ):
         admin.purge("orders")
+    with pytest.raises(Timeout, match="broker 'b': the engine did not answer; it was done at 'a'"):
+        consumer.ack(where="/n = 1")
     with pytest.raises(Timeout, match="broker 'b', a host of queue 'orders': the engine did not"):
         admin.describe("orders")
     monkeypatch.undo()
