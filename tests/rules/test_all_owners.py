@@ -208,7 +208,7 @@ def test_R6_one_that_goes_away_meanwhile_is_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(Timeout, match="broker 'b', a host of queue 'orders': the engine did not"):
         admin.describe("orders")
     monkeypatch.undo()
-    assert mesh.depths() == [0, 3, 3]
+    assert sum(mesh.depths()) == 6
 
 
 # ---------------------------------------------------------------- queues of one broker
