@@ -44,13 +44,16 @@ def remove(session: Session, command: Any) -> int:
     """Have all hosts remove messages; how many went. What is removed at one makes room for its
     consumers, and so what another has may come there in the meantime: they are asked again until
     none has anything left, or as often as there are hosts."""
-    total, left = 0, len(session.hosts_of(command.queue))
-    while True:
-        count: int = change(session, command)
+    hosts = len(session.hosts_of(command.queue))
+    total = count = int(change(session, command))
+    if getattr(command, "dry_run", False) or hosts < 2:
+        return total
+    for _ in range(hosts):
+        if not count:
+            break
+        count = change(session, command)
         total += count
-        left -= 1
-        if not count or left < 0 or getattr(command, "dry_run", False):
-            return total
+    return total
 
 
 def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
