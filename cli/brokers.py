@@ -12,9 +12,12 @@ from .common import connect, connection_options, console, json_option, number, o
 
 @click.command()
 @option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
+@option("--group", metavar="GROUP", help="The group of brokers that it is in; by default none.")
 @connection_options
 @json_option
-def brokers(add: str | None, url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
+def brokers(
+    add: str | None, group: str | None, url: str | None, home: Path | None, vpn: str, as_json: bool
+) -> None:
     """Show every broker: its number, its state, where it steps, and how much it has to do.
 
     \b
@@ -25,12 +28,14 @@ def brokers(add: str | None, url: str | None, home: Path | None, vpn: str, as_js
     \b
     Examples:
       lakequeue brokers
-      lakequeue brokers --add west
+      lakequeue brokers --add west-2 --group west
       lakequeue brokers --json | jq '.[] | select(.state != "running")'
     """
+    if group is not None and add is None:
+        raise click.UsageError(f"--group {group}: is of a broker that --add adds")
     with connect(url, home, vpn, "brokers") as connection:
         if add is not None:
-            connection.admin().add_broker(add)
+            connection.admin().add_broker(add, group)
         found = connection.admin().brokers()
     if as_json:
         say_json(found)
@@ -42,14 +47,17 @@ def _table(found: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column, side in (("broker", "left"), ("number", "right"), ("state", "left"),
+    grouped = any(one["group"] for one in found)
+    for column, side in (("broker", "left"), ("number", "right"),
+                         *([("group", "left")] if grouped else []), ("state", "left"),
                          ("worker", "left"), ("steps", "right"), ("load", "right"),
                          ("why", "left")):  # fmt: skip
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for one in found:
         load = one["load"]
         table.add_row(
-            one["name"], number(one["number"]), one["state"], one["worker"] or "–",
-            number(one["steps"]), "–" if load is None else f"{100 * load:.0f} %", one["why"],
+            one["name"], number(one["number"]), *([one["group"] or "–"] if grouped else []),
+            one["state"], one["worker"] or "–", number(one["steps"]),
+            "–" if load is None else f"{100 * load:.0f} %", one["why"],
         )  # fmt: skip
     return table

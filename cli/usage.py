@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
     for column, side in (("of", "left"), ("what", "left"), ("used", "right"), ("limit", "right"),
                          ("%", "right"), ("alert", "left")):  # fmt: skip
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    for scope, used, limit, alert, shown in ROWS:
-        mine = found[scope]
+    for scope, mine, used, limit, alert, shown in _rows(found):
         table.add_row(
             f"{scope} {mine['name']}", used, shown(mine[used]),
             "none" if mine[limit] is None else shown(mine[limit]),
@@ -63,11 +62,18 @@ def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
         click.echo(f"{count:,} refused: {reason}")
 
 
+def _rows(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Of a VPN and of each broker every figure with its limit."""
+    brokers = [one["broker"] for one in found.get("brokers", {"": found}).values()]
+    for scope, *row in ROWS:
+        for mine in brokers if scope == "broker" else [found["vpn"]]:
+            yield scope, mine, *row
+
+
 def alerts_of(found: Mapping[str, Any]) -> list[str]:
     """The alerts of a VPN and its broker that are set, a sentence each."""
     out = []
-    for scope, used, limit, alert, shown in ROWS:
-        mine = found[scope]
+    for scope, mine, used, limit, alert, shown in _rows(found):
         if alert in mine["alerts"]:
             share = percent(mine[used], mine[limit])
             out.append(

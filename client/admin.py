@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
-from ..protocol.descriptions import add_up
+from ..protocol.descriptions import add_up, add_up_usage
 from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
+from .everywhere import change, merged, remove
 from .message import BrowsedMessage, moment
 from .session import Session
 
@@ -92,24 +93,32 @@ class Admin:
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed
         queue what its hosts say added up, and under `brokers` what each of them says."""
-        return self._seen(add_up(self._session.request_each(commands.Describe(queue=queue))))
+        session, command = self._session, commands.Describe(queue=queue)
+        return self._seen(
+            add_up(session.each_host(queue, lambda host: session.request(command, broker=host)))
+        )
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts
-        are set, and under `refused` how many messages were refused without a queue, by reason."""
-        return self._session.request(commands.Usage())
+        are set, and under `refused` how many messages were refused without a queue, by reason. Of
+        several brokers added up, and under `brokers` what each of them says."""
+        session = self._session
+        return add_up_usage(
+            session.request_of_each(lambda host: [session.request(commands.Usage(), broker=host)])
+        )
 
     def brokers(self) -> list[dict[str, Any]]:
-        """Every broker, by number: `name`, `number`, `epoch` (of the home), `state` (`starting`,
-        `running`, `restarting`, `failed`), `why` it failed, and as of its last batch, None before:
-        `worker` (host and process), `steps` since the engine started, `load` (0 to 1: the share of
-        the time in which it did not wait for input)."""
+        """Every broker, by number: `name`, `number`, `epoch` (of the home), `group` (empty: none),
+        `state` (`starting`, `running`, `restarting`, `failed`), `why` it failed, and as of its last
+        batch, None before: `worker` (host and process), `steps` since the engine started, `load` (0
+        to 1: the share of the time in which it did not wait for input)."""
         return self._session.brokers()
 
-    def add_broker(self, name: str) -> None:
-        """Add a broker to a running engine; returns when it has begun to start. Raises
-        LakequeueError with the reason when the engine refuses, Timeout when it does not answer."""
-        self._session.wish("add", name)
+    def add_broker(self, name: str, group: str | None = None) -> None:
+        """Add a broker to a running engine, in a group of brokers or in none; returns when it has
+        begun to start. Raises LakequeueError with the reason when the engine refuses, Timeout when
+        it does not answer."""
+        self._session.wish({"wish": "add", "group": group or ""}, name)
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
@@ -127,14 +136,17 @@ class Admin:
         state: str | None = None,
         limit: int = 100,
     ) -> list[BrowsedMessage]:
-        """Messages in the queue's order, without taking them (R6).
+        """Messages in the queue's order, without taking them (R6). Of a distributed queue those of
+        all brokers, each broker's in its order.
 
         where: an expression; state: `ready`, `leased` or `delayed`.
         """
-        rows = self._session.request_list(
-            commands.Browse(queue=queue, where=where, state=state, limit=limit), "start", "limit"
+        command = commands.Browse(queue=queue, where=where, state=state, limit=limit)
+        parts = self._session.each_host(
+            queue,
+            lambda host: self._session.request_list(command, "start", "limit", broker=host),
         )
-        return [BrowsedMessage.of(queue, row) for row in self._seen(rows)]
+        return [BrowsedMessage.of(queue, row) for row in self._seen(merged(parts)[:limit])]
 
     def purge(
         self,
@@ -145,11 +157,12 @@ class Admin:
         dry_run: bool = False,
         why: str = "",
     ) -> int:
-        """Remove messages, all or by predicate or ids; returns how many. dry_run: only says how
-        many; why: for the journal, beside this client's name. Raises LakequeueError if what was
-        last looked at is of another home than the engine's."""
-        return self._session.request(
-            commands.Purge(**self._change(queue, where, ids, dry_run, why))
+        """Remove messages, all or by predicate or ids, at every broker that hosts the queue;
+        returns how many. dry_run: only says how many; why: for the journal, beside this client's
+        name. Raises LakequeueError if what was last looked at is of another home than the engine's,
+        and where a broker is away, with what was done where."""
+        return remove(
+            self._session, commands.Purge(**self._change(queue, where, ids, dry_run, why))
         )
 
     def shutdown(self, queue: str, ingress: bool = False, egress: bool = False) -> None:
@@ -158,7 +171,7 @@ class Admin:
         While ingress is shut down messages are discarded, or refused by the queue's policy (S4);
         while egress is, consumers keep and may settle what they hold, and get nothing new.
         """
-        self._session.request(commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
+        change(self._session, commands.Shutdown(queue=queue, ingress=ingress, egress=egress))
 
     def subscribe_topic(self, queue: str, topic: str) -> bool:
         """The queue also takes what is published to a topic from now on (Q2).
@@ -168,12 +181,12 @@ class Admin:
         queue's `underlying_topic`. Answers whether the subscription is new. Raises ConfigError.
         """
         _check_topic(topic)
-        return self._session.request(commands.SubscribeTopic(queue=queue, topic=topic))
+        return change(self._session, commands.SubscribeTopic(queue=queue, topic=topic))
 
     def unsubscribe_topic(self, queue: str, topic: str) -> None:
         """End a topic subscription, named as it was made; what was stored for it is still
         delivered (S7). Raises ConfigError if the queue has none such."""
-        self._session.request(commands.UnsubscribeTopic(queue=queue, topic=topic))
+        change(self._session, commands.UnsubscribeTopic(queue=queue, topic=topic))
 
     def replay(
         self,
@@ -226,9 +239,8 @@ class Admin:
         priority, quotas apply. Leased ones stay. dry_run, why: as for `purge`. Raises ConfigError
         for a queue that is not there, LakequeueError as `purge`.
         """
-        return Changed(**self._session.request(
-            commands.Move(to=to, **self._change(queue, where, ids, dry_run, why))
-        ))  # fmt: skip
+        command = commands.Move(to=to, **self._change(queue, where, ids, dry_run, why))
+        return Changed(**change(self._session, command))
 
     def edit(
         self,
@@ -246,9 +258,8 @@ class Admin:
         same message in another queue stays as it is; who holds one sees it at the next delivery.
         dry_run, why: as for `purge`. Raises as `move`.
         """
-        return Changed(**self._session.request(
-            commands.Edit(headers=headers, **self._change(queue, where, ids, dry_run, why))
-        ))  # fmt: skip
+        command = commands.Edit(headers=headers, **self._change(queue, where, ids, dry_run, why))
+        return Changed(**change(self._session, command))
 
     def _change(
         self, queue: str, where: str | None, ids: list[str] | str | None, dry_run: bool, why: str
@@ -270,10 +281,8 @@ class Admin:
         looked at is of another home than the engine's.
         """
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
-        answer = self._session.request(
-            commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)
-        )
-        return Redriven(**answer)
+        command = commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)
+        return Redriven(**change(self._session, command))
 
     def bridge(self, definition: dict[str, Any]) -> None:
         """Make a bridge to another broker, or define it again (H1–H3). Raises ConfigError.

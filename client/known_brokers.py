@@ -16,7 +16,9 @@ from .transport import Transport
 
 PREFIX, WISH = b"broker/", b"wish/"
 ASK_S, WISH_S_MAX = 0.5, 120.0
-NOT_YET = {"epoch": 0, "state": "", "why": "", "worker": None, "steps": None, "load": None}
+NOT_YET = {
+    "epoch": 0, "group": "", "state": "", "why": "", "worker": None, "steps": None, "load": None,
+}  # fmt: skip
 
 
 def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
@@ -35,11 +37,14 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: one["number"])
 
 
-def ask_for_broker(transport: Transport, vpn: str, wish: str, name: str, number: str) -> None:
-    """Put a wish into the directory, and wait for the answer that stands there then. number: what
-    tells this wish from others. Raises LakequeueError when it is refused, Timeout."""
+def ask_for_broker(
+    transport: Transport, vpn: str, wish: dict[str, str], name: str, number: str
+) -> None:
+    """Put a wish about a broker into the directory, and wait for the answer that stands there
+    then. number: what tells this wish from others. Raises LakequeueError when it is refused,
+    Timeout."""
     directory, key = topics.topic(vpn, topics.DIRECTORY), WISH + name.encode()
-    asked = msgspec.json.encode({"wish": wish, "id": number})
+    asked = msgspec.json.encode({**wish, "id": number})
     transport.publish(directory, asked, key, [], 0)
     transport.flush(ASK_S)
     deadline = time.monotonic() + WISH_S_MAX

@@ -20,7 +20,8 @@ class BrowsedMessage:
     """A message as it stands in the queue; looking does not take it (R6).
 
     state: `ready`, `leased` or `delayed`; holder: name of the consumer that leases it; cut: what of
-    `payload`, `key` and `headers` is not here as a whole, since 4 MB of a message are shown.
+    `payload`, `key` and `headers` is not here as a whole, since 4 MB of a message are shown;
+    broker: the one that owns it, where the queue is on several.
     """
 
     id: str
@@ -38,6 +39,7 @@ class BrowsedMessage:
     holder: str | None
     is_barrier: bool
     cut: tuple[str, ...] = ()
+    broker: str | None = None
 
     @property
     def redelivered(self) -> bool:
@@ -57,6 +59,7 @@ class BrowsedMessage:
             lease_expires_at=moment(row["lease_until"] or 0),
             ready_at=moment(row["ready_at"] or 0), holder=row["holder"],
             is_barrier=row["is_barrier"], cut=tuple(row["cut"]),
+            broker=row["broker"],
         )  # fmt: skip
 
 

@@ -117,12 +117,13 @@ class Prefetch:
                     break
             return out
 
-    def forget(self, ranges: Ranges) -> None:
-        """These ids are not held any more."""
+    def forget(self, ranges: Ranges) -> int:
+        """These ids are not held any more; how many of them were."""
         with self._lock:
-            for low, high in ranges:
-                for number in [n for n in self.held if low <= n <= high]:
-                    del self.held[number]
+            gone = [n for n in self.held if any(low <= n <= high for low, high in ranges)]
+            for number in gone:
+                del self.held[number]
+            return len(gone)
 
     def take_untouched(self, room: int = 0) -> list[Message]:
         """Take out what the engine waits for and nobody has seen, but for the first ``room``."""

@@ -16,6 +16,7 @@ from ..protocol.ids import Ranges, format_ranges, parse_ranges
 from .acking import AckRule
 from .arrivals import FlowArrivals
 from .binding import Binding
+from .everywhere import acknowledge
 from .message import Message
 from .prefetch import Prefetch
 from .session import Answer, Session
@@ -154,8 +155,11 @@ class Settling:
         which: dict[str, Any]
         if ids is not None:
             text = ids if isinstance(ids, str) else format_ranges(int(i) for i in ids)
-            self._prefetch.forget(_ranges(text))
+            named = _ranges(text)
             which = {"ids": text}
+            if self._prefetch.forget(named) == sum(high - low + 1 for low, high in named):
+                self._session.request(self.subscription.ack(**which))
+                return  # all are held here: there is nobody else to ask
         elif up_to is not None:
             with self._lock:
                 known = self._prefetch.held.get(int(up_to))
@@ -166,7 +170,7 @@ class Settling:
             which = {"up_to": str(int(up_to))}
         else:
             which = {"where": where}
-        self._session.request(self.subscription.ack(**which))
+        acknowledge(self._session, self.subscription.ack(**which))
 
     # ------------------------------------------------------------ dups_ok
 

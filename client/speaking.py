@@ -126,7 +126,7 @@ class Speaking:
         self.check_open()
         return known_brokers(self._transport, self.vpn)
 
-    def wish(self, wish: str, broker: str) -> None:
+    def wish(self, wish: dict[str, str], broker: str) -> None:
         """Ask for a broker more, see `Admin.add_broker`."""
         self.check_open()
         if not self.runner.waits:
@@ -221,20 +221,27 @@ class Speaking:
         """Send a command and wait for its answer; raises what the engine answers."""
         return self._answer_to(command, timeout, broker)["result"]
 
-    def request_each(self, command: commands.Command) -> dict[str, Any]:
-        """Ask every broker that hosts a queue; their answers by name, '' where there is only one to
-        ask. Raises what all of them answer, where none has an answer."""
+    def hosts_of(self, queue: str) -> dict[str, int]:
+        """The brokers that host a queue, by name their numbers; none where nothing is known."""
         self.wait(lambda: True, 0)  # in memory: what is known of queues is what has come
-        hosts = self._where.hosts_of(getattr(command, "queue", ""))
+        return self._where.hosts_of(queue)
+
+    def each_host(self, queue: str, ask: Callable[[int | None], Any]) -> dict[str, Any]:
+        """Ask every broker that hosts a queue, by its number; their answers by name. Where there is
+        only one, its number is None and its name ''. Raises what all of them answer, where none has
+        an answer; where one is silent, which."""
+        hosts = self.hosts_of(queue)
         if len(hosts) < 2:
-            return {"": self.request(command)}
+            return {"": ask(None)}
         answers: dict[str, Any] = {}
         refusals: list[LakequeueError] = []
         for name, number in hosts.items():
             try:
-                answers[name] = self.request(command, broker=number)
+                answers[name] = ask(number)
             except (ConfigError, Moved) as refusal:  # it hosts no such queue any more
                 refusals.append(refusal)
+            except Timeout as error:
+                raise Timeout(f"broker {name!r}, a host of queue {queue!r}: {error}") from error
         if not answers:
             raise refusals[0]
         return answers
@@ -243,7 +250,13 @@ class Speaking:
         """What every broker answers, one after the other, by number; ``ask`` asks one."""
         if self._alone:
             return ask(self.number)
-        return [row for broker in self.brokers() for row in ask(broker["number"])]
+        rows: list[Any] = []
+        for broker in self.brokers():
+            try:
+                rows += ask(broker["number"])
+            except Timeout as error:
+                raise Timeout(f"broker {broker['name']!r}: {error}") from error
+        return rows
 
     def request_list(
         self, command: Any, place: str, count: str | None = None, broker: int | None = None,

@@ -3,8 +3,8 @@
 Pure: a mapping in, a checked and complete value out, or every problem in it at once.
 """
 
+from .broker_section import BROKERS_MAX, DEFAULT_BROKER
 from .configuration import (
-    DEFAULT_BROKER,
     DEFAULT_VPN,
     Configuration,
     SystemLimits,
@@ -13,26 +13,28 @@ from .configuration import (
 )
 from .definition import (
     QueueDefinition,
-    brokers_named,
     dead_message_ring,
     is_regex,
     parse_definition,
     redefine,
     to_wire,
 )
+from .hosts import hosts_of, wrong_hosts
 
 __all__ = [
+    "BROKERS_MAX",
     "DEFAULT_BROKER",
     "DEFAULT_VPN",
     "Configuration",
     "QueueDefinition",
     "SystemLimits",
     "VpnLimits",
-    "brokers_named",
     "dead_message_ring",
+    "hosts_of",
     "is_regex",
     "parse_configuration",
     "parse_definition",
     "redefine",
     "to_wire",
+    "wrong_hosts",
 ]

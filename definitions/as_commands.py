@@ -10,15 +10,7 @@ import msgspec
 from ..protocol import commands
 from .bridge import bridge_to_wire
 from .configuration import Configuration
-from .definition import QueueDefinition, to_wire
-
-
-def hosts_of(queue: QueueDefinition, brokers: tuple[str, ...]) -> tuple[str, ...]:
-    """The brokers that may host a queue (Q5): a `LocalQueue` the one that it names, or any one of
-    them; the others their group, or all."""
-    if queue.type == "LocalQueue":
-        return brokers if queue.broker is None else (queue.broker,)
-    return queue.group or brokers
+from .definition import to_wire
 
 
 def configure_commands(
@@ -51,7 +43,10 @@ def configure_commands(
     brokers = configuration.brokers
     if len(brokers) > 1:
         given = numbers or {name: number for number, name in enumerate(brokers)}
-        out.append((first, commands.Peers(brokers=dict(given))))
+        groups = {
+            name: configuration.groups[name] for name in given if name in configuration.groups
+        }
+        out.append((first, commands.Peers(brokers=dict(given), groups=groups)))
     out.append((first, commands.Configure(system=system, vpns=vpns)))
     if broker in (None, *brokers[:1]):
         out += [(q.vpn, commands.Define(definition=to_wire(q))) for q in configuration.queues]

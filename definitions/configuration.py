@@ -19,17 +19,16 @@ import msgspec
 from ..protocol import ConfigError, Problem
 from . import definition_values as read
 from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
+from .broker_section import DEFAULT_BROKER, read_brokers
 from .definition import (
     UNSUPPORTED,
     QueueDefinition,
-    brokers_named,
     dead_message_ring,
     name_of,
     try_definition,
 )
+from .hosts import wrong_hosts
 
-BROKERS_MAX = 64
-DEFAULT_BROKER = "broker-0"
 DEFAULT_VPN = "default"
 
 Report = Callable[[str, str, object, str], None]
@@ -60,11 +59,13 @@ class VpnLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration, checked and complete; `vpns` has every VPN that a queue names."""
+    """A configuration, checked and complete; `vpns` has every VPN that a queue names, `groups` the
+    group of each broker that is in one."""
 
     system: SystemLimits = SystemLimits()
     vpns: dict[str, VpnLimits] = msgspec.field(default_factory=lambda: {DEFAULT_VPN: VpnLimits()})
     brokers: tuple[str, ...] = (DEFAULT_BROKER,)
+    groups: dict[str, str] = {}
     queues: tuple[QueueDefinition, ...] = ()
     bridges: tuple[BridgeDefinition, ...] = ()
 
@@ -105,14 +106,13 @@ def parse_configuration(mapping: object) -> Configuration:
             report("", read.shown_key(key), value, read.unknown_key(key, SECTIONS))
     system = SystemLimits(**_limits(mapping.get("system"), "system", SystemLimits, report))
     vpns = _vpns(mapping.get("vpns"), report)
-    brokers = _brokers(mapping.get("brokers"), report)
+    brokers, groups = read_brokers(mapping.get("brokers"), report)
     queues = _queues(mapping.get("queues"), problems, report)
     _check_dead_message_queues(queues, report)
     for index, queue in queues:
-        allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
-        for key, broker in brokers_named(queue):
-            if broker not in brokers:
-                report(_place(index, queue.name), key, broker, allowed)
+        allowed = "must be a broker that the section brokers names"
+        for key, value, why in wrong_hosts(queue, brokers, groups, allowed):
+            report(_place(index, queue.name), key, value, why)
     bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
         named = [(_place(index, queue.name), queue.vpn) for index, queue in queues]
@@ -126,6 +126,7 @@ def parse_configuration(mapping: object) -> Configuration:
         system=system,
         vpns={**{name: VpnLimits() for name in _named(queues, bridges)}, **vpns},
         brokers=brokers,
+        groups=groups,
         queues=tuple(queue for _, queue in queues),
         bridges=tuple(bridge for _, bridge in bridges),
     )
@@ -185,25 +186,6 @@ def _vpns(section: object, report: Report) -> dict[str, VpnLimits]:
             continue
         vpns[name] = VpnLimits(**_limits(limits, f"vpns {name!r}", VpnLimits, report))
     return vpns
-
-
-def _brokers(section: object, report: Report) -> tuple[str, ...]:
-    """The section `brokers`: a list of names; one default broker when there is none."""
-    if section is None:
-        return (DEFAULT_BROKER,)
-    if not isinstance(section, list | tuple) or not 1 <= len(section) <= BROKERS_MAX:
-        report("", "brokers", section, f"must be a list of 1 to {BROKERS_MAX} broker names")
-        return (DEFAULT_BROKER,)
-    names: list[str] = []
-    for index, name in enumerate(section):
-        try:
-            names.append(read.broker_name(name))
-        except ValueError as error:
-            report(f"brokers[{index}]", "name", name, str(error))
-            continue
-        if name in names[:-1]:
-            report(f"brokers[{index}]", "name", name, "is given twice; each broker has one name")
-    return tuple(names)
 
 
 def _queues(

@@ -44,7 +44,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     vpn: str = "default"
     type: str = "Queue"  # Q5
     broker: str | None = None  # where a LocalQueue is made; None: where there is least
-    group: tuple[str, ...] = ()  # the brokers that host it, none named: all (Q5)
+    group: tuple[str, ...] = ()  # the brokers that host it, or groups of them (`hosts`, Q5)
     message_type: str  # Q1
     underlying_topic: str  # Q2
     default_publish_target: str  # Q3
@@ -307,7 +307,7 @@ def _check_exclusions(values: _Values, report: Report) -> None:
 
 def _check_owner(values: _Values, report: Report) -> None:
     """Q5: `initial_owner` is required for a GroupLocalQueue and an error elsewhere; a LocalQueue
-    has a broker, the others a group of them."""
+    has a broker, the others a group of them. Who is in a group is known to `hosts`."""
     if "type" in values.unread:
         return
     kind = TYPE_TAGS[values.get("type", "Queue")]
@@ -317,10 +317,6 @@ def _check_owner(values: _Values, report: Report) -> None:
     if "group" in values and kind == "LocalQueue":
         allowed = "is allowed for a Queue and a GroupLocalQueue; a LocalQueue has a broker"
         report("group", list(values["group"]), allowed)
-    owner, group = values.get("initial_owner"), values.get("group")
-    if owner is not None and group and owner not in group:
-        allowed = f"must be one of the queue's group: {', '.join(group)}"
-        report("initial_owner", owner, allowed)
     if kind == "GroupLocalQueue":
         if "initial_owner" not in {*values, *values.unread}:
             report("initial_owner", None, "is required for a GroupLocalQueue: a broker's name")
@@ -384,13 +380,6 @@ def _settle(values: _Values) -> dict[str, Any]:
 # --- What others ask of a definition --------------------------------------------------------------
 
 
-def brokers_named(definition: QueueDefinition) -> list[tuple[str, str]]:
-    """The brokers that a definition names, each with the key (Q5)."""
-    named = [("broker", definition.broker), ("initial_owner", definition.initial_owner)]
-    named += [("group", name) for name in definition.group]
-    return [(key, name) for key, name in named if name is not None]
-
-
 def is_regex(name: str) -> bool:
     """Whether a topic name is a regular expression; a dot alone does not make it one (Q2)."""
     return not REGEX_CHARACTERS.isdisjoint(name)
@@ -431,7 +420,7 @@ def redefine(old: QueueDefinition, new: QueueDefinition) -> list[Problem]:
             getattr(new, key),
             f"cannot change while the queue exists; it is {getattr(old, key)!r}",
         )
-        for key in ("name", "vpn", "message_type", "type", "group")
+        for key in ("name", "vpn", "message_type", "type", "group", "group_local_queue_domain")
         if getattr(old, key) != getattr(new, key)
     ]
 

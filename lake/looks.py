@@ -34,12 +34,12 @@ class _Asked:
         """As `Session.request`."""
         return self._answer(command, broker)["result"]
 
-    def request_each(self, command: commands.Command) -> dict[str, Any]:
-        """As `Session.request_each`."""
-        hosts = self._hosts(command)
+    def each_host(self, queue: str, ask: Callable[[int | None], Any]) -> dict[str, Any]:
+        """As `Session.each_host`."""
+        hosts = self._hosts(queue)
         if len(self._moments) == 1:
-            return {"": self.request(command)}
-        return {m.broker: self.request(command, m.home.number) for m in hosts}
+            return {"": ask(None)}
+        return {m.broker: ask(m.home.number) for m in hosts}
 
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
         """As `Session.request_of_each`."""
@@ -60,9 +60,8 @@ class _Asked:
                 changes[count] = getattr(command, count) - len(answer["result"])
             command = msgspec.structs.replace(command, **changes)
 
-    def _hosts(self, command: Any) -> list[Moment]:
-        """The brokers that had the queue of a command; all where it names none."""
-        name = getattr(command, "queue", None)
+    def _hosts(self, name: str | None) -> list[Moment]:
+        """The brokers that had a queue; all where none is named."""
         if name is None:
             return self._moments
         found = [m for m in self._moments if _broker(m).find(self._vpn, name) is not None]
@@ -74,7 +73,7 @@ class _Asked:
         kind = type(command)
         if kind not in INSPECTIONS:
             raise ConfigError(f"{kind.__name__}: the past can only be looked at")
-        hosts = self._hosts(command)
+        hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
         broker = _broker(moment)
         if kind in OF_BROKER:

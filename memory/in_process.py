@@ -68,6 +68,7 @@ class MemoryEngine:
         self.checking = False
         self.brokers = [self._broker(DEFAULT_BROKER, 0)]  # by number
         self._lock = threading.RLock()
+        self._groups: dict[str, str] = {}
         self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
         self._journal: list[dict[str, Any]] = []
@@ -86,7 +87,8 @@ class MemoryEngine:
         self._beat_ms = configuration.system.heartbeat_timeout_ms
         self._add_brokers(configuration.brokers)
         names = tuple(broker.home.name for broker in self.brokers)
-        complete = msgspec.structs.replace(configuration, brokers=names)
+        self._groups |= configuration.groups
+        complete = msgspec.structs.replace(configuration, brokers=names, groups=self._groups)
         for broker in self.brokers:
             for vpn, command in configure_commands(complete, broker=broker.home.name):
                 self.command(topics.topic(vpn, topics.COMMANDS), b"", command, broker.home.name)
@@ -291,6 +293,7 @@ class MemoryEngine:
             f"broker/{broker.home.name}".encode(): json.dumps(
                 {
                     "number": broker.home.number, "epoch": broker.home.epoch,
+                    "group": self._groups.get(broker.home.name, ""),
                     "state": "failed" if broker.is_stopped else "running",
                 }
             ).encode()

@@ -24,8 +24,8 @@ CommandBytes = Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a queue is. hosts: its brokers' numbers, ascending, none where it is gone; type: see
     Q5; state: `there`, or what is being done: `placing`, `deleting`, `moving`; dead: its dead
-    message queue; target: the topic that stands for its name (Q3); whole: it is hosted by all
-    brokers, also by those that are added."""
+    message queue; target: the topic that stands for its name (Q3); whole: its hosts
+    follow from its definition, so that brokers that are added may be of them."""
 
     hosts: list[BrokerNumber] = []
     type: Name = ""
@@ -76,6 +76,15 @@ class PassOn(Said, frozen=True):
     kind: ClassVar[str] = "pass_on"
     vpn: Name
     command: CommandBytes
+
+
+class SayDefinition(Said, frozen=True):
+    """Say how a queue of yours is defined (`PassOn` of its definition): a broker was added, and may
+    be one of its hosts."""
+
+    kind: ClassVar[str] = "say_definition"
+    vpn: Name
+    queue: Name
 
 
 class PassMessage(Said, frozen=True):

@@ -57,9 +57,10 @@ class Configure(Command, frozen=True, tag="configure"):
 
 class Peers(Command, frozen=True, tag="peers"):
     """The brokers of the home, by name, with their numbers, this one among them. The engine says so
-    to each broker of a home that has several."""
+    to each broker of a home that has several. groups: of those that are in one."""
 
     brokers: dict[Name, BrokerNumber]
+    groups: dict[Name, Name] = {}
 
 
 class Define(Command, frozen=True, tag="define"):
@@ -150,7 +151,8 @@ class Named(Command, frozen=True, kw_only=True):
 class Ack(Named, frozen=True, kw_only=True, tag="ack"):
     """Messages are done: by ``ids``, by ``up_to`` (all held, up to this id), or by ``where``.
 
-    received: as in `transport_ack`, which then need not be sent; 0 says nothing.
+    received: as in `transport_ack`, which then need not be sent; 0 says nothing. quiet: it is said
+    to other brokers too; of ids that are not here nothing is told.
     """
 
     queue: Name
@@ -159,6 +161,7 @@ class Ack(Named, frozen=True, kw_only=True, tag="ack"):
     up_to: Ids | None = None
     where: Text | None = None
     received: Count = 0
+    quiet: bool = False
 
 
 class TransportAck(Named, frozen=True, kw_only=True, tag="transport_ack"):

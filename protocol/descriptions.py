@@ -41,6 +41,29 @@ def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+def add_up_usage(each: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several brokers say of their limits, as one. A limit holds for each of them, so these
+    are added too; none of one is none of all."""
+    if len(each) == 1:
+        return each[0]
+    whole: dict[str, Any] = {}
+    for scope in ("vpn", "broker"):
+        parts = [one[scope] for one in each]
+        sums = {
+            key: None if any(part[key] is None for part in parts) else sum(p[key] for p in parts)
+            for key, value in parts[0].items() if isinstance(value, int | None)
+        }  # fmt: skip
+        alerts = sorted({alert for part in parts for alert in part["alerts"]})
+        names = sorted({part["name"] for part in parts})
+        whole[scope] = {"name": ", ".join(names), **sums, "alerts": alerts}
+    refused: dict[str, int] = {}
+    for one in each:
+        for reason, n in one["vpn"]["refused"].items():
+            refused[reason] = refused.get(reason, 0) + n
+    whole["vpn"]["refused"] = refused
+    return {**whole, "brokers": {one["broker"]["name"]: one for one in each}}
+
+
 def _counters(each: list[dict[str, Any]]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for counters in each:

@@ -77,6 +77,7 @@ class BrokerHeader(msgspec.Struct):
     marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
     events: int = 0  # notable events so far
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
+    group: str = ""  # the group of brokers that this one is in; none: empty
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)

@@ -119,6 +119,7 @@ class QueueHeader(msgspec.Struct):
     holding: Holding | None = None  # its own first barrier, while others drain for it
     leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
     arriving: bool = False  # it moves here, and is not here yet
+    shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
     plain: bool = False  # it has taken records of plain Kafka producers
     pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}

@@ -22,8 +22,8 @@ STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "fa
 class BrokerQuery:
     """One broker of an engine.
 
-    run: the loop's, as it is named to end it; ended: set when the loop has ended its last batch;
-    failure: why it is not started again.
+    group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
+    set when the loop has ended its last batch; failure: why it is not started again.
     """
 
     name: str
@@ -33,6 +33,7 @@ class BrokerQuery:
     run: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
+    group: str = ""
 
     @property
     def is_active(self) -> bool:

@@ -60,7 +60,7 @@ class BrokerRecords:
     def _say(self, broker: BrokerQuery, news: dict[str, Any]) -> None:
         with self._lock:
             about = self._known.setdefault(broker.name, {})
-            about.update(news, number=broker.number, epoch=self.epoch)
+            about.update(news, number=broker.number, epoch=self.epoch, group=broker.group)
             value = json.dumps(about).encode()
         try:
             self._send((PREFIX + broker.name).encode(), value)

@@ -151,7 +151,8 @@ class Engine:
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
-        self._folder.remember_brokers({b.name: b.number for b in self.brokers.values()})
+        numbers, groups = self._numbers_and_groups()
+        self._folder.remember_brokers(numbers, groups)
         self._progress("starting Spark")
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for broker in self.brokers.values():
@@ -178,9 +179,15 @@ class Engine:
     def _number_brokers(self) -> None:
         """The brokers that this home has, and those that the configuration names."""
         numbers = self._folder.brokers(self.brokers)
+        groups = self._folder.groups(self.configuration.groups, numbers)
         self.brokers.clear()  # the same mapping: others have it
-        self.brokers.update({n: BrokerQuery(n, i) for n, i in numbers.items()})
+        for name, number in numbers.items():
+            self.brokers[name] = BrokerQuery(name, number, group=groups.get(name, ""))
         self._refuse_several_in_batches()
+
+    def _numbers_and_groups(self) -> tuple[dict[str, int], dict[str, str]]:
+        brokers = self.brokers.values()
+        return {b.name: b.number for b in brokers}, {b.name: b.group for b in brokers if b.group}
 
     def _begin(self, broker: BrokerQuery) -> None:
         """Tell a broker, before its query starts, what it is to be."""
@@ -188,24 +195,25 @@ class Engine:
         if own := topics.commands_partition(broker.number):  # it may just have been made
             for vpn in self._vpns:
                 await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
-        numbers = {b.name: b.number for b in self.brokers.values()}
-        told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
+        numbers, groups = self._numbers_and_groups()
+        told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
         for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
             self._tell(vpn, broker, command)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
 
-    def add_broker(self, name: str) -> None:
+    def add_broker(self, name: str, group: str = "") -> None:
         """Add a broker to the engine while it runs. Raises LakequeueError."""
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
         with self._lock:
-            add_broker(name, self.application, self.captured, self._folder, self._begin_more)
+            new = BrokerQuery(name, 0, group=group)
+            add_broker(new, self.application, self.captured, self._folder, self._begin_more)
 
     def _begin_more(self, new: BrokerQuery) -> None:
         self._begin(new)
-        numbers = {b.name: b.number for b in self.brokers.values()}
-        peers = commands.encode_command(commands.Peers(brokers=numbers))
+        numbers, groups = self._numbers_and_groups()
+        peers = commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
         for broker in self.brokers.values():
             if broker is not new:
                 self._tell(self._vpns[0], broker, peers)

@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +211,35 @@ class HomeFolder:
         say its name."""
         return int(self._about().get("numbers", 0))
 
-    def remember_brokers(self, brokers: dict[str, int]) -> None:
-        """Keep the brokers with their numbers."""
+    def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
+        """The group of each of these brokers that is in one: as the home knows it, and for those
+        that are new as it is given. Raises LakequeueError where a broker is to change its group:
+        queues of a group are on its brokers, with their messages."""
+        about = self._about()
+        known: dict[str, str] = about.get("groups", {})
+        numbered = self.brokers(())
+        found = {}
+        for name in brokers:
+            before, now = known.get(name, ""), given.get(name, "")
+            if name in numbered and name in given and now != before:
+                was = f"in group {before!r}" if before else "in no group"
+                raise LakequeueError(
+                    f"broker {name!r}: group {now!r} – it is {was} in home {self.path}, and stays "
+                    "there; add a broker with another name"
+                )
+            if group := before or now:
+                found[name] = group
+        return found
+
+    def remember_brokers(
+        self, brokers: dict[str, int], groups: Mapping[str, str] | None = None
+    ) -> None:
+        """Keep the brokers with their numbers, and the groups of those that are in one."""
         about = self._about()
         numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
         whole = {**about, "brokers": brokers, "numbers": numbers}
+        if groups is not None and groups != about.get("groups", {}):
+            whole["groups"] = dict(groups)
         if whole != about:
             _write(self.path / ABOUT, whole)
 

@@ -1,7 +1,8 @@
 """A broker more on a running engine: asked for in a VPN's directory, and answered there.
 
-Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`. The
-engine answers under the same key, with the same id: `done`, or `refused` with a sentence.
+Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
+`"group"` where it is to be in one. The engine answers under the same key, with the same id: `done`,
+or `refused` with a sentence.
 
 A broker that is alone reads all partitions of its VPNs' topics. So it is stopped in good order
 first, and goes on with its own when the topics have the new broker's; the others do not notice.
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..client.transport import Transport
-from ..definitions.configuration import BROKERS_MAX
+from ..definitions import BROKERS_MAX
 from ..definitions.definition_values import broker_name
 from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import kafka_client
@@ -35,32 +36,40 @@ ASK_S_MAX = 10.0
 
 
 def add_broker(
-    name: str,
+    new: BrokerQuery,
     application: SparkApplication,
     captured: CapturedTopics,
     folder: HomeFolder,
     begin: Callable[[BrokerQuery], None],
 ) -> None:
-    """Add a broker and start its query. begin: tells all brokers of it, before it starts. Raises
-    LakequeueError, and there is no broker more then."""
-    brokers = application.brokers
-    try:
-        broker_name(name)
-    except ValueError as error:
-        raise LakequeueError(f"broker {name!r}: a name {error}") from error
+    """Add a broker, which gets its number here, and start its query. begin: tells all brokers of
+    it, before it starts. Raises LakequeueError, and there is no broker more then."""
+    brokers, name = application.brokers, new.name
+    for what, text in (("a name", name), (f"group {new.group!r}", new.group or name)):
+        try:
+            broker_name(text)
+        except ValueError as error:
+            raise LakequeueError(f"broker {name!r}: {what} {error}") from error
+    groups = {b.group for b in brokers.values()}
+    if name in groups or new.group in {*brokers, name}:
+        both = name if name in groups else new.group
+        raise LakequeueError(f"broker {name!r}: {both!r} would be a broker and a group of brokers")
     if name in brokers:
         raise LakequeueError(f"broker {name!r} is there already")
     if len(brokers) >= BROKERS_MAX:
         raise LakequeueError(f"broker {name!r}: there are {BROKERS_MAX} brokers, as many as may be")
     application.check_slots(len(brokers) + 1)
-    new = BrokerQuery(name, folder.brokers([*brokers, name])[name])
+    new.number = folder.brokers([*brokers, name])[name]
     alone = list(brokers.values()) if len(brokers) == 1 else []
     application.end(alone, END_S_MAX)
     brokers[name] = new
     try:
         captured.share_out()
         begin(new)
-        folder.remember_brokers({b.name: b.number for b in brokers.values()})
+        folder.remember_brokers(
+            {b.name: b.number for b in brokers.values()},
+            {b.name: b.group for b in brokers.values() if b.group},
+        )
     except BaseException:
         del brokers[name]
         raise
@@ -92,7 +101,7 @@ class Wishes(threading.Thread):
         self,
         bootstrap: str,
         vpns: list[str],
-        add: Callable[[str], None],
+        add: Callable[[str, str], None],
         answer: Callable[[bytes, bytes], None],
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
@@ -136,14 +145,15 @@ class Wishes(threading.Thread):
         try:
             asked = json.loads(value)
             wish, number = asked["wish"], str(asked["id"])[:100]
-        except (ValueError, KeyError, TypeError):
+            group = str(asked.get("group") or "")[:100]
+        except (ValueError, KeyError, TypeError, AttributeError):
             return  # an answer of ours, or nothing that we know
         name = key.decode("utf-8", "replace").removeprefix(PREFIX)
         said = {"id": number, "done": True}
         try:
             if wish != "add":
                 raise LakequeueError(f"wish: {str(wish)[:100]!r} – allowed is 'add'")
-            self._add(name)
+            self._add(name, group)
         except LakequeueError as error:
             said = {"id": number, "refused": str(error)}
         except Exception as error:  # of Java, say: the watch looks after the queries

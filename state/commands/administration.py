@@ -22,6 +22,9 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
+from ..mesh import partitions
+from ..mesh.hosting import all_hosts
+from ..mesh.known_places import find
 from ..mesh.ownership import join, leave
 from ..mesh.placement import check_names
 from ..message import Event, apply
@@ -123,6 +126,8 @@ def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = ""
     else:
         add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
+    known = find(broker, vpn, definition.name)
+    partitions.begin(queue, known.hosts if known is not None else all_hosts(broker, queue))
     join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
@@ -171,6 +176,7 @@ def remove_messages(
         done, task.cursor = part.last, part.next
         apply(broker, queue, part.seqs, Event.DELETE)
     if done:
+        partitions.forget(broker, queue)
         queue.drop()
     return done
 

@@ -56,7 +56,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         done = part.last
         task.cursor = part.next
         task.done["n"] += _remove(broker, queue, part.seqs, command.subscription)
-        if command.ids is not None:
+        if command.ids is not None and not command.quiet:
             without_effect(broker, queue, part, command.subscription)
     task.result = task.done["n"]
     return done

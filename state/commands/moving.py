@@ -21,6 +21,7 @@ from ...protocol.errors import ConfigError
 from ...protocol.ids import parse_ranges
 from ..broker import Broker
 from ..limits import Budget
+from ..mesh.known_places import moved
 from ..message import DELAYED, LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
@@ -130,6 +131,9 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     target = broker.find(vpn, command.to)
     if target is None or target is queue:
         wrong = "it is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
+        elsewhere = None if target is queue else moved(broker, vpn, command.to)
+        if elsewhere is not None:
+            wrong = f"{elsewhere}, and messages move within a broker: move the queue first"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
     if target.number in broker.header.links:
         raise ConfigError(f"to: {command.to!r} – is the endpoint of a bridge, which fills it alone")
@@ -146,11 +150,11 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
         task.done["n"] = task.done.get("n", 0) + len(work.gone)
         for reason, n in work.stayed.items():
             total[reason] = total.get(reason, 0) + n
-    moved, stayed = task.done.get("n", 0), sum(total.values())
-    task.result = {"count": moved, "stayed": stayed, "why": dict(total)}
+    count, stayed = task.done.get("n", 0), sum(total.values())
+    task.result = {"count": count, "stayed": stayed, "why": dict(total)}
     if done and not command.dry_run:
         broker.event(
-            "moved", vpn, name, to=command.to, moved=moved, stayed=stayed, who=command.who,
+            "moved", vpn, name, to=command.to, moved=count, stayed=stayed, who=command.who,
             why=command.why,
         )  # fmt: skip
     return done

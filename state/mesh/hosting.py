@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...definitions import hosts_of
+from .known_places import groups_of, names_of
+
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
 
 
 def other_hosts(broker: Broker, queue: Queue) -> list[int]:
-    """The other brokers that host a distributed queue, by number: of its group, or all. None for a
+    """The other brokers that host a distributed queue, by number (`definitions.hosts`). None for a
     `LocalQueue`, and for one that keeps its last message only (S10), which is each broker's own."""
-    d = queue.definition
-    if not broker.header.peers or d.type == "LocalQueue" or not d.max_spool_usage:
+    d, peers = queue.definition, broker.header.peers
+    if not peers or d.type == "LocalQueue" or not d.max_spool_usage:
         return []
-    peers = broker.header.peers
-    return [number for number, peer in peers.items() if not d.group or peer.name in d.group]
+    if d.type == "Queue" and not d.group:
+        return list(peers)
+    hosting = hosts_of(d, tuple(names_of(broker)), groups_of(broker))
+    return [number for number, peer in peers.items() if peer.name in hosting]
 
 
-def takes(broker: Broker, queue: Queue, partition: int) -> bool:
-    """Whether this broker is the one that takes a record of a captured topic for a queue. All hosts
-    read the whole topic; each takes its share of the partitions."""
-    others = other_hosts(broker, queue)
-    if not others:
-        return True
-    hosts = sorted([broker.header.number, *others])
-    return hosts[partition % len(hosts)] == broker.header.number
+def all_hosts(broker: Broker, queue: Queue) -> list[int]:
+    """All brokers that host a queue, this one among them, by number."""
+    return sorted([broker.header.number, *other_hosts(broker, queue)])
 
 
 def initial_owner(broker: Broker, queue: Queue) -> int | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from ...definitions import QueueDefinition, parse_definition, to_wire
 from ...protocol import commands as c
-from ...protocol.carrying import Carried, Carry, Entries, Entry, PassOn
+from ...protocol.carrying import Carried, Carry, Entries, Entry, PassOn, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.outputs import Reply
 from ..broker import Broker
@@ -79,8 +79,9 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
         hosts = known.hosts
         _check_settled(name, known)
     entry = _entry(definition, hosts)
-    if known is not None and known.whole and entry.whole and known.type == entry.type:
-        entry.hosts[:] = place(broker, definition)  # brokers that were added host it too
+    if known is not None and entry.whole and known.type == entry.type:
+        entry.hosts[:] = place(broker, definition)  # brokers that were added may host it too
+        _check_hosts(broker, definition, known, entry)
     hosts = entry.hosts
     if of_client and not is_as_given(broker, vpn, command.definition):
         check_dead_messages(broker, definition, hosts)
@@ -180,9 +181,28 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
         for queue, entry in known_places.entries_of(broker, name).items():
             if entry.whole and entry.state == THERE:
                 found = broker.find(name, queue)
-                if found is not None:
+                if found is None:
+                    say(broker, entry.hosts[0], SayDefinition(name, queue))
+                elif place(broker, found.definition) != entry.hosts:
                     again = c.Define(definition=to_wire(found.definition))
                     define(broker, name, again, of_client=False)
+
+
+def say_definition(broker: Broker, sender: int, said: SayDefinition) -> None:
+    """The keeper does not have a queue, and asks how it is defined."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None:
+        _pass_on(broker, said.vpn, c.Define(definition=to_wire(queue.definition)))
+
+
+def _check_hosts(broker: Broker, definition: QueueDefinition, before: Entry, entry: Entry) -> None:
+    """A queue keeps the hosts that it has: they hold its messages."""
+    if not set(before.hosts) <= set(entry.hosts):
+        key = "group" if definition.group else "initial_owner"
+        names = ", ".join(known_places.hosts_by_name(broker, before))
+        allowed = f"cannot change so while the queue exists; it is hosted by {names}"
+        value = ", ".join(definition.group) or definition.initial_owner
+        raise ConfigError([Problem(f"queue {definition.name!r}", key, value, allowed)])
 
 
 def _check_settled(name: str, known: Entry | None) -> None:
@@ -192,7 +212,7 @@ def _check_settled(name: str, known: Entry | None) -> None:
 
 def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
     target, dead = definition.default_publish_target, definition.dead_message_queue or ""
-    whole = definition.type != LOCAL and not definition.group
+    whole = definition.type != LOCAL
     return Entry(list(hosts), definition.type, THERE, dead, target, whole)
 
 
@@ -302,16 +322,15 @@ def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
 
 
 def _undo(broker: Broker, ticket: Ticket, before: Entry) -> None:
-    """One of the hosts has refused. A queue that is new is taken away from the others again."""
+    """One of the hosts has refused. From hosts that are new the queue is taken away again."""
     _note(broker, ticket.vpn, ticket.name, before)
-    if before.hosts:
-        return
     command = c.Delete(queue=ticket.name)
     own = broker.find(ticket.vpn, ticket.name)
-    if own is not None:
+    if own is not None and broker.header.number not in before.hosts:
         administration.delete(broker, ticket.vpn, own, command)
-    if ticket.done:
-        again = Ticket(ticket.vpn, ticket.name, "delete", sorted(ticket.done), Entry())
+    new = sorted(set(ticket.done) - set(before.hosts))
+    if new:
+        again = Ticket(ticket.vpn, ticket.name, "delete", new, before)
         _have_carried(broker, again, command)
 
 

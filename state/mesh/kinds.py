@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
-from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn
+from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
 from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
 from ...protocol.offering import Offer, TopicRoutes, Verdict, Vote
 from ...protocol.queue_moves import Arrive, Expected, HandOver
+from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bridge_keeper import hear_command
 from ..bridges.far import refuse_all, take_in
 from ..bridges.link import receipt
@@ -24,6 +25,7 @@ from . import (
     keeper,
     known_places,
     ownership,
+    partitions,
     passing,
     queue_moving,
     topic_routes,
@@ -44,7 +46,10 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "carried": (Carried, keeper.hear_carried),
     "entries": (Entries, known_places.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
+    "pass_record": (PassRecord, partitions.hear_record),
+    "take_from": (TakeFrom, partitions.hear_taken),
     "pass_on": (PassOn, keeper.hear_pass_on),
+    "say_definition": (SayDefinition, keeper.say_definition),
     "here": (Here, ownership.joined),
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),

@@ -15,6 +15,7 @@ from ...protocol.errors import Moved
 from ...protocol.outputs import DirectoryEntry
 from ..broker import BUCKETS, Broker, bucket
 from ..queue import Queue
+from . import partitions
 
 THERE, PLACING, DELETING, MOVING = "there", "placing", "deleting", "moving"
 KEEPER = 0  # the number of the broker that keeps the directory
@@ -42,6 +43,7 @@ def entries_of(broker: Broker, vpn: str) -> dict[str, Entry]:
 
 def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """Note what stands in the directory about a queue; nothing where it has no hosts."""
+    partitions.follow(broker.find(vpn, name), find(broker, vpn, name), entry)
     known = dict(broker.values.read(_key(vpn, name)) or {})
     if entry.hosts:
         known[name] = msgspec.to_builtins(entry)
@@ -63,6 +65,13 @@ def names_of(broker: Broker) -> dict[str, int]:
     header = broker.header
     known = {header.number: header.name, **{n: p.name for n, p in header.peers.items()}}
     return {known[number]: number for number in sorted(known)}
+
+
+def groups_of(broker: Broker) -> dict[str, str]:
+    """The group of each of these that is in one."""
+    header = broker.header
+    known = {header.name: header.group, **{p.name: p.group for p in header.peers.values()}}
+    return {name: group for name, group in known.items() if group}
 
 
 def hosts_by_name(broker: Broker, entry: Entry) -> dict[str, int]:

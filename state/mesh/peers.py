@@ -36,6 +36,9 @@ def set_peers(broker: Broker, vpn: str, command: Peers) -> None:
         number: header.peers.get(number) or Peer(name)
         for number, name in sorted(names.items()) if number != header.number
     }  # fmt: skip
+    header.group = command.groups.get(header.name, "")
+    for peer in header.peers.values():
+        peer.group = command.groups.get(peer.name, "")
 
 
 def check_name(broker: Broker, number: int, name: str) -> None:

@@ -1,18 +1,18 @@
 """Where a queue is made (Q5).
 
-A `Queue` is hosted by all brokers, or by its group, and so is a `GroupLocalQueue`. A `LocalQueue`
-is on one: the one that its definition names, else that of its dead message queue, or of queues that
-name it as theirs, else the one with the fewest local queues, and of these the first. Dead messages
-do not leave a broker, so a local queue and its local dead message queue are on the same.
+A `Queue` is hosted by all brokers, or by its group, and a `GroupLocalQueue` by the group of its
+initial owner (`definitions.hosts`). A `LocalQueue` is on one: the one that its definition names,
+else that of its dead message queue, or of queues that name it as theirs, else the one with the
+fewest local queues, and of these the first. Dead messages do not leave a broker, so a local queue
+and its local dead message queue are on the same.
 """
 
 from __future__ import annotations
 
-from ...definitions import QueueDefinition, brokers_named
-from ...definitions.as_commands import hosts_of
+from ...definitions import QueueDefinition, hosts_of, wrong_hosts
 from ...protocol.errors import ConfigError, Problem
 from ..broker import Broker, bucket
-from .known_places import LOADS, find, names_of
+from .known_places import LOADS, find, groups_of, names_of
 
 LOCAL = "LocalQueue"
 
@@ -21,7 +21,7 @@ def place(broker: Broker, definition: QueueDefinition) -> list[int]:
     """The numbers of the brokers that are to host a new queue; raises ConfigError."""
     names = names_of(broker)
     where = f"queue {definition.name!r}"
-    hosts = [names[name] for name in hosts_of(definition, tuple(names))]
+    hosts = [names[name] for name in hosts_of(definition, tuple(names), groups_of(broker))]
     if definition.type != LOCAL:
         return sorted(hosts)
     tied, why = _tied(broker, definition)
@@ -35,12 +35,12 @@ def place(broker: Broker, definition: QueueDefinition) -> list[int]:
 
 
 def check_names(broker: Broker, definition: QueueDefinition) -> None:
-    """The brokers that a definition names are the home's, or ConfigError is raised."""
-    names = names_of(broker)
-    for key, named in brokers_named(definition):
-        if named not in names:
-            allowed = f"allowed are the home's brokers: {', '.join(names)}"
-            raise ConfigError([Problem(f"queue {definition.name!r}", key, named, allowed)])
+    """The brokers and groups that a definition names are the home's, or ConfigError is raised."""
+    names, groups = tuple(names_of(broker)), groups_of(broker)
+    found = wrong_hosts(definition, names, groups, "allowed are the home's brokers")
+    problems = [Problem(f"queue {definition.name!r}", *one) for one in found]
+    if problems:
+        raise ConfigError(problems)
 
 
 def check_dead_messages(broker: Broker, definition: QueueDefinition, hosts: list[int]) -> None:

@@ -22,8 +22,8 @@ from ...protocol.messages import (
 from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
 from ..isolation import Refusals
-from ..mesh.hosting import takes
 from ..mesh.known_places import is_moving
+from ..mesh.partitions import takes
 from ..message import enter
 from ..producers import Answered, ProducerHistory
 from ..queue import Queue
@@ -107,7 +107,7 @@ class Admission:
             if vpn is not None:
                 matched = [(vpn, self._routes.of_destination(vpn, header.to))]
             else:
-                matched = self._captured(topic, record.partition)
+                matched = self._captured(record)
             for name, queues in matched:
                 if vpn is None:
                     queues = self._plain(name, header, record, queues)
@@ -129,14 +129,14 @@ class Admission:
                     self._publish(name, header, header.seq + item, queues, one)
         self._broker.at = None
 
-    def _captured(self, topic: str, partition: int) -> list[tuple[str, list[Queue]]]:
+    def _captured(self, record: Incoming) -> list[tuple[str, list[Queue]]]:
         """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
         another one may take it."""
-        found = self._routes.of_record(topic)
-        if not self._broker.header.peers:
+        found = self._routes.of_record(record.topic)
+        if not self._broker.header.peers or self._only is not None:
             return found
         mine = (
-            (vpn, [q for q in queues if takes(self._broker, q, partition)]) for vpn, queues in found
+            (vpn, [q for q in queues if takes(self._broker, q, record)]) for vpn, queues in found
         )
         return [(vpn, queues) for vpn, queues in mine if queues]
 
@@ -171,7 +171,7 @@ class Admission:
 
     def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
         topic, partition, offset, _, key, value, *_ = record
-        names = [vpn] if vpn else [name for name, _ in self._captured(topic, partition)]
+        names = [vpn] if vpn else [name for name, _ in self._captured(record)]
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
 

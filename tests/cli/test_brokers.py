@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from typing import Any
+
+import lakequeue
+from lakequeue.cli.brokers import _table
+from lakequeue.cli.usage import _rows
 from memory_shell import Engine
+from rich.console import Console
 
 
 def test_the_brokers_and_their_states(shell: Engine) -> None:
@@ -12,6 +19,29 @@ def test_the_brokers_and_their_states(shell: Engine) -> None:
     shown = shell.run("brokers").stdout.splitlines()
     assert shown[0].split() == ["broker", "number", "state", "worker", "steps", "load", "why"]
     assert shown[1].split() == ["broker-0", "0", "running", "–", "–", "–"]
+
+
+def test_groups_are_shown_where_there_are_some(shell: Engine) -> None:
+    brokers: list[Any] = [{"name": "a", "group": "east"}, "b"]
+    given = {"brokers": brokers, "queues": [{"name": "q", "message_type": "json"}]}
+    with lakequeue.connect("memory://grouped-brokers", config=given) as connection:
+        found = connection.admin().brokers()
+        assert [one["group"] for one in found] == ["east", ""]
+        table = StringIO()
+        Console(file=table, width=120).print(_table(found))
+        rows = [line.split() for line in table.getvalue().splitlines()]
+        assert [row[:4] for row in rows] == [
+            ["broker", "number", "group", "state"],
+            ["a", "0", "east", "running"],
+            ["b", "1", "–", "running"],
+        ]
+        used = connection.admin().usage()
+        assert [row[:2] for row in _rows(used) if row[0] == "broker"][:2] == [
+            ("broker", used["brokers"][name]["broker"]) for name in "ab"
+        ]
+    refused = shell.run("brokers", "--group", "east")
+    assert refused.exit_code == 2
+    assert "--group east: is of a broker that --add adds" in refused.stderr
 
 
 def test_a_broker_more_needs_an_engine_on_kafka(shell: Engine) -> None:

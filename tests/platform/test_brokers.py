@@ -41,6 +41,19 @@ def test_a_number_is_given_once(tmp_path: Path) -> None:
     assert home.brokers(Configuration().brokers) == {"a": 0, "c": 2}  # none is named
 
 
+def test_a_broker_stays_in_its_group(tmp_path: Path) -> None:
+    home = HomeFolder(tmp_path)
+    home.open()
+    assert home.groups({"a": "east"}, ["a", "b"]) == {"a": "east"}
+    home.remember_brokers({"a": 0, "b": 1}, {"a": "east"})
+    home.remember_brokers({"a": 0, "b": 1})
+    assert home.groups({}, ["a", "b"]) == {"a": "east"}  # the configuration says none
+    assert home.groups({"a": "east", "c": "west"}, ["a", "c"]) == {"a": "east", "c": "west"}
+    for name, was in (("a", "in group 'east'"), ("b", "in no group")):
+        with pytest.raises(LakequeueError, match=f"broker '{name}': group 'west' – it is {was}"):
+            home.groups({name: "west"}, ["a", "b"])
+
+
 def test_a_home_of_one_broker_keeps_it(tmp_path: Path) -> None:
     home = HomeFolder(tmp_path)
     home.open("real-time")
@@ -283,13 +296,13 @@ def test_a_wish_is_answered_under_its_key() -> None:
     added: list[str] = []
     answers: list[tuple[bytes, dict[str, Any]]] = []
 
-    def add(name: str) -> None:
+    def add(name: str, group: str) -> None:
         if name == "b":
             raise LakequeueError("broker 'b' is there already")
-        added.append(name)
+        added.append(name + group)
 
     wishes = Wishes(NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))))
-    wishes.read(b"wish/c", b'{"wish": "add", "id": "1"}')
+    wishes.read(b"wish/c", b'{"wish": "add", "id": "1", "group": "-west"}')
     wishes.read(b"wish/b", b'{"wish": "add", "id": "2"}')
     wishes.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
     assert answers == [
@@ -304,7 +317,7 @@ def test_a_wish_is_answered_under_its_key() -> None:
     wishes.read(b"broker/d", b'{"wish": "add", "id": "4"}')
     wishes.read(b"wish/d", None)
     assert len(answers) == 3
-    assert added == ["c"]
+    assert added == ["c-west"]
 
 
 def test_one_that_was_alone_stops_before_partitions_are_shared(
@@ -332,5 +345,14 @@ def test_one_that_was_alone_stops_before_partitions_are_shared(
     assert did == ["end 1", "share out", "tell of 1", "start broker-0 of 2", "start west of 2"]
     assert engine._folder.brokers(["broker-0"]) == {"broker-0": 0, "west": 1}
     did.clear()
-    engine.add_broker("east")
+    for name, group, why in (
+        ("south", "west", "'west' would be a broker and a group"),
+        ("south", "a/b", "group 'a/b' must be at most 64 letters"),
+        ("x/y", "", "'x/y': a name must be at most 64 letters"),
+    ):
+        with pytest.raises(LakequeueError, match=why):
+            engine.add_broker(name, group)
+    assert did == []
+    engine.add_broker("east", "far")
+    assert engine._folder.groups({}, ["west", "east"]) == {"east": "far"}
     assert did == ["end 0", "share out", "tell of 2", "start east of 3"]

@@ -148,7 +148,7 @@ def test_what_is_said_is_heard_once_and_in_order_whoever_dies(seed: int) -> None
     peers = []
     for broker in BROKERS:
         with mesh_of_three.connect(broker) as connection:
-            peers += connection.admin().usage()["broker"]["peers"]
+            peers += connection.admin().usage()["brokers"][broker]["broker"]["peers"]
     assert not any(p["lost"] for p in peers)
     assert any(p["repeated"] for p in peers)  # the deaths were heard
 
@@ -336,8 +336,8 @@ def test_a_broker_that_is_not_there_is_named() -> None:
 def test_brokers_are_added_while_others_run() -> None:
     one = lakequeue.connect("memory://grows", config={"brokers": ["a", "b"]})
     two = lakequeue.connect("memory://grows", config={"brokers": ["a", "b", "c"]}, broker="c")
-    for connection, others in ((one, ["b", "c"]), (two, ["a", "b"])):
-        peers = connection.admin().usage()["broker"]["peers"]
+    for connection, own, others in ((one, "a", ["b", "c"]), (two, "c", ["a", "b"])):
+        peers = connection.admin().usage()["brokers"][own]["broker"]["peers"]
         assert [p["name"] for p in peers] == others
     one.close()
     two.close()

@@ -1,0 +1,201 @@
+"""Which host takes a record of a captured topic for a distributed queue (Q2, Q5).
+
+All hosts read the whole topic, each at its own pace, and each partition is taken by one of them:
+`hosts[partition % len(hosts)]`. When a broker is added the hosts are others, and so are the takers.
+Every host hears of it at a moment of its own, and a broker that is new reads from the beginning. So
+a partition is handed over from whoever took it so far, the giver, to the new taker:
+
+- The giver, when it hears of the change, takes nothing more of the partition: each record that it
+  reads from then on it *passes* to the new taker, which enters it.
+- The new taker enters what is passed, and nothing that it reads itself, until it reads a record
+  behind all that was passed so far. That one it takes itself, and all behind it; it tells the giver
+  its offset, and of what is passed it drops what is not before it.
+- The giver, when it hears the offset, passes what is before it, and ignores the rest.
+
+What the giver read before the change it has entered. What is before the offset comes by passing,
+since the giver reads on from where it was; what is not before it the new taker reads, since it told
+the offset as it read it. So each record is taken once, however far apart the two read, and whoever
+dies when: what is known here is in the state, and the channel says everything once and in order.
+Nobody waits, and nothing is kept but a row of numbers for each partition that was given away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...protocol.carrying import Entry
+from ...protocol.messages import Records
+from ...protocol.sharing import PassRecord, TakeFrom
+from ..isolation import Refusals
+from .saying import say
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..phases.incoming import Incoming
+    from ..queue import Queue
+
+TAKES, PASSES, IGNORES = range(3)
+THERE = "there"
+
+
+class Share(msgspec.Struct, array_like=True):
+    """What one host does with one partition. edition: of the hosts, that it knows of."""
+
+    does: int
+    edition: int = 0
+    to: int = -1  # PASSES: the broker to which
+    until: int = -1  # PASSES: what is before this; -1: all
+    turn: int = 0  # how often it was given away here
+    passed: int = -1  # offset of the last record that was passed here
+    giver: int = -1  # who passed it, and at which turn of its own
+    giver_turn: int = 0
+    bounds: dict[int, list[int]] = {}  # by giver: [turn, offset from which its records are dropped]
+
+
+# ---------------------------------------------------------------- hosts
+
+
+def begin(queue: Queue, hosts: list[int]) -> None:
+    """A queue is new here; these host it."""
+    if queue.definition.type != "LocalQueue":
+        queue.header.shares = [list(hosts)]
+
+
+def follow(queue: Queue | None, before: Entry | None, entry: Entry) -> None:
+    """The directory says who hosts a queue now; before: what it said."""
+    if queue is None or queue.definition.type == "LocalQueue":
+        return
+    if entry.state != THERE or not entry.hosts:
+        return
+    known = queue.header.shares or [list((before or entry).hosts)]
+    if known[-1] != entry.hosts:
+        queue.header.shares = [*known, list(entry.hosts)]
+
+
+def forget(broker: Broker, queue: Queue) -> None:
+    """The queue is gone."""
+    if len(queue.header.shares) > 1:
+        broker.values.write(_key(queue), None)
+
+
+# ---------------------------------------------------------------- records
+
+
+def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
+    """Whether a record that this broker reads enters the queue here; if it is another's by now,
+    which waits for it, it is passed on."""
+    from .hosting import all_hosts
+
+    if queue.definition.type == "LocalQueue" or not queue.definition.max_spool_usage:
+        return True
+    if not queue.header.shares:  # it is older than these
+        queue.header.shares = [all_hosts(broker, queue)]
+    shares, own = queue.header.shares, broker.header.number
+    if len(shares) == 1:
+        return _taker(shares[0], record.partition) == own
+    row = _row(broker, queue, record.topic, record.partition)
+    if row.does == PASSES:
+        if row.until < 0 or record.offset < row.until:
+            _pass(broker, queue, row, record)
+            return False
+        row.does = IGNORES
+    if row.does == IGNORES:
+        mine = _taker(shares[-1], record.partition) == own
+        if not mine or row.passed < 0 or record.offset <= row.passed:
+            return False
+        _take_over(broker, queue, row, record)
+    return True
+
+
+def _taker(hosts: list[int], partition: int) -> int:
+    return hosts[partition % len(hosts)]
+
+
+def _pass(broker: Broker, queue: Queue, row: Share, record: Incoming) -> None:
+    d = queue.definition
+    say(
+        broker, row.to,
+        PassRecord(
+            d.vpn, d.name, record.topic, record.partition, record.offset, record.timestamp,
+            record.key, record.value, record.meta, record.headers, row.turn,
+        ),
+    )  # fmt: skip
+    _keep(broker, queue, record.topic, record.partition, row)
+
+
+def _take_over(broker: Broker, queue: Queue, row: Share, record: Incoming) -> None:
+    """From this record on the partition is taken here."""
+    d = queue.definition
+    row.does, row.passed = TAKES, -1
+    row.bounds[row.giver] = [row.giver_turn, record.offset]
+    say(
+        broker, row.giver,
+        TakeFrom(
+            d.vpn, d.name, record.topic, record.partition, record.offset, row.giver_turn
+        ),
+    )  # fmt: skip
+    _keep(broker, queue, record.topic, record.partition, row)
+
+
+def hear_record(broker: Broker, sender: int, said: PassRecord) -> None:
+    """A record that another broker read, of a partition that it gave away."""
+    from ..phases.admission import admit
+
+    queue = broker.find(said.vpn, said.queue)
+    if queue is None:
+        return
+    row = _row(broker, queue, said.topic, said.partition)
+    turn, offset = row.bounds.get(sender, (-1, 0))
+    if turn == said.turn and said.offset >= offset:
+        return  # it is read here
+    row.passed, row.giver, row.giver_turn = said.offset, sender, said.turn
+    _keep(broker, queue, said.topic, said.partition, row)
+    record = Records(
+        [said.topic], [said.partition], [said.offset], [said.timestamp], [said.key], [said.value],
+        [said.meta], [said.headers],
+    )  # fmt: skip
+    at = broker.at
+    admit(broker, record, Refusals(), said.queue)
+    broker.at = at
+
+
+def hear_taken(broker: Broker, sender: int, said: TakeFrom) -> None:
+    """The new taker reads the partition itself, from an offset on."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is None:
+        return
+    row = _row(broker, queue, said.topic, said.partition)
+    if row.does == PASSES and (row.to, row.turn) == (sender, said.turn):
+        row.until = said.offset
+        _keep(broker, queue, said.topic, said.partition, row)
+
+
+# ---------------------------------------------------------------- what is known
+
+
+def _key(queue: Queue) -> str:
+    return f"S/{queue.number}"
+
+
+def _row(broker: Broker, queue: Queue, topic: str, partition: int) -> Share:
+    """What this host does with a partition, by all that was said of hosts so far."""
+    shares, own = queue.header.shares, broker.header.number
+    page: dict[str, dict[int, Any]] = broker.values.read(_key(queue)) or {}
+    raw = page.get(topic, {}).get(partition)
+    first = TAKES if _taker(shares[0], partition) == own else IGNORES
+    row = Share(first) if raw is None else msgspec.convert(raw, Share)
+    for edition in range(row.edition + 1, len(shares)):
+        row.edition = edition
+        taker = _taker(shares[edition], partition)
+        if row.does == TAKES and taker != own:
+            row.does, row.to, row.until = PASSES, taker, -1
+            row.turn += 1
+    return row
+
+
+def _keep(broker: Broker, queue: Queue, topic: str, partition: int, row: Share) -> None:
+    page = dict(broker.values.read(_key(queue)) or {})
+    page[topic] = {**page.get(topic, {}), partition: msgspec.to_builtins(row)}
+    broker.values.write(_key(queue), page)

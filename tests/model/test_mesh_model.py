@@ -1,0 +1,199 @@
+"""Random walks over three brokers, of which some die, do what the model of a mesh allows: queues of
+each type, moves of a local one, administration from anywhere (Q5, H4, L, B2, C3, R6)."""
+
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from lakequeue.protocol import LeaseLost
+from reference.mesh_model import MeshModel, Taker
+from rules.harness import drain
+from rules.mesh import BROKERS, Mesh
+from rules.mortal import Fate
+
+from .limits import TINY
+
+QUEUES = ("shared", "near", "grouped")
+FILTERS = (None, None, "/k = 1", "/n > 6")
+MS = {"time": 100}
+OPERATIONS = (
+    ["send"] * 6 + ["open"] * 2 + ["close", "move", "purge", "time", "time"] + ["settle"] * 4
+    + ["acknowledge"] * 2
+)  # fmt: skip
+
+
+def definitions(keys: dict[str, Any]) -> list[dict[str, Any]]:
+    common = {"message_type": "json", "max_per_subscription_backlog": 9, **keys}
+    return [
+        {"name": "shared", **common},
+        {"name": "near", "type": "LocalQueue", "broker": "b", **common},
+        {"name": "grouped", "type": "GroupLocalQueue", "initial_owner": "c", "group": ["a", "c"],
+         **common},
+    ]  # fmt: skip
+
+
+class MeshWalk:
+    """The mesh and the model, side by side."""
+
+    def __init__(self, seed: int, death: float, **keys: Any) -> None:
+        self.fate = Fate(seed, death=death)
+        self.random = random.Random(seed)
+        self.mesh = Mesh(self.fate, TINY if seed % 2 else None, queues=definitions(keys))
+        self.model = MeshModel()
+        for one, hosts in zip(definitions(keys), (BROKERS, ("b",), ("a", "c")), strict=True):
+            self.model.define(one, hosts)
+        self.consumers: list[tuple[Taker, Any]] = []
+        self.held: list[tuple[Taker, Any]] = []
+        self.n = 0
+        self.begin = self.mesh.engine.now
+
+    def go(self, steps: int) -> None:
+        for _ in range(steps):
+            operation = self.random.choice(OPERATIONS)
+            getattr(self, operation)()
+            self.receive()
+            self.look()
+
+    def queue(self) -> str:
+        return self.random.choice(QUEUES)
+
+    def anywhere(self) -> Any:
+        return self.mesh.at[self.random.choice(BROKERS)].admin()
+
+    # ------------------------------------------------------------ what is done
+
+    def send(self) -> None:
+        self.n += 1
+        queue, broker = self.queue(), self.random.choice(BROKERS)
+        body = {"n": self.n % 13, "k": self.n % 3}
+        number = self.mesh.send(broker, body, queue)
+        entered = BROKERS[int(number) >> 48]
+        hosts = self.model.queues[queue].hosts
+        assert entered == broker or broker not in hosts, f"{number}: sent to {broker}"
+        self.model.send(queue, number, json.dumps(body).encode(), entered)
+
+    def open(self) -> None:
+        if len(self.consumers) < 6:
+            queue, backlog = self.queue(), self.random.choice((1, 2, 4))
+            text = self.random.choice(FILTERS)
+            near = self.random.choice(BROKERS)
+            consumer = self.mesh.consumer(near, backlog, queue, filter=text)
+            broker = BROKERS[consumer.broker]
+            hosts = self.model.queues[queue].hosts
+            assert broker in hosts
+            assert broker == near or near not in hosts
+            taker = Taker(queue, broker, backlog, text)
+            self.model.takers.append(taker)
+            self.consumers.append((taker, consumer))
+
+    def close(self) -> None:
+        if self.consumers:
+            taker, consumer = self.consumers.pop(self.random.randrange(len(self.consumers)))
+            self.held = [(t, m) for t, m in self.held if t is not taker]
+            consumer.close()
+            self.model.close(taker)
+
+    def settle(self) -> None:
+        if self.held:
+            taker, message = self.held.pop(self.random.randrange(len(self.held)))
+            how = self.random.choice(("ack", "ack", "cancel", "reject"))
+            known = self.model.queues[taker.queue].messages.get(message.id)
+            count = message.delivery_count
+            if known is None or known.holder is not taker or known.deliveries != count:
+                with suppress(LeaseLost):  # it is another's, or gone
+                    message.cancel()
+                return
+            getattr(message, how)()
+            self.model.settle(taker.queue, message.id, how)
+
+    def acknowledge(self) -> None:
+        """By ids, of any broker, of any consumer's (L8, L13)."""
+        if self.consumers:
+            taker, consumer = self.random.choice(self.consumers)
+            there = list(self.model.queues[taker.queue].messages)
+            if there:
+                ids = self.random.sample(there, min(2, len(there)))
+                consumer.ack(ids=ids)
+                self.model.acknowledge(taker.queue, ids)
+
+    def move(self) -> None:
+        broker = self.random.choice(BROKERS)
+        self.anywhere().move_queue("near", broker)
+        self.model.move("near", broker)
+
+    def purge(self) -> None:
+        queue, where = self.queue(), f"/n = {self.n % 5}"
+        assert self.anywhere().purge(queue, where=where) == self.model.purge(queue, where)
+
+    def time(self) -> None:
+        self.mesh.advance("100ms")
+        self.model.advance(100)
+
+    # ------------------------------------------------------------ what is seen
+
+    def receive(self) -> None:
+        for taker, consumer in self.consumers:
+            for message in drain(consumer):
+                ends = message.lease_expires_at
+                until = None if ends is None else round(ends.timestamp() * 1000) - self.begin
+                self.model.deliver(taker, message.id, message.delivery_count, until)
+                self.held.append((taker, message))
+
+    def look(self) -> None:
+        admin = self.anywhere()
+        owners: dict[str, dict[str, str]] = {}
+        for name, queue in self.model.queues.items():
+            described, shown = admin.describe(name), admin.browse(name, limit=1000)
+            local = described["broker"]
+            owners[name] = {m.id: m.broker or local for m in shown}
+            assert {m.id: (m.state, m.delivery_count) for m in shown} == {
+                m.id: (m.state, m.deliveries) for m in queue.messages.values()
+            }
+            if local is not None:  # O1, L7
+                order = sorted(queue.messages.values(), key=lambda m: m.place)
+                assert [m.id for m in shown] == [m.id for m in order]
+            leased = sum(m.holder is not None for m in queue.messages.values())
+            numbers = [described[key] for key in ("depth", "leased", "moving", "delayed")]
+            assert numbers == [len(queue.messages), leased, 0, 0]
+            for counter in ("spooled", "acknowledged", "canceled", "redelivered"):
+                assert described["counters"][counter] == queue.counters[counter], counter
+        self.model.quiet(owners)
+
+
+@pytest.mark.parametrize(
+    ("seed", "death", "keys"),
+    [
+        (0, 0.0, {}),
+        (1, 0.1, {}),
+        (2, 0.1, {"lease_period": "250ms"}),
+        (3, 0.2, {"max_cancels": 2, "fairness_model": "round-robin"}),
+    ],
+)
+def test_Q5_H4_walks_over_three_brokers(seed: int, death: float, keys: dict[str, Any]) -> None:
+    walk = MeshWalk(seed, death, **keys)
+    walk.go(60)
+    assert walk.n > 10
+    assert walk.fate.deaths > 20 or not death
+
+
+@pytest.mark.parametrize("wrong", ["owner", "lost", "held", "waits"])
+def test_the_judge_of_a_mesh_sees_what_is_wrong(wrong: str) -> None:
+    walk = MeshWalk(0, 0.0)
+    walk.n = 1  # of the body: /k = 1 and /n <= 6
+    number = walk.mesh.send("a", {"n": 1, "k": 1}, "shared")
+    walk.model.send("shared", number, b'{"n": 1, "k": 1}', "a")
+    walk.look()
+    message = walk.model.queues["shared"].messages[number]
+    taker = Taker("shared", "b", 2, None)
+    if wrong == "owner":
+        message.owner = "c"
+    elif wrong == "lost":
+        del walk.model.queues["shared"].messages[number]
+    elif wrong == "held":
+        message.holder = taker
+    else:
+        walk.model.takers.append(taker)
+    with pytest.raises(AssertionError):
+        walk.look()
