@@ -4,6 +4,10 @@ Theory. A bridge is an arrow between two brokers of a home that carries the topi
 subscriptions. A message that could come back to where it began would go round for ever, so a bridge
 that closes a circle is refused. Whether it does is looked at on the safe side: a circle counts
 where each of its bridges carries some topic that the new one carries too.
+
+One of the two ends may be in another home, by its address (`far_address`). Such a bridge is defined
+in both homes, under one name: where it leaves (`to` is an address) and where it arrives (`from` is
+one). Nothing comes in that is not expected.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ import msgspec
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX, TOPIC, kind_of, matches
 from . import definition_values as read
+from .far_address import KAFKA, far_address, is_address
 
 PER_DESTINATION, NONE = "per-destination", "none"
 BRIDGE_NAME_MAX = 150  # its endpoint's name has it behind a prefix
 
 
 class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "from"}):
-    """A bridge's definition, checked and with every default resolved. origin, to: names of brokers;
-    `from` on the wire. max_spool_usage: bytes that may wait at the near broker, None: the default
-    of a queue."""
+    """A bridge's definition, checked and with every default resolved. origin, to: names of brokers,
+    or one of them the address of another home; `from` on the wire. max_spool_usage: bytes that may
+    wait at the near broker, None: the default of a queue. credentials: the name of a file that only
+    the engine reads."""
 
     name: str
     vpn: str = "default"
@@ -33,6 +39,22 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
     subscriptions: tuple[str, ...]
     lanes: str = PER_DESTINATION  # H3; or "none", H2
     max_spool_usage: int | None = None
+    credentials: str | None = None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it leads to another home."""
+        return is_address(self.to)
+
+    @property
+    def arrives(self) -> bool:
+        """Whether it comes from another home."""
+        return is_address(self.origin)
+
+    @property
+    def carrier(self) -> str:
+        """The broker that has its end: the near one, but for a bridge that arrives."""
+        return self.to if self.arrives else self.origin
 
 
 def _name(value: object) -> str:
@@ -42,13 +64,11 @@ def _name(value: object) -> str:
     return name
 
 
-def _far(value: object) -> str:
+def _end(value: object) -> str:
+    """A broker of this home, or the address of another home."""
     name = read.queue_name(value)
-    if "://" in name:
-        raise ValueError(
-            "must be a broker of this home; a bridge to another Kafka is not supported by this "
-            "version"
-        )
+    if is_address(name):
+        far_address(name)
     return name
 
 
@@ -66,11 +86,12 @@ def _subscriptions(value: object) -> tuple[str, ...]:
 _KEYS: dict[str, tuple[str, read.Reader]] = {
     "name": ("name", _name),
     "vpn": ("vpn", read.vpn_name),
-    "from": ("origin", read.queue_name),
-    "to": ("to", _far),
+    "from": ("origin", _end),
+    "to": ("to", _end),
     "subscriptions": ("subscriptions", _subscriptions),
     "lanes": ("lanes", read.choice(PER_DESTINATION, NONE)),
     "max_spool_usage": ("max_spool_usage", read.size),
+    "credentials": ("credentials", read.broker_name),
 }
 _REQUIRED = ("name", "from", "to", "subscriptions")
 
@@ -102,7 +123,20 @@ def try_bridge(
             report(key, None, "is required")
     if values.get("origin") is not None and values.get("origin") == values.get("to"):
         report("to", values["to"], "is the broker that it begins at; a bridge joins two brokers")
+    elif is_address(values.get("to", "")) and is_address(values.get("origin", "")):
+        report(
+            "from", values["origin"], "must be a broker of this home: one end of a bridge is"
+        )
+    if "credentials" in values and not values.get("to", "").startswith(f"{KAFKA}://"):
+        allowed = f"are for a bridge that leads to another Kafka: to: {KAFKA}://…"
+        report("credentials", values["credentials"], allowed)
     return (None if problems else BridgeDefinition(**values)), problems
+
+
+def unknown_ends(bridge: BridgeDefinition, brokers: Iterable[str]) -> list[tuple[str, str]]:
+    """Of the ends of a bridge in this home, those that are no broker of it: key and name."""
+    ends = (("from", bridge.origin), ("to", bridge.to))
+    return [(key, end) for key, end in ends if not is_address(end) and end not in brokers]
 
 
 def parse_bridge(mapping: object, where: str = "") -> BridgeDefinition:

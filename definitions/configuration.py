@@ -18,7 +18,7 @@ import msgspec
 
 from ..protocol import ConfigError, Problem
 from . import definition_values as read
-from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
+from .bridge import BridgeDefinition, circle, circle_problem, try_bridge, unknown_ends
 from .definition import (
     UNSUPPORTED,
     QueueDefinition,
@@ -248,10 +248,9 @@ def _bridges(
         problems += found
         if bridge is None:
             continue
-        for key, broker in (("from", bridge.origin), ("to", bridge.to)):
-            if broker not in brokers:
-                allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
-                report(where, key, broker, allowed)
+        for key, broker in unknown_ends(bridge, brokers):
+            allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
+            report(where, key, broker, allowed)
         if any((one.vpn, one.name) == (bridge.vpn, bridge.name) for _, one in bridges):
             report(where, "name", bridge.name, "is defined already; it is unique in its VPN")
         ring = circle(bridge, [one for _, one in bridges])

@@ -11,6 +11,10 @@ then tried alone. A held lane is nothing but a row that is delayed, so any numbe
 nothing; all others go on (H3). With one lane for all, the first that is refused holds the link
 (H2).
 
+Where the bridge leads to another home, what it sends is copied there by the engine, and comes at
+least once; so it carries the link's own numbers (`protocol.home_bridges`). Nothing is sent before
+the engine has said that the way is open.
+
 What is on its way is bounded by a window in rows and bytes (`Limits.bridge_rows`, `bridge_bytes`).
 """
 
@@ -22,8 +26,11 @@ import msgspec
 import numpy as np
 
 from ...definitions.bridge import BridgeDefinition
+from ...protocol import topics
 from ...protocol.bridges import BridgeReceipt, BridgeSend
+from ...protocol.home_bridges import OPEN, WAITING, HomeSend, bridge_key
 from ...protocol.mesh import PART_BYTES, PART_ROWS
+from ...protocol.outputs import HomeRecord
 from ..limits import Budget
 from ..mesh.saying import say
 from ..message import LEASED, Event, apply
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 HEADS = 1_000  # lanes that one record looks at
+ELSEWHERE = -1  # the number of the far broker, where that is in another home
 SUBSCRIPTION = "#link"  # what the journal says of who leases
 
 
@@ -57,6 +65,10 @@ class Link(msgspec.Struct):
     sent: int = 0  # messages; these three: since the bridge was made
     taken: int = 0
     refused: int = 0
+    way: str = WAITING
+    why: str = ""
+    way_since: int = 0
+    opened: bool = False
     gone: int = 0  # messages that had left otherwise as `holds.forget_empty` last looked
 
     def on_its_way(self) -> tuple[int, int]:
@@ -67,7 +79,8 @@ class Link(msgspec.Struct):
 
 def new(bridge: BridgeDefinition, far: int) -> Link:
     """The link of a new bridge; far: the number of the broker that it leads to."""
-    return Link(bridge.vpn, bridge.name, far, bridge.to, bridge.lanes)
+    number = ELSEWHERE if bridge.leaves else far
+    return Link(bridge.vpn, bridge.name, number, bridge.to, bridge.lanes)
 
 
 def load(broker: Broker, number: int) -> Link | None:
@@ -100,6 +113,9 @@ def forward(broker: Broker, queue: Queue, budget: Budget) -> bool:
     link = load(broker, queue.number)
     assert link is not None
     holds.forget_empty(broker, queue, link)
+    if link.to == ELSEWHERE and not link.opened:
+        save(broker, queue.number, link)
+        return False
     limits = broker.limits
     rows, size = link.on_its_way()
     room = Budget(limits.bridge_rows - rows, limits.bridge_bytes - size)
@@ -164,8 +180,8 @@ def _send(
     ttl_ends[ttl_ends == NEVER] = 0
     beside = [_beside(queue, seq) for seq in seqs.tolist()]
     places = {name: at for at, name in enumerate(dict.fromkeys(to for to, _ in beside))}
-    say(
-        broker, link.to,
+    _say(
+        broker, link,
         BridgeSend(
             link=queue.number, bridge=link.bridge, vpn=link.vpn, number=number,
             destinations=list(places), lanes=[len(one) for _, one in lanes],
@@ -178,6 +194,35 @@ def _send(
         ),
     )  # fmt: skip
     return len(seqs), size
+
+
+def _say(broker: Broker, link: Link, sent: BridgeSend) -> None:
+    """To the far broker, over the channel or by way of the engine."""
+    if link.to != ELSEWHERE:
+        say(broker, link.to, sent)
+        return
+    header = broker.header
+    said = HomeSend(header.epoch, header.name, min(link.flights), sent)
+    topic = topics.topic(header.name, topics.BRIDGE_OUT)
+    broker.emit(HomeRecord(topic, None, bridge_key(link.vpn, link.bridge), said))
+
+
+def set_way(broker: Broker, queue: Queue, state: str, why: str) -> None:
+    """The engine says how it is with the way to the other home."""
+    link = load(broker, queue.number)
+    if link is None or (link.way, link.why) == (state, why):
+        return
+    changed = link.way != state or not link.way_since
+    link.way, link.why = state, why
+    if changed:
+        link.way_since = broker.now
+        link.opened = link.opened or state == OPEN
+        broker.event(
+            "bridge_open" if state == OPEN else "bridge_waits", link.vpn, bridge=link.bridge,
+            to=link.to_name, why=why,
+        )  # fmt: skip
+        queue.wanted = True
+    save(broker, queue.number, link)
 
 
 def _beside(queue: Queue, seq: int) -> tuple[str, int]:
