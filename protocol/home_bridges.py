@@ -75,7 +75,8 @@ def decode_send(value: bytes | None) -> HomeSend:
 def decode_copied(value: bytes | None) -> HomeAnswer | CopierState:
     """What the near end is told; raises ValueError with a sentence for anything else."""
     try:
-        return _copied.decode(value or b"")
+        found: HomeAnswer | CopierState = _copied.decode(value or b"")
+        return found
     except _FAILS as e:
         raise ValueError(f"not the answer of a bridge's far end: {e}") from e
 

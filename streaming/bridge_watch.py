@@ -64,7 +64,7 @@ class BridgeWatch(threading.Thread):
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:
-                self.read(message.topic(), message.key(), message.value())
+                self.read(message.topic() or "", message.key(), message.value())
                 continue
             try:
                 self._follow()
