@@ -56,7 +56,7 @@ def credentials(name: str, environment: Mapping[str, str] | None = None) -> dict
     ``$LAKEQUEUE_CREDENTIALS`` names. Raises ConfigError."""
     folder = (os.environ if environment is None else environment).get(FOLDER_VARIABLE)
     if not folder:
-        allowed = f"is a file in the folder that {FOLDER_VARIABLE} names, and it names none"
+        allowed = f"is a file in the folder {FOLDER_VARIABLE}, which is not set"
         raise ConfigError([Problem("", "credentials", name, allowed)])
     return settings_in(str(Path(folder, name)), "credentials")
 
@@ -77,7 +77,8 @@ def settings_in(name: str, said: str) -> dict[str, str]:
         where = f"{name}, line {number}"
         if not equals or key not in NAMES:
             allowed = f"must be name=value, with a name of {', '.join(NAMES)}"
-            problems.append(Problem(where, key, "", allowed))
+            shown = key if equals else "this line"  # there may be a password in it
+            problems.append(Problem(where, shown, "", allowed))
         elif key in _VALUES and value not in _VALUES[key]:
             problems.append(Problem(where, key, value, f"must be {', '.join(_VALUES[key])}"))
         elif key.endswith(".ms") and not value.isdecimal():

@@ -36,7 +36,7 @@ class BridgeWatch(threading.Thread):
 
     def __init__(self, bootstrap: str, vpns: list[str]) -> None:
         super().__init__(daemon=True, name="lakequeue-bridges")
-        self._bootstrap = bootstrap
+        self._servers = bootstrap
         self._kafka = kafka_client(bootstrap, "lakequeue-bridges")
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
         self._epoch = 0
@@ -100,9 +100,9 @@ class BridgeWatch(threading.Thread):
                 running.join(ASK_S_MAX)
                 del self._copiers[place]
             if bridge is not None:
-                ensure_own(self._bootstrap, _topics_of(bridge, number))
+                ensure_own(self._servers, _topics_of(bridge, number))
                 if bridge.leaves and place not in self._copiers and not self._stopping.is_set():
-                    copier = HomeCopier(self._bootstrap, self._epoch, bridge)
+                    copier = HomeCopier(self._servers, self._epoch, bridge)
                     self._copiers[place] = copier
                     copier.start()
             self._changed.discard(place)
