@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..monitor.words import bridge_waits
 from .common import (
     connect,
     connection_options,
@@ -89,22 +90,6 @@ def _table(found: list[dict[str, Any]]) -> Any:
     for one in found:
         table.add_row(
             one["name"], one["from"], one["to"], one["state"], number(one.get("waiting")),
-            number(one.get("on_its_way")), number(one["taken"]), "\n".join(_why(one)),
+            number(one.get("on_its_way")), number(one["taken"]), "\n".join(bridge_waits(one)),
         )  # fmt: skip
     return table
-
-
-def _why(one: dict[str, Any]) -> list[str]:
-    """Why it waits: a line for each endpoint that holds it."""
-    lines = [one["why"]] if one["why"] else []
-    for blocked in one["blocked"]:
-        who = blocked["endpoint"] or ", ".join(blocked["destinations"])
-        least = "at least " if blocked["lanes_counted"] < blocked["lanes"] else ""
-        lines.append(
-            f"{who}: {blocked['reason']} for {blocked['for_s']:.0f} s, "
-            f"{least}{counted(blocked['waiting'], 'message')} waiting"
-        )
-    silent_s = one.get("unanswered_s")
-    if silent_s is not None and silent_s >= 1 and not lines:
-        lines.append(f"no answer for {silent_s:.0f} s")
-    return lines

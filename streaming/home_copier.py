@@ -60,7 +60,6 @@ class HomeCopier(threading.Thread):
         self._told: said.CopierState | None = None
         self._pause_s = PAUSE_S
         self._silence_s = SILENCE_S
-        self._failed: list[str] = []
 
     def stop(self) -> None:
         """End the thread, soon."""

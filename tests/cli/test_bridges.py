@@ -21,7 +21,7 @@ def test_h2_bridges_are_defined_shown_and_deleted(shell: Engine) -> None:
         assert one["subscriptions"] == ["a/>", "b"]
         lines = shell.run("bridges").stdout.splitlines()
         assert lines[0].split("  ")[0] == "bridge"
-        assert "small: queue_quota for 0 s, 2 messages waiting" in lines[1]
+        assert "small: queue_quota for 0 ms, 2 waiting" in lines[1]
         refused = shell.run("bridges", "--delete", "out", stdin="n\n")
         assert refused.exit_code == 1
         done = shell.json("bridges", "--delete", "out", "--yes")
