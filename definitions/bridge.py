@@ -5,9 +5,9 @@ subscriptions. A message that could come back to where it began would go round f
 that closes a circle is refused. Whether it does is looked at on the safe side: a circle counts
 where each of its bridges carries some topic that the new one carries too.
 
-One of the two ends may be in another home, by its address (`far_address`). Such a bridge is defined
-in both homes, under one name: where it leaves (`to` is an address) and where it arrives (`from` is
-one). Nothing comes in that is not expected.
+One of the two ends may be in another home or another VPN, by its address (`far_address`). Such a
+bridge is defined at both ends, under one name: where it leaves (`to` is an address) and where it
+arrives (`from` is one). Nothing comes in that is not expected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX, TOPIC, kind_of, matches
 from . import definition_values as read
-from .far_address import KAFKA, far_address, is_address
+from .far_address import KAFKA, far_address, is_address, is_vpn
 
 PER_DESTINATION, NONE = "per-destination", "none"
 BRIDGE_NAME_MAX = 150  # its endpoint's name has it behind a prefix
@@ -44,11 +44,23 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
     @property
     def leaves(self) -> bool:
         """Whether it leads to another home."""
-        return is_address(self.to)
+        return is_address(self.to) and not is_vpn(self.to)
+
+    @property
+    def far_vpn(self) -> str | None:
+        """The other VPN of this home that it leads to; None: none."""
+        return far_address(self.to).place if is_vpn(self.to) else None
+
+    @property
+    def far_broker(self) -> str | None:
+        """The broker of this home that it leads to; None: it leads to another home."""
+        if is_vpn(self.to):
+            return far_address(self.to).broker or self.origin
+        return None if self.leaves else self.to
 
     @property
     def arrives(self) -> bool:
-        """Whether it comes from another home."""
+        """Whether it is the far end of one from another home or VPN."""
         return is_address(self.origin)
 
     @property
@@ -121,6 +133,9 @@ def try_bridge(
     for key in _REQUIRED:
         if mapping.get(key) is None:
             report(key, None, "is required")
+    there = values.get("to", "")
+    if is_vpn(there) and far_address(there).place == values.get("vpn", "default"):
+        report("to", there, "is the VPN that it begins in; a bridge joins two VPNs, or two brokers")
     if values.get("origin") is not None and values.get("origin") == values.get("to"):
         report("to", values["to"], "is the broker that it begins at; a bridge joins two brokers")
     elif is_address(values.get("to", "")) and is_address(values.get("origin", "")):
@@ -135,8 +150,9 @@ def try_bridge(
 
 def unknown_ends(bridge: BridgeDefinition, brokers: Iterable[str]) -> list[tuple[str, str]]:
     """Of the ends of a bridge in this home, those that are no broker of it: key and name."""
-    ends = (("from", bridge.origin), ("to", bridge.to))
-    return [(key, end) for key, end in ends if not is_address(end) and end not in brokers]
+    near = None if bridge.arrives else bridge.origin
+    ends = (("from", near), ("to", bridge.far_broker))
+    return [(key, end) for key, end in ends if end is not None and end not in brokers]
 
 
 def parse_bridge(mapping: object, where: str = "") -> BridgeDefinition:
@@ -161,19 +177,33 @@ def circle(new: BridgeDefinition, others: Iterable[BridgeDefinition]) -> list[st
     one first; None where there are none."""
     onward: dict[str, list[BridgeDefinition]] = {}
     for one in others:
-        if one.name != new.name and one.vpn == new.vpn and _share_a_topic(one, new):
-            onward.setdefault(one.origin, []).append(one)
-    ways = [(new.to, [new.name])]
-    seen = {new.to}
+        itself = (one.vpn, one.name) == (new.vpn, new.name)
+        if not itself and not one.arrives and _share_a_topic(one, new):
+            onward.setdefault(_begin(one), []).append(one)
+    if new.arrives:
+        return None
+    ways = [(_end_of(new), [new.name])]
+    seen = {_end_of(new)}
     while ways:
         at, names = ways.pop(0)
-        if at == new.origin:
+        if at == _begin(new):
             return names
         for one in onward.get(at, ()):
-            if one.to not in seen:
-                seen.add(one.to)
-                ways.append((one.to, [*names, one.name]))
+            end = _end_of(one)
+            if end not in seen:
+                seen.add(end)
+                ways.append((end, [*names, one.name]))
     return None
+
+
+def _begin(bridge: BridgeDefinition) -> tuple[str, str]:
+    """VPN and broker."""
+    return bridge.vpn, bridge.origin
+
+
+def _end_of(bridge: BridgeDefinition) -> tuple[str, str]:
+    """VPN and broker; of a bridge to another home nothing that is here."""
+    return bridge.far_vpn or bridge.vpn, bridge.far_broker or bridge.to
 
 
 def circle_problem(where: str, names: list[str]) -> Problem:

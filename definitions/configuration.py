@@ -116,7 +116,8 @@ def parse_configuration(mapping: object) -> Configuration:
     bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
         named = [(_place(index, queue.name), queue.vpn) for index, queue in queues]
-        for where, vpn in [*named, *((where, bridge.vpn) for where, bridge in bridges)]:
+        named += [(where, vpn) for where, bridge in bridges for vpn in _vpns_of(bridge)]
+        for where, vpn in named:
             if vpn not in vpns and vpn != DEFAULT_VPN:
                 allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
                 report(where, "vpn", vpn, allowed)
@@ -135,8 +136,13 @@ def _named(
     queues: list[tuple[int, QueueDefinition]], bridges: list[tuple[str, BridgeDefinition]]
 ) -> list[str]:
     """The VPNs that queues and bridges name, and the default one, each once and in order."""
-    named = [one.vpn for _, one in queues] + [one.vpn for _, one in bridges]
+    named = [one.vpn for _, one in queues]
+    named += [vpn for _, one in bridges for vpn in _vpns_of(one)]
     return list(dict.fromkeys([DEFAULT_VPN, *named]))
+
+
+def _vpns_of(bridge: BridgeDefinition) -> list[str]:
+    return [bridge.vpn] if bridge.far_vpn is None else [bridge.vpn, bridge.far_vpn]
 
 
 def _limits(

@@ -20,7 +20,7 @@ from ...definitions.bridge import (
     parse_bridge,
     unknown_ends,
 )
-from ...definitions.far_address import is_address
+from ...definitions.far_address import is_address, is_vpn
 from ...protocol import commands as c
 from ...protocol.bridges import BridgeCommand
 from ...protocol.errors import ConfigError, LakequeueError, Problem
@@ -51,6 +51,7 @@ def _kept(broker: Broker, vpn: str) -> dict[str, BridgeDefinition]:
 
 
 def _keep(broker: Broker, vpn: str, bridges: dict[str, BridgeDefinition]) -> None:
+    broker.vpn_number(vpn)  # it is among the VPNs from now on
     definitions = {name: bridge_to_wire(one) for name, one in sorted(bridges.items())}
     broker.values.write(f"K/{vpn}", definitions)
 
@@ -119,12 +120,19 @@ def _check(
         ("from", (old or new).origin, new.origin),
         ("to", (old or new).to, new.to),
     ):
-        if before != now and not (is_address(before) and is_address(now)):
+        if before != now and not (_is_far(before) and _is_far(now)):
             allowed = f"cannot change while the bridge exists; it is {before!r}: delete it before"
             raise ConfigError([Problem(where, key, now, allowed)])
-    found = circle(new, bridges.values())
+    vpns = [vpn for vpn in broker.header.vpns if vpn != new.vpn]
+    others = [one for vpn in vpns for one in _kept(broker, vpn).values()]
+    found = circle(new, [*bridges.values(), *others])
     if found:
         raise ConfigError([circle_problem(where, found)])
+
+
+def _is_far(end: str) -> bool:
+    """Whether it is in another home, whose address may change."""
+    return is_address(end) and not is_vpn(end)
 
 
 def _brokers(broker: Broker) -> dict[str, int]:
@@ -142,7 +150,7 @@ def _to_keeper(broker: Broker, vpn: str, command: c.Command) -> Any:
 def _to_near(broker: Broker, vpn: str, bridge: BridgeDefinition, command: Any) -> Any:
     """The near broker carries it out: this one, or a peer."""
     brokers = _brokers(broker)
-    number, far = brokers[bridge.carrier], brokers.get(bridge.to, 0)
+    number, far = brokers[bridge.carrier], brokers.get(bridge.far_broker or "", 0)
     if number != broker.header.number:
         say(broker, number, BridgeCommand(vpn, c.encode_command(command), True, far))
         return ELSEWHERE
@@ -209,9 +217,10 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
         return
     if bridge.leaves:
         _enter(broker, vpn, bridge.name, bridge_to_wire(bridge))
-    else:
-        check_name(broker, far, bridge.to)
-        broker.header.peers.setdefault(far, Peer(bridge.to))  # also before the engine told of it
+    elif far != broker.header.number:
+        there = str(bridge.far_broker)
+        check_name(broker, far, there)
+        broker.header.peers.setdefault(far, Peer(there))  # also before the engine told of it
     definition = definition_of(bridge)
     queue = broker.find(vpn, definition.name)
     if queue is None:
@@ -224,7 +233,7 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
     if queue.header.faulted:
         queue.header.faulted, queue.wanted = "", True
         resume(broker, queue)
-    if link.to_name != bridge.to:
+    if link.to == links.ELSEWHERE and link.to_name != bridge.to:
         link.to_name = bridge.to
         links.save(broker, queue.number, link)
     if queue.definition == definition and link.lanes == bridge.lanes:

@@ -46,12 +46,6 @@ class Outcome:
         self.refusal = reason, queue
 
 
-def take_in(broker: Broker, sender: int, sent: BridgeSend) -> None:
-    """Take in what a bridge brings, and answer it. Raises ValueError for columns that do not fit
-    together."""
-    say(broker, sender, taken(broker, sent))
-
-
 def taken(
     broker: Broker, sent: BridgeSend, may_bring: Callable[[str], bool] = lambda to: True
 ) -> BridgeReceipt:
@@ -83,11 +77,10 @@ def refuse_all(broker: Broker, sender: int, sent: BridgeSend) -> None:
     say(broker, sender, all_refused(sent))
 
 
-def all_refused(sent: BridgeSend) -> BridgeReceipt:
+def all_refused(sent: BridgeSend, reason: Reason = Reason.MALFORMED) -> BridgeReceipt:
     """Something failed in this record, and nothing of it was taken: each lane is held. Held lanes
     are tried message by message, so in the end only the one that fails is."""
-    why = Reason.MALFORMED.value
-    refused = [(lane, 0, why, "") for lane in range(len(sent.lanes))]
+    refused = [(lane, 0, reason.value, "") for lane in range(len(sent.lanes))]
     return BridgeReceipt(sent.link, sent.number, refused)
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...definitions.bridge import BridgeDefinition, bridge_to_wire
+from ...definitions.far_address import is_vpn
 from ...protocol import topics
-from ...protocol.bridges import BridgeReceipt
+from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.home_bridges import HomeAnswer, HomeSend, answers_key, decode_send
 from ...protocol.outputs import BridgeEntry, HomeRecord
 from ...protocol.patterns import matches
@@ -60,6 +61,12 @@ class Arrival(msgspec.Struct):
         """Whether a message may go there."""
         return any(matches(pattern, to) for pattern in self.subscriptions)
 
+    def count(self, sent: BridgeSend, answer: BridgeReceipt) -> None:
+        """Count what was brought."""
+        back = sum(sent.lanes[lane] - before for lane, before, _, _ in answer.refused)
+        self.taken += len(sent.payloads) - back
+        self.refused += len(answer.refused)
+
 
 def load(broker: Broker, vpn: str, name: str) -> Arrival | None:
     """The far end of this name, also of a deleted one."""
@@ -67,7 +74,8 @@ def load(broker: Broker, vpn: str, name: str) -> Arrival | None:
     return None if page is None else msgspec.convert(page, Arrival)
 
 
-def _save(broker: Broker, vpn: str, arrival: Arrival) -> None:
+def save(broker: Broker, vpn: str, arrival: Arrival) -> None:
+    """Keep what changed."""
     page = msgspec.to_builtins(arrival, builtin_types=(bytes,))
     broker.values.write(f"A/{vpn}/{arrival.name}", page)
 
@@ -79,11 +87,10 @@ def open_door(broker: Broker, bridge: BridgeDefinition) -> None:
     again = known is not None and known.is_open
     arrival.origin, arrival.subscriptions = bridge.origin, bridge.subscriptions
     arrival.is_open = True
-    _save(broker, bridge.vpn, arrival)
-    header = broker.header
-    broker.emit(
-        BridgeEntry(bridge.vpn, bridge.name, header.number, header.epoch, bridge_to_wire(bridge))
-    )
+    save(broker, bridge.vpn, arrival)
+    if not is_vpn(bridge.origin):
+        header, given = broker.header, bridge_to_wire(bridge)
+        broker.emit(BridgeEntry(bridge.vpn, bridge.name, header.number, header.epoch, given))
     broker.event("bridge_made", bridge.vpn, bridge=bridge.name, to=bridge.to, again=again)
 
 
@@ -92,8 +99,9 @@ def close_door(broker: Broker, vpn: str, name: str) -> None:
     arrival = load(broker, vpn, name)
     assert arrival is not None
     arrival.is_open, arrival.peer = False, None
-    _save(broker, vpn, arrival)
-    broker.emit(BridgeEntry(vpn, name, broker.header.number, broker.header.epoch, None))
+    save(broker, vpn, arrival)
+    if not is_vpn(arrival.origin):
+        broker.emit(BridgeEntry(vpn, name, broker.header.number, broker.header.epoch, None))
     broker.event("bridge_deleted", vpn, bridge=name, messages=0)
 
 
@@ -104,14 +112,14 @@ def hear(broker: Broker, vpn: str, partition: int, value: bytes | None, failed: 
     name = said.send.bridge
     arrival = load(broker, vpn, name)
     who = f"broker {said.broker!r} of home {said.epoch}"
-    if arrival is None or not arrival.is_open:
+    if arrival is None or not arrival.is_open or is_vpn(arrival.origin):
         raise ValueError(f"bridge: {name!r} – no bridge of this name arrives here; {who} sends it")
     peer = arrival.peer = arrival.peer or (said.epoch, said.broker)
     if peer != (said.epoch, said.broker):
         theirs = f"broker {peer[1]!r} of home {peer[0]}"
         raise ValueError(f"bridge: {name!r} – is for {theirs}; {who} sends it")
     if not _is_next(broker, vpn, arrival, said):
-        _save(broker, vpn, arrival)
+        save(broker, vpn, arrival)
         return
     arrival.last = broker.now
     sent = msgspec.structs.replace(said.send, vpn=vpn)
@@ -121,13 +129,11 @@ def hear(broker: Broker, vpn: str, partition: int, value: bytes | None, failed: 
         answer = taken(broker, sent, arrival.may_bring)
     except ValueError:
         _answer(broker, vpn, partition, said, all_refused(sent))
-        _save(broker, vpn, arrival)
+        save(broker, vpn, arrival)
         raise
-    back = sum(sent.lanes[lane] - before for lane, before, _, _ in answer.refused)
-    arrival.taken += len(sent.payloads) - back
-    arrival.refused += len(answer.refused)
+    arrival.count(sent, answer)
     _answer(broker, vpn, partition, said, answer)
-    _save(broker, vpn, arrival)
+    save(broker, vpn, arrival)
 
 
 def _is_next(broker: Broker, vpn: str, arrival: Arrival, said: HomeSend) -> bool:

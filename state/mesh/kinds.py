@@ -16,7 +16,8 @@ from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver,
 from ...protocol.mesh import Said
 from ...protocol.queue_moves import Arrive, Expected, HandOver
 from ..bridges.bridge_keeper import hear_command
-from ..bridges.far import refuse_all, take_in
+from ..bridges.crossing import take_in
+from ..bridges.far import refuse_all
 from ..bridges.link import receipt
 from . import barriers, keeper, known_places, ownership, passing, queue_moving
 

@@ -27,7 +27,7 @@ def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:
     assert far["home"] == {"epoch": 0, "broker": "near"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_h1_between_homes_nothing_is_lost_or_doubled_whoever_dies(seed: int) -> None:
     lanes = ["per-destination", "none"][seed // 2 % 2]
     homes = Homes(TINY if seed % 2 else None, lanes=lanes)
