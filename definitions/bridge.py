@@ -175,7 +175,7 @@ def bridge_to_wire(definition: BridgeDefinition) -> dict[str, Any]:
 def circle(new: BridgeDefinition, others: Iterable[BridgeDefinition]) -> list[str] | None:
     """The names of bridges that would bring a message of the new one back to where it began, that
     one first; None where there are none."""
-    onward: dict[str, list[BridgeDefinition]] = {}
+    onward: dict[tuple[str, str], list[BridgeDefinition]] = {}
     for one in others:
         itself = (one.vpn, one.name) == (new.vpn, new.name)
         if not itself and not one.arrives and _share_a_topic(one, new):
