@@ -7,6 +7,7 @@ expects the bridge, it is this home itself.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import Any
 
@@ -41,6 +42,10 @@ WRITER = {
     "linger.ms": 1,
     "message.max.bytes": MESSAGE_BYTES_MAX,
 }
+# librdkafka tells standard error of each attempt; here it is one sentence.
+_unheard = logging.getLogger("lakequeue.far_home")
+_unheard.propagate = False
+_unheard.addHandler(logging.NullHandler())
 WAIT_S = 0.02
 CHUNK = 500
 ANSWER_S_MAX = 10.0
@@ -61,16 +66,16 @@ class FarHome:
         self._vpn = address.vpn or bridge.vpn
         self._unknown = ""  # why it does not take our credentials
         self._lost: list[KafkaError] = []
-        self._parts: list[Any] = []
         self.number = 0
 
     def __enter__(self) -> FarHome:
-        self._writer = Producer({**self._kafka, **WRITER, "message.timeout.ms": SENT_MS_MAX})
+        given = {**self._kafka, **WRITER, "message.timeout.ms": SENT_MS_MAX}
+        self._writer = Producer(given, logger=_unheard)
         self._reader: Consumer | None = None
         try:
             self._require_answer()
             group = "lakequeue-bridge"  # asked for, and not used
-            self._reader = Consumer({**self._kafka, **READER, "group.id": group})
+            self._reader = Consumer({**self._kafka, **READER, "group.id": group}, logger=_unheard)
             self._look()
         except BaseException:
             self.__exit__()
@@ -81,6 +86,7 @@ class FarHome:
         self._writer.purge()
         if self._reader is not None:
             self._reader.close()
+        del self._writer, self._reader  # they know us (`_hear`): their threads would live on
 
     def _say(self, why: str) -> NotConnected:
         return NotConnected(f"{self._bridge.to}: {why}")

@@ -79,6 +79,7 @@ class HomeCopier(threading.Thread):
                 log.exception("bridge %r", self.bridge.name)
                 self._wait(f"{type(error).__name__}: {error}")
         self._writer.flush(KEPT_S)
+        del self._writer
 
     def _wait(self, why: str) -> None:
         self._tell(said.WAITING, why)
