@@ -15,7 +15,7 @@ from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.streaming.home_copier import HomeCopier
 
-EVERY_S_MAX = 30.0
+EVERY_S_MAX = 60.0
 TOPICS = ("near.bridge-out", "near.mesh", "default.bridge-in", "default.bridge-answers")
 
 
