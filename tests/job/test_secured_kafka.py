@@ -15,10 +15,7 @@ from job.processes import EngineProcess, until
 from job.secured import SecuredKafka, settings_file
 from job.tables import check_tables
 from lakequeue.client.kafka_library import LIBRARIES
-from lakequeue.definitions.bridge import parse_bridge
-from lakequeue.protocol.errors import LakequeueError
-from lakequeue.protocol.kafka_settings import FOLDER_VARIABLE, VARIABLE
-from lakequeue.streaming.home_copier import HomeCopier
+from lakequeue.protocol.kafka_settings import VARIABLE
 
 pytestmark = pytest.mark.job
 
@@ -109,29 +106,3 @@ def test_everybody_has_credentials(
         assert "Traceback" not in engine.errors()
     finally:
         engine.kill()
-
-
-@pytest.mark.parametrize("case", ["no file", "none", "wrong", "right"])
-def test_h1_a_bridge_is_told_why_the_far_kafka_refuses_it(
-    kafka: SecuredKafka, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes as far as the topics, which nobody made here, with the right credentials only."""
-    password = {"wrong": ("not it",)}.get(case, ())
-    file = settings_file(tmp_path, "SCRAM-SHA-512", *password)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "PLAIN")))  # the home's, for the home
-    name = {"none": None, "no file": "nobody"}.get(case, file.name)
-    bridge = parse_bridge(
-        {"name": "b", "from": "near", "to": f"kafka://{kafka.secured}", "subscriptions": [">"]}
-        | ({} if name is None else {"credentials": name})
-    )
-    copier = HomeCopier(kafka.bootstrap_servers, 1, bridge)
-    with pytest.raises(LakequeueError) as caught:
-        copier._copy()
-    sentence = str(caught.value)
-    assert {
-        "no file": "'nobody'", "none": "asks for credentials",
-        "wrong": f"refuses the credentials {name!r}", "right": "has no topic 'default.bridge-in'",
-    }[case] in sentence  # fmt: skip
-    assert "not it" not in sentence
-    assert len(sentence) < 400
