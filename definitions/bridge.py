@@ -108,9 +108,7 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
 _REQUIRED = ("name", "from", "to", "subscriptions")
 
 
-def try_bridge(
-    mapping: object, where: str = ""
-) -> tuple[BridgeDefinition | None, list[Problem]]:
+def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | None, list[Problem]]:
     """Read a bridge's definition; gives all that is wrong with it."""
     problems: list[Problem] = []
 
@@ -139,9 +137,7 @@ def try_bridge(
     if values.get("origin") is not None and values.get("origin") == values.get("to"):
         report("to", values["to"], "is the broker that it begins at; a bridge joins two brokers")
     elif is_address(values.get("to", "")) and is_address(values.get("origin", "")):
-        report(
-            "from", values["origin"], "must be a broker of this home: one end of a bridge is"
-        )
+        report("from", values["origin"], "must be a broker of this home: one end of a bridge is")
     if "credentials" in values and not values.get("to", "").startswith(f"{KAFKA}://"):
         allowed = f"are for a bridge that leads to another Kafka: to: {KAFKA}://…"
         report("credentials", values["credentials"], allowed)

@@ -182,6 +182,16 @@ class BridgeEntry:
 
 
 Output = (
-    Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
-    | MeshRecord | DirectoryEntry | HomeRecord | BridgeEntry
+    Deliveries
+    | Receipts
+    | Reply
+    | RejectedRecord
+    | Deadline
+    | Capture
+    | Alert
+    | Journal
+    | MeshRecord
+    | DirectoryEntry
+    | HomeRecord
+    | BridgeEntry
 )
