@@ -22,6 +22,7 @@ COMMANDS = {
     "events": ("lakequeue.cli.events:events", "Alerts and what else happened to queues."),
     "usage": ("lakequeue.cli.usage:usage", "What is used of the limits of VPN and broker."),
     "brokers": ("lakequeue.cli.brokers:brokers", "Which brokers there are, and their load."),
+    "bridges": ("lakequeue.cli.bridge_list:bridges", "Bridges: what waits, and what holds them."),
     "move-queue": ("lakequeue.cli.move_queue:move_queue", "A queue to another broker."),
     "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
     "purge": ("lakequeue.cli.purge:purge", "Remove messages from a queue."),

@@ -15,7 +15,7 @@ from .common import connect, connection_options, json_option, note, say_json
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
-_PAIR = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
+PAIR = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
 
 
 @click.command()
@@ -45,7 +45,7 @@ def define(
       lakequeue define name=dear message_type=json 'filter=/price > 100'
       lakequeue define queues.yaml
     """
-    pairs = {found[1]: found[2] for text in what if (found := _PAIR.fullmatch(text))}
+    pairs = {found[1]: found[2] for text in what if (found := PAIR.fullmatch(text))}
     if pairs and len(pairs) != len(what):
         raise click.UsageError("name files, or each KEY=VALUE of one queue once, but not both")
     with connect(url, home, vpn, "define") as connection:
@@ -65,7 +65,7 @@ def _one(given: dict[str, str], there: dict[str, Any]) -> dict[str, Any]:
     name = given.get("name") or given.get("topic")
     if not name:
         raise click.UsageError("say which queue: name=NAME")
-    return {**_defined(there.get(name)), **_values(given), "name": name}
+    return {**_defined(there.get(name)), **values_of(given), "name": name}
 
 
 def _defined(queue: dict[str, Any] | None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _defined(queue: dict[str, Any] | None) -> dict[str, Any]:
     return to_wire(msgspec.convert(queue["definition"], QueueDefinition))
 
 
-def _values(given: dict[str, str]) -> dict[str, Any]:
+def values_of(given: dict[str, str]) -> dict[str, Any]:
     """Values as YAML reads them, but a text stays what it is; an empty one is the default."""
     import yaml
 

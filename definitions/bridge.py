@@ -4,6 +4,10 @@ Theory. A bridge is an arrow between two brokers of a home that carries the topi
 subscriptions. A message that could come back to where it began would go round for ever, so a bridge
 that closes a circle is refused. Whether it does is looked at on the safe side: a circle counts
 where each of its bridges carries some topic that the new one carries too.
+
+One of the two ends may be in another home or another VPN, by its address (`far_address`). Such a
+bridge is defined at both ends, under one name: where it leaves (`to` is an address) and where it
+arrives (`from` is one). Nothing comes in that is not expected.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ import msgspec
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX, TOPIC, kind_of, matches
 from . import definition_values as read
+from .far_address import KAFKA, far_address, is_address, is_vpn
 
 PER_DESTINATION, NONE = "per-destination", "none"
 BRIDGE_NAME_MAX = 150  # its endpoint's name has it behind a prefix
 
 
 class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origin": "from"}):
-    """A bridge's definition, checked and with every default resolved. origin, to: names of brokers;
-    `from` on the wire. max_spool_usage: bytes that may wait at the near broker, None: the default
-    of a queue."""
+    """A bridge's definition, checked and with every default resolved. origin, to: names of brokers,
+    or one of them the address of another home; `from` on the wire. max_spool_usage: bytes that may
+    wait at the near broker, None: the default of a queue. credentials: the name of a file that only
+    the engine reads."""
 
     name: str
     vpn: str = "default"
@@ -33,6 +39,34 @@ class BridgeDefinition(msgspec.Struct, frozen=True, kw_only=True, rename={"origi
     subscriptions: tuple[str, ...]
     lanes: str = PER_DESTINATION  # H3; or "none", H2
     max_spool_usage: int | None = None
+    credentials: str | None = None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it leads to another home."""
+        return is_address(self.to) and not is_vpn(self.to)
+
+    @property
+    def far_vpn(self) -> str | None:
+        """The other VPN of this home that it leads to; None: none."""
+        return far_address(self.to).place if is_vpn(self.to) else None
+
+    @property
+    def far_broker(self) -> str | None:
+        """The broker of this home that it leads to; None: it leads to another home."""
+        if is_vpn(self.to):
+            return far_address(self.to).broker or self.origin
+        return None if self.leaves else self.to
+
+    @property
+    def arrives(self) -> bool:
+        """Whether it is the far end of one from another home or VPN."""
+        return is_address(self.origin)
+
+    @property
+    def carrier(self) -> str:
+        """The broker that has its end: the near one, but for a bridge that arrives."""
+        return self.to if self.arrives else self.origin
 
 
 def _name(value: object) -> str:
@@ -42,13 +76,11 @@ def _name(value: object) -> str:
     return name
 
 
-def _far(value: object) -> str:
+def _end(value: object) -> str:
+    """A broker of this home, or the address of another home."""
     name = read.queue_name(value)
-    if "://" in name:
-        raise ValueError(
-            "must be a broker of this home; a bridge to another Kafka is not supported by this "
-            "version"
-        )
+    if is_address(name):
+        far_address(name)
     return name
 
 
@@ -66,11 +98,12 @@ def _subscriptions(value: object) -> tuple[str, ...]:
 _KEYS: dict[str, tuple[str, read.Reader]] = {
     "name": ("name", _name),
     "vpn": ("vpn", read.vpn_name),
-    "from": ("origin", read.queue_name),
-    "to": ("to", _far),
+    "from": ("origin", _end),
+    "to": ("to", _end),
     "subscriptions": ("subscriptions", _subscriptions),
     "lanes": ("lanes", read.choice(PER_DESTINATION, NONE)),
     "max_spool_usage": ("max_spool_usage", read.size),
+    "credentials": ("credentials", read.broker_name),
 }
 _REQUIRED = ("name", "from", "to", "subscriptions")
 
@@ -98,9 +131,24 @@ def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | Non
     for key in _REQUIRED:
         if mapping.get(key) is None:
             report(key, None, "is required")
+    there = values.get("to", "")
+    if is_vpn(there) and far_address(there).place == values.get("vpn", "default"):
+        report("to", there, "is the VPN that it begins in; a bridge joins two VPNs, or two brokers")
     if values.get("origin") is not None and values.get("origin") == values.get("to"):
         report("to", values["to"], "is the broker that it begins at; a bridge joins two brokers")
+    elif is_address(values.get("to", "")) and is_address(values.get("origin", "")):
+        report("from", values["origin"], "must be a broker of this home: one end of a bridge is")
+    if "credentials" in values and not values.get("to", "").startswith(f"{KAFKA}://"):
+        allowed = f"are for a bridge that leads to another Kafka: to: {KAFKA}://…"
+        report("credentials", values["credentials"], allowed)
     return (None if problems else BridgeDefinition(**values)), problems
+
+
+def unknown_ends(bridge: BridgeDefinition, brokers: Iterable[str]) -> list[tuple[str, str]]:
+    """Of the ends of a bridge in this home, those that are no broker of it: key and name."""
+    near = None if bridge.arrives else bridge.origin
+    ends = (("from", near), ("to", bridge.far_broker))
+    return [(key, end) for key, end in ends if end is not None and end not in brokers]
 
 
 def parse_bridge(mapping: object, where: str = "") -> BridgeDefinition:
@@ -123,21 +171,35 @@ def bridge_to_wire(definition: BridgeDefinition) -> dict[str, Any]:
 def circle(new: BridgeDefinition, others: Iterable[BridgeDefinition]) -> list[str] | None:
     """The names of bridges that would bring a message of the new one back to where it began, that
     one first; None where there are none."""
-    onward: dict[str, list[BridgeDefinition]] = {}
+    onward: dict[tuple[str, str], list[BridgeDefinition]] = {}
     for one in others:
-        if one.name != new.name and one.vpn == new.vpn and _share_a_topic(one, new):
-            onward.setdefault(one.origin, []).append(one)
-    ways = [(new.to, [new.name])]
-    seen = {new.to}
+        itself = (one.vpn, one.name) == (new.vpn, new.name)
+        if not itself and not one.arrives and _share_a_topic(one, new):
+            onward.setdefault(_begin(one), []).append(one)
+    if new.arrives:
+        return None
+    ways = [(_end_of(new), [new.name])]
+    seen = {_end_of(new)}
     while ways:
         at, names = ways.pop(0)
-        if at == new.origin:
+        if at == _begin(new):
             return names
         for one in onward.get(at, ()):
-            if one.to not in seen:
-                seen.add(one.to)
-                ways.append((one.to, [*names, one.name]))
+            end = _end_of(one)
+            if end not in seen:
+                seen.add(end)
+                ways.append((end, [*names, one.name]))
     return None
+
+
+def _begin(bridge: BridgeDefinition) -> tuple[str, str]:
+    """VPN and broker."""
+    return bridge.vpn, bridge.origin
+
+
+def _end_of(bridge: BridgeDefinition) -> tuple[str, str]:
+    """VPN and broker; of a bridge to another home nothing that is here."""
+    return bridge.far_vpn or bridge.vpn, bridge.far_broker or bridge.to
 
 
 def circle_problem(where: str, names: list[str]) -> Problem:

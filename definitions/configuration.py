@@ -18,7 +18,7 @@ import msgspec
 
 from ..protocol import ConfigError, Problem
 from . import definition_values as read
-from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
+from .bridge import BridgeDefinition, circle, circle_problem, try_bridge, unknown_ends
 from .broker_section import DEFAULT_BROKER, read_brokers
 from .definition import (
     UNSUPPORTED,
@@ -116,7 +116,8 @@ def parse_configuration(mapping: object) -> Configuration:
     bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
         named = [(_place(index, queue.name), queue.vpn) for index, queue in queues]
-        for where, vpn in [*named, *((where, bridge.vpn) for where, bridge in bridges)]:
+        named += [(where, vpn) for where, bridge in bridges for vpn in _vpns_of(bridge)]
+        for where, vpn in named:
             if vpn not in vpns and vpn != DEFAULT_VPN:
                 allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
                 report(where, "vpn", vpn, allowed)
@@ -136,8 +137,13 @@ def _named(
     queues: list[tuple[int, QueueDefinition]], bridges: list[tuple[str, BridgeDefinition]]
 ) -> list[str]:
     """The VPNs that queues and bridges name, and the default one, each once and in order."""
-    named = [one.vpn for _, one in queues] + [one.vpn for _, one in bridges]
+    named = [one.vpn for _, one in queues]
+    named += [vpn for _, one in bridges for vpn in _vpns_of(one)]
     return list(dict.fromkeys([DEFAULT_VPN, *named]))
+
+
+def _vpns_of(bridge: BridgeDefinition) -> list[str]:
+    return [bridge.vpn] if bridge.far_vpn is None else [bridge.vpn, bridge.far_vpn]
 
 
 def _limits(
@@ -230,10 +236,9 @@ def _bridges(
         problems += found
         if bridge is None:
             continue
-        for key, broker in (("from", bridge.origin), ("to", bridge.to)):
-            if broker not in brokers:
-                allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
-                report(where, key, broker, allowed)
+        for key, broker in unknown_ends(bridge, brokers):
+            allowed = f"must be a broker that the section brokers names: {', '.join(brokers)}"
+            report(where, key, broker, allowed)
         if any((one.vpn, one.name) == (bridge.vpn, bridge.name) for _, one in bridges):
             report(where, "name", bridge.name, "is defined already; it is unique in its VPN")
         ring = circle(bridge, [one for _, one in bridges])

@@ -30,6 +30,7 @@ from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
 from ..state import Batch, DictStore, Home, Limits
+from .joined_homes import JoinedHomes
 from .memory_broker import MemoryBroker
 
 log = logging.getLogger("lakequeue.memory")
@@ -77,6 +78,7 @@ class MemoryEngine:
         self._sessions: dict[tuple[str, str], None] = {}
         self._clients: list[weakref.ref[AttendedClient]] = []
         self._beat_ms = 0
+        self.homes = JoinedHomes(self, lambda name: None)  # who else is in this process
         if configuration is not None:
             self.configure(configuration)
 
@@ -143,6 +145,7 @@ class MemoryEngine:
             for taker in takers:
                 self._step(taker, Batch(publishes=records))
             self._settle()
+        self.homes.carry()
 
     def command(
         self, topic: str, key: bytes, value: bytes, broker: str | int | None = None
@@ -153,6 +156,13 @@ class MemoryEngine:
         with self._lock:
             records = self._records(topic, value, key, None, None, None, partition)
             self._step(taker, Batch(commands=records))
+            self._settle()
+        self.homes.carry()
+
+    def hear(self, broker: int, record: wire.WireRecord) -> None:
+        """What comes from another home, to the broker with this number."""
+        with self._lock:
+            self.brokers[broker].tell(record)
             self._settle()
 
     def _records(
@@ -198,6 +208,9 @@ class MemoryEngine:
                 newest.pop(record.key, None)
                 if record.value is not None:
                     newest[record.key] = record.value
+                self.homes.said(record)
+            elif record.topic.endswith(f".{topics.BRIDGE_OUT}"):
+                self.homes.said(record)
             if record.topic in speaking:
                 speaking[record.topic].tell(record)
             for topic, inbox in self._inboxes:
@@ -216,11 +229,13 @@ class MemoryEngine:
                 client.attend()  # without the lock: it takes the client's own
             with self._lock:
                 self._tick()
+            self.homes.carry()
         with self._lock:
             self.now = target
             for broker in self.brokers:
                 self._step(broker, Batch())
             self._settle()
+        self.homes.carry()
         for client in self._attending():
             client.attend()
 

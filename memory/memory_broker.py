@@ -26,7 +26,7 @@ class MemoryBroker:
         return topics.topic(self.home.name, topics.MESH)
 
     def tell(self, record: wire.WireRecord) -> None:
-        """Another broker says something; it is heard in the next step."""
+        """Another broker says something, of this home or another; it is heard in the next step."""
         self._said.append(record)
 
     def is_busy(self, now: int) -> bool:
@@ -50,7 +50,8 @@ class MemoryBroker:
             first = self._heard
             self._heard += n
             records = Records(
-                [self.mesh_topic] * n, [0] * n, list(range(first, first + n)), [now] * n,
+                [r.topic for r in self._said], [r.partition or 0 for r in self._said],
+                list(range(first, first + n)), [now] * n,
                 [r.key for r in self._said], [r.value for r in self._said],
                 [None for _ in range(n)], [None for _ in range(n)],
             )  # fmt: skip

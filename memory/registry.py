@@ -119,6 +119,13 @@ def open_memory(
         return _NamedConnection(name, named.engine, vpn, client_name, broker)
 
 
+def _find(name: str) -> MemoryEngine | None:
+    """The engine of that name, while it lives."""
+    with _lock:
+        named = _named.get(name)
+        return None if named is None else named.engine
+
+
 def _leave(name: str) -> None:
     with _lock:
         named = _named[name]
@@ -128,7 +135,10 @@ def _leave(name: str) -> None:
 
 
 def _engine(configuration: Configuration | None) -> MemoryEngine:
-    engine = MemoryEngine(configuration)
+    engine = MemoryEngine()
+    engine.homes.find = _find
+    if configuration is not None:
+        engine.configure(configuration)
     engine.checking = os.environ.get("LAKEQUEUE_CHECK") == "1"
     return engine
 

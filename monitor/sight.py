@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ..protocol import LakequeueError, NotConnected
+from ..protocol import LakequeueError, NotConnected, commands
 from .describing import described
 
 EVERY_S = 2.0
 SHARE = 20  # of the time, a look may take one part in so many
 WAIT_S = 3.0  # for an answer
 REDRIVE_S = 30.0
+BRIDGE_S = 1.0
+BRIDGES = 50
 POINTS = 150
 QUEUES_KEPT = 200
 EVENTS = 50
@@ -45,13 +47,14 @@ class Point:
 @dataclass(slots=True)
 class Seen:
     """A look. queues: as `describe` gives them, each with `in_s`, `out_s` and `again_s`; problem:
-    why there is no newer one."""
+    why there is no newer one; bridges: as `describe_bridge` gives them."""
 
     queues: list[dict[str, Any]] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
     problem: str = ""
+    bridges: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Sight:
@@ -142,6 +145,7 @@ class Sight:
         admin = connection.admin()
         queues, usage = admin.queues(), admin.usage()
         seen = Seen(queues, usage, admin.events(limit=EVENTS), connection.now())
+        seen.bridges = _bridges(connection)
         at = self._clock()
         self._remember(at, queues)
         self._seen, self._due = seen, at + max(self._every_s, SHARE * (at - begun))
@@ -177,6 +181,15 @@ def _rates(
         return 0.0, 0.0, 0.0
     into, out, again = ((n - b) / seconds for b, n in zip(before, now, strict=True))
     return into, out, again
+
+
+def _bridges(connection: Any) -> list[dict[str, Any]]:
+    """The bridges; those of a broker that is away are left out, with all behind them."""
+    found: list[dict[str, Any]] = []
+    with suppress(LakequeueError):
+        for name in connection.request(commands.Bridges(), BRIDGE_S)[:BRIDGES]:
+            found.append(connection.request(commands.DescribeBridge(name=name), BRIDGE_S))
+    return found
 
 
 def _redriven(admin: Any, name: str, ids: list[str] | None) -> Any:

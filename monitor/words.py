@@ -101,6 +101,22 @@ def waits(queue: Mapping[str, Any]) -> str:
     return "filters" if room and all(c["filter"] for c in room) else ""
 
 
+def bridge_waits(bridge: Mapping[str, Any]) -> list[str]:
+    """Why a bridge waits: a line for each endpoint that holds it (H2)."""
+    lines = [bridge["why"]] if bridge["why"] else []
+    for held in bridge["blocked"]:
+        who = held["endpoint"] or ", ".join(held["destinations"])
+        least = "at least " if held["lanes_counted"] < held["lanes"] else ""
+        lines.append(
+            f"{who}: {held['reason']} for {age(held['for_s'])}, "
+            f"{least}{number(held['waiting'])} waiting"
+        )
+    silent_s = bridge.get("unanswered_s")
+    if silent_s is not None and silent_s >= 1 and not lines:
+        lines.append(f"no answer for {age(silent_s)}")
+    return lines
+
+
 def details(event: Mapping[str, Any]) -> str:
     """The rest of an event, beside its name, its queue and its time."""
     skip = ("event", "vpn", "queue", "time")
@@ -120,4 +136,5 @@ def said(request: Any) -> str:
 FILTERS = {
     "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
     "death": death, "details": details, "waits": waits,
+    "bridge_waits": bridge_waits,
 }  # fmt: skip

@@ -21,7 +21,7 @@ Rows = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 class BridgeSend(Said, frozen=True):
     """Messages. lanes: how many messages each has; the columns behind it have a row for each
     message, lanes one after the other. to: place in `destinations`; ttl_ends, due: epoch ms, 0 for
-    none."""
+    none; vpn: of the far end; came_from: the near end's where that is another one."""
 
     kind: ClassVar[str] = "bridge_send"
     link: Count
@@ -39,6 +39,7 @@ class BridgeSend(Said, frozen=True):
     priorities: list[Annotated[int, msgspec.Meta(ge=0, le=255)]]
     dmq: list[bool]
     due: list[Count]
+    came_from: Name = ""
 
 
 class BridgeReceipt(Said, frozen=True):

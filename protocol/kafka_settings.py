@@ -8,6 +8,9 @@ under the names of librdkafka, which are Java's where both have one:
     sasl.username=engine
     sasl.password=…
     ssl.ca.location=/etc/kafka/ca.pem
+
+A bridge to another Kafka names such a file by its name in the folder ``$LAKEQUEUE_CREDENTIALS``:
+what it says never stands in a definition, in a topic or in a log.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 from .errors import ConfigError, Problem
 
 VARIABLE = "LAKEQUEUE_KAFKA_SETTINGS"
+FOLDER_VARIABLE = "LAKEQUEUE_CREDENTIALS"
 # Here → Java's name, kafka-python's name.
 NAMES = {
     "security.protocol": ("security.protocol", "security_protocol"),
@@ -44,12 +48,25 @@ def kafka_settings(environment: Mapping[str, str] | None = None) -> dict[str, st
     Raises ConfigError with everything that is wrong with it.
     """
     name = (os.environ if environment is None else environment).get(VARIABLE)
-    if not name:
-        return {}
+    return settings_in(name, VARIABLE) if name else {}
+
+
+def credentials(name: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What another Kafka asks for: the file of this name in the folder that
+    ``$LAKEQUEUE_CREDENTIALS`` names. Raises ConfigError."""
+    folder = (os.environ if environment is None else environment).get(FOLDER_VARIABLE)
+    if not folder:
+        allowed = f"is a file in the folder {FOLDER_VARIABLE}, which is not set"
+        raise ConfigError([Problem("", "credentials", name, allowed)])
+    return settings_in(str(Path(folder, name)), "credentials")
+
+
+def settings_in(name: str, said: str) -> dict[str, str]:
+    """What a file says. said: what named it. Raises ConfigError."""
     try:
         lines = Path(name).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem("", VARIABLE, name, f"must name a file ({error})")]) from error
+        raise ConfigError([Problem("", said, name, f"must name a file ({error})")]) from error
     settings: dict[str, str] = {}
     problems = []
     for number, line in enumerate(lines, start=1):
@@ -60,7 +77,8 @@ def kafka_settings(environment: Mapping[str, str] | None = None) -> dict[str, st
         where = f"{name}, line {number}"
         if not equals or key not in NAMES:
             allowed = f"must be name=value, with a name of {', '.join(NAMES)}"
-            problems.append(Problem(where, key, "", allowed))
+            shown = key if equals else "this line"  # there may be a password in it
+            problems.append(Problem(where, shown, "", allowed))
         elif key in _VALUES and value not in _VALUES[key]:
             problems.append(Problem(where, key, value, f"must be {', '.join(_VALUES[key])}"))
         elif key.endswith(".ms") and not value.isdecimal():

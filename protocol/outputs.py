@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .home_bridges import HomeAnswer, HomeSend
 from .journal import Journal
 from .mesh import Said
 
@@ -157,6 +158,29 @@ class DirectoryEntry:
     state: str = ""
 
 
+@dataclass(slots=True)
+class HomeRecord:
+    """What an end of a bridge says to another home (`home_bridges`). partition: None where the
+    topic has one."""
+
+    topic: str
+    partition: int | None
+    key: bytes
+    said: HomeSend | HomeAnswer
+
+
+@dataclass(slots=True)
+class BridgeEntry:
+    """A bridge between homes is at this broker: to the compacted ``<vpn>.directory``, under
+    ``bridge/<name>``, for the engine that copies. definition: None where it is gone."""
+
+    vpn: str
+    bridge: str
+    broker: int
+    epoch: int
+    definition: dict[str, Any] | None
+
+
 Output = (
     Deliveries
     | Receipts
@@ -168,4 +192,6 @@ Output = (
     | Journal
     | MeshRecord
     | DirectoryEntry
+    | HomeRecord
+    | BridgeEntry
 )

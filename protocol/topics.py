@@ -20,14 +20,18 @@ REJECTED = "rejected"
 STEPS = "steps"
 CONTROL = "control"
 MESH = "mesh"  # what other brokers say to this one
+BRIDGE_OUT = "bridge-out"  # a broker's: what it says to other homes
+BRIDGE_IN = "bridge-in"  # a VPN's: what other homes say to it
+BRIDGE_ANSWERS = "bridge-answers"  # a VPN's: what it answers them
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
 DIRECTORY_QUEUE = "queue/"  # keys of the directory: where the queue of this name is
+DIRECTORY_BRIDGE = "bridge/"  # where bridges between homes are
 DIRECTORY = "directory"  # compacted: which brokers there are
 
 OWN = (
     PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, ENGINE,
-    DIRECTORY,
+    DIRECTORY, BRIDGE_OUT, BRIDGE_IN, BRIDGE_ANSWERS,
 )  # fmt: skip
 
 
@@ -36,6 +40,12 @@ PUBLISH_PARTITIONS = 8  # of one broker, in each VPN
 
 def commands_partition(broker: int) -> int:
     """The partition of each VPN's commands topic that the broker with this number takes."""
+    return broker
+
+
+def bridge_partition(broker: int) -> int:
+    """The partition of a VPN's topics for bridges between homes that this broker takes, and in
+    which it answers."""
     return broker
 
 

@@ -18,15 +18,17 @@ from typing import Any, assert_never
 
 import msgspec
 
+from . import home_bridges, mesh, topics
 from . import journal as journal_codec
-from . import mesh, topics
 from .journal import Journal, Segment
 from .outputs import (
     Alert,
+    BridgeEntry,
     Capture,
     Deadline,
     Deliveries,
     DirectoryEntry,
+    HomeRecord,
     MeshRecord,
     Output,
     Receipts,
@@ -113,6 +115,11 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
                 yield _mesh(output)
             case DirectoryEntry():
                 yield _entry(output)
+            case HomeRecord():
+                value = home_bridges.encode(output.said)
+                yield WireRecord(output.topic, output.partition, output.key, value)
+            case BridgeEntry():
+                yield _bridge_entry(output)
             case Deadline() | Capture() | Alert():
                 pass
             case _:
@@ -326,6 +333,14 @@ def _entry(entry: DirectoryEntry) -> WireRecord:
     value = {"hosts": entry.hosts, "type": entry.type, "state": entry.state}
     key = f"{topics.DIRECTORY_QUEUE}{entry.queue}".encode()
     text = _json(value) if entry.hosts else None
+    return WireRecord(topics.topic(entry.vpn, topics.DIRECTORY), 0, key, text)
+
+
+def _bridge_entry(entry: BridgeEntry) -> WireRecord:
+    """As `_entry`, of a bridge between homes."""
+    value = {"broker": entry.broker, "epoch": entry.epoch, "definition": entry.definition}
+    key = f"{topics.DIRECTORY_BRIDGE}{entry.bridge}".encode()
+    text = None if entry.definition is None else _json(value)
     return WireRecord(topics.topic(entry.vpn, topics.DIRECTORY), 0, key, text)
 
 

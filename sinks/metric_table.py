@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-ENGINE, BATCH, QUERY, QUEUE = "engine", "batch", "query", "queue"
+ENGINE, BATCH, QUERY, QUEUE, BRIDGE = "engine", "batch", "query", "queue", "bridge"
 USAGE_BROKER, USAGE_VPN, ALERT, TIMES = "broker usage", "vpn usage", "alert", "journal"
 
 BATCH_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30)
@@ -175,6 +175,33 @@ _OF_QUEUES = (
     ),
 )  # fmt: skip
 
+_BRIDGE = ("broker", "vpn", "bridge")
+
+
+def _bridge(name: str, figure: str, text: str, kind: str = GAUGE) -> Metric:
+    return Metric(f"bridge_{name}", kind, _BRIDGE, text, BRIDGE, figure)
+
+
+_OF_BRIDGES = (
+    _bridge("waiting", "waiting", "Messages that wait for a bridge"),
+    _bridge("on_its_way", "on_its_way", "Messages sent and not answered yet"),
+    _bridge("bytes", "spool_bytes", "Bytes of both"),
+    _bridge("max_bytes", "max_spool_usage", "The quota of what waits"),
+    _bridge("unanswered_seconds", "unanswered_s", "For how long the far end has not answered"),
+    _bridge("away", "state", "1 while the other home is not reached, or never came"),
+    _bridge("sent_messages", "sent", "Messages sent, again or for the first time", COUNTER),
+    _bridge("taken_messages", "taken", "Messages that the far end took", COUNTER),
+    _bridge("refusals", "refused", "Refusals of a lane by the far end", COUNTER),
+    Metric(
+        "bridge_blocked_seconds", GAUGE, (*_BRIDGE, "endpoint"),
+        "For how long an endpoint of the far end has held messages of a bridge", BRIDGE, "for_s",
+    ),
+    Metric(
+        "bridge_blocked_messages", GAUGE, (*_BRIDGE, "endpoint"),
+        "How many messages wait for it", BRIDGE, "waiting",
+    ),
+)  # fmt: skip
+
 _OF_LIMITS = (
     *(Metric(name, GAUGE, _BROKER, text, USAGE_BROKER, figure)
     for name, figure, text in (
@@ -205,7 +232,7 @@ _OF_LIMITS = (
     Metric("look_time_seconds", GAUGE, (), "When that was: queues are shown as of then", ALERT),
 )  # fmt: skip
 
-TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_LIMITS)
+TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LIMITS)
 BY_NAME = {metric.name: metric for metric in TABLE}
 SAMPLES = frozenset(name for metric in TABLE for name in metric.samples)
 

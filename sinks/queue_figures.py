@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 
 from . import metric_table as table
+from .bridge_figures import bridge_families
 
 OTHER = "_other"
 Place = tuple[str, str, str]  # broker, VPN, queue
@@ -32,12 +33,14 @@ _BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refuse
 @dataclass(slots=True)
 class Look:
     """What one look at the engine saw. queues: as `describe` gives them, with `broker` where it is
-    not the first one; usage: of each VPN of each broker; seconds: what it took; time: epoch s."""
+    not the first one; usage: of each VPN of each broker; seconds: what it took; time: epoch s;
+    bridges: as `describe_bridge` gives them."""
 
     queues: list[Mapping[str, Any]] = field(default_factory=list)
     usage: list[Mapping[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     time: float = 0.0
+    bridges: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 class QueueFigures:
@@ -114,6 +117,7 @@ class QueueFigures:
         yield _blocked(shown)
         own = {place: counts for place, counts in self._counts.items() if place in named}
         yield from _totals(own | self._other)
+        yield from bridge_families(look.bridges)
         yield from _limits(look)
         yield _alerts(look, shown)
         yield GaugeMetricFamily(*_named("queue_series"), value=len(named))

@@ -398,12 +398,15 @@ def own_places(
     sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool
 ) -> list[Place]:
     """What a broker reads beside captured topics, of those partitions that are there: its own of
-    its VPNs' topics, and what other brokers say to it. One that is alone reads all of its VPNs'
-    topics, for others' programs may have made these."""
+    its VPNs' topics, what other brokers say to it, and what other homes do. One that is alone reads
+    all of its VPNs' topics, for others' programs may have made these."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
-    if alone:
-        return places_of(sizes, inputs)
     mesh = places_of(sizes, [topics.topic(broker, topics.MESH)])
+    door = topics.bridge_partition(number)
+    homes = [topics.topic(v, topics.BRIDGE_IN) for v in vpns]
+    mesh += [(t, door) for t in homes if door < sizes.get(t, 0)]
+    if alone:
+        return mesh + places_of(sizes, inputs)
     commands, publishes = [topics.commands_partition(number)], topics.publish_partitions(number)
     return mesh + [
         (t, p)

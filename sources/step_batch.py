@@ -36,9 +36,9 @@ def is_command(topic: str) -> bool:
 
 
 def is_mesh(topic: str) -> bool:
-    """Whether a topic holds what brokers say to each other."""
+    """Whether a topic holds what brokers say to each other, of this home or another."""
     own = topics.split(topic)
-    return own is not None and own[1] == topics.MESH
+    return own is not None and own[1] in (topics.MESH, topics.BRIDGE_IN)
 
 
 def goes_first(topic: str) -> bool:

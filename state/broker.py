@@ -81,6 +81,7 @@ class BrokerHeader(msgspec.Struct):
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
+    crossing: dict[int, bool] = {}  # of these, those that bring to another VPN in the next step
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
     away: dict[str, list[int]] = {}  # per VPN: patterns that others' queues take, by kind
     went: int = 0  # queues that have moved away from here

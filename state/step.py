@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
+from .bridges.crossing import cross
 from .broker import Broker, Home
 from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
@@ -59,6 +60,7 @@ class Input:
 PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: go_on(broker),  # what earlier commands have left to do
     lambda broker, given: hear(broker, given.mesh, given.refused),
+    lambda broker, _: cross(broker),
     lambda broker, _: decide_voted(broker),
     lambda broker, given: take_commands(broker, given.commands),
     lambda broker, given: admit(broker, given.publishes, given.refused),

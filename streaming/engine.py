@@ -29,6 +29,7 @@ from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
 from .application import SparkApplication
 from .batch_notes import BatchNotes
+from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of
 from .broker_records import BrokerRecords
 from .captured import CapturedTopics
@@ -122,6 +123,7 @@ class Engine:
             self._stopping, self._records.state,
         )  # fmt: skip
         self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
+        self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
         self._refuse_several_in_batches()
 
     @property
@@ -174,6 +176,8 @@ class Engine:
             self.application.start_tables()
             self.application.start_history()
         self._wishes.open()
+        if self.trigger == REAL_TIME:  # micro-batches do not read what comes from other homes
+            self.bridges.open(self.epoch)
         self._serve()
 
     def _number_brokers(self) -> None:
@@ -329,6 +333,7 @@ class Engine:
             self._answers.stop()
             self._alerts.stop()
             self._wishes.stop()
+            self.bridges.stop()
             self.captured.close()
             self._queue_watch.stop()
             self._stop_spark()

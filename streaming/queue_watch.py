@@ -106,6 +106,7 @@ class QueueWatch:
                 look.usage.append(usage)
                 queues = one.request_list(commands.Queues(), "after", broker=one.number)
                 look.queues += [{**queue, "broker": name} for queue in queues]
+            look.bridges += _bridges(first)
         look.seconds, look.time = time.monotonic() - begun, time.time()
         return look
 
@@ -121,6 +122,16 @@ class QueueWatch:
             running = [broker["name"] for broker in known if broker["state"] == "running"]
             self._others = (now + BROKERS_S, running)
         return self._others[1]
+
+
+def _bridges(first: Any) -> list[dict[str, Any]]:
+    """The bridges of a VPN. A broker that is away does not say how its own are, and hides nothing
+    else."""
+    try:
+        return list(first.admin().bridges())
+    except LakequeueError as error:
+        log.info("bridges cannot be looked at: %s", error)
+        return []
 
 
 def _close(open_ones: Open) -> None:

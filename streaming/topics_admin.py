@@ -97,6 +97,33 @@ def ensure_topics(
         admin.close()
 
 
+def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) -> None:
+    """Make these topics of the engine's, one after the other, or give them more partitions. wanted:
+    numbers of partitions and settings. Raises NotConnected."""
+    try:
+        with refusals_told(bootstrap):
+            admin = KafkaAdminClient(
+                bootstrap_servers=bootstrap, client_id="lakequeue-engine",
+                bootstrap_timeout_ms=int(ASK_S_MAX * 1000), **for_kafka_python(kafka_settings()),
+            )  # fmt: skip
+    except KafkaError as error:
+        raise NotConnected(f"no Kafka broker answers at {bootstrap}") from error
+    try:
+        there = set(admin.list_topics())
+        for name, (count, settings) in wanted.items():
+            config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **settings}
+            if name not in there:
+                with contextlib.suppress(TopicAlreadyExistsError):
+                    admin.create_topics([NewTopic(name, count, -1, topic_configs=config)])
+        known = sorted(there & wanted.keys())
+        _extended(admin, _sizes(admin.describe_topics(known), {}) if known else {},
+                  {name: wanted[name][0] for name in known})  # fmt: skip
+    except KafkaError as error:
+        raise NotConnected(f"topics of bridges cannot be made: {error}") from error
+    finally:
+        admin.close()
+
+
 def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:
     """Give the topics that brokers share the partitions that they lack."""
     short = {name: count for name, count in shared.items() if sizes[name] < count}

@@ -18,10 +18,13 @@ from ...definitions.bridge import (
     circle,
     circle_problem,
     parse_bridge,
+    unknown_ends,
 )
+from ...definitions.far_address import is_address, is_vpn
 from ...protocol import commands as c
 from ...protocol.bridges import BridgeCommand
 from ...protocol.errors import ConfigError, LakequeueError, Problem
+from ...protocol.outputs import BridgeEntry
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse
 from ..commands.topic_subscriptions import follow_definition
@@ -29,9 +32,10 @@ from ..commands.turns import resume
 from ..mesh.peer import Peer
 from ..mesh.peers import check_name
 from ..mesh.saying import say
+from . import home_door
 from . import link as links
 from .endpoint import definition_of, endpoint_name
-from .shown import describe
+from .shown import describe, describe_arrival
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -47,6 +51,7 @@ def _kept(broker: Broker, vpn: str) -> dict[str, BridgeDefinition]:
 
 
 def _keep(broker: Broker, vpn: str, bridges: dict[str, BridgeDefinition]) -> None:
+    broker.vpn_number(vpn)  # it is among the VPNs from now on
     definitions = {name: bridge_to_wire(one) for name, one in sorted(bridges.items())}
     broker.values.write(f"K/{vpn}", definitions)
 
@@ -103,12 +108,11 @@ def _check(
 ) -> None:
     """Raise ConfigError for a bridge that cannot be."""
     brokers = _brokers(broker)
-    for key, name in (("from", new.origin), ("to", new.to)):
-        if name not in brokers:
-            there = ", ".join(map(repr, brokers))
-            raise ConfigError(
-                [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
-            )
+    for key, name in unknown_ends(new, brokers):
+        there = ", ".join(map(repr, brokers))
+        raise ConfigError(
+            [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
+        )
     old = bridges.get(new.name)
     if old is None and len(bridges) >= BRIDGES_MAX:
         raise ConfigError(f"{where}: a VPN has at most {BRIDGES_MAX} bridges")
@@ -116,12 +120,19 @@ def _check(
         ("from", (old or new).origin, new.origin),
         ("to", (old or new).to, new.to),
     ):
-        if before != now:
+        if before != now and not (_is_far(before) and _is_far(now)):
             allowed = f"cannot change while the bridge exists; it is {before!r}: delete it before"
             raise ConfigError([Problem(where, key, now, allowed)])
-    found = circle(new, bridges.values())
+    vpns = [vpn for vpn in broker.header.vpns if vpn != new.vpn]
+    others = [one for vpn in vpns for one in _kept(broker, vpn).values()]
+    found = circle(new, [*bridges.values(), *others])
     if found:
         raise ConfigError([circle_problem(where, found)])
+
+
+def _is_far(end: str) -> bool:
+    """Whether it is in another home, whose address may change."""
+    return is_address(end) and not is_vpn(end)
 
 
 def _brokers(broker: Broker) -> dict[str, int]:
@@ -139,7 +150,7 @@ def _to_keeper(broker: Broker, vpn: str, command: c.Command) -> Any:
 def _to_near(broker: Broker, vpn: str, bridge: BridgeDefinition, command: Any) -> Any:
     """The near broker carries it out: this one, or a peer."""
     brokers = _brokers(broker)
-    number, far = brokers[bridge.origin], brokers[bridge.to]
+    number, far = brokers[bridge.carrier], brokers.get(bridge.far_broker or "", 0)
     if number != broker.header.number:
         say(broker, number, BridgeCommand(vpn, c.encode_command(command), True, far))
         return ELSEWHERE
@@ -178,12 +189,21 @@ def _heard(broker: Broker, sender: int, said: BridgeCommand, command: Any) -> An
 def _carry_out(broker: Broker, vpn: str, command: Any, far: int) -> Any:
     if isinstance(command, c.Bridge):
         return _make(broker, vpn, parse_bridge(command.definition), far)
+    arrival = home_door.load(broker, vpn, command.name)
+    if arrival is not None and arrival.is_open:
+        if isinstance(command, c.DescribeBridge):
+            return describe_arrival(broker, vpn, arrival)
+        home_door.close_door(broker, vpn, command.name)
+        return 0
     queue = broker.find(vpn, endpoint_name(command.name))
     if queue is None:
         raise ConfigError(f"bridge: {command.name!r} – is not here any more")
     if isinstance(command, c.DescribeBridge):
         return describe(broker, queue)
     waiting = queue.header.depth
+    link = links.load(broker, queue.number)
+    if link is not None and link.to == links.ELSEWHERE:
+        _enter(broker, vpn, command.name, None)
     links.forget(broker, queue.number)
     administration.delete(broker, vpn, queue, c.Delete(queue=queue.definition.name))
     broker.event("bridge_deleted", vpn, bridge=command.name, messages=waiting)
@@ -192,8 +212,15 @@ def _carry_out(broker: Broker, vpn: str, command: Any, far: int) -> Any:
 
 def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
     """Make the bridge's endpoint and its link, or change them; the same again changes nothing."""
-    check_name(broker, far, bridge.to)
-    broker.header.peers.setdefault(far, Peer(bridge.to))  # also before the engine told of it
+    if bridge.arrives:
+        home_door.open_door(broker, bridge)
+        return
+    if bridge.leaves:
+        _enter(broker, vpn, bridge.name, bridge_to_wire(bridge))
+    elif far != broker.header.number:
+        there = str(bridge.far_broker)
+        check_name(broker, far, there)
+        broker.header.peers.setdefault(far, Peer(there))  # also before the engine told of it
     definition = definition_of(bridge)
     queue = broker.find(vpn, definition.name)
     if queue is None:
@@ -206,6 +233,9 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
     if queue.header.faulted:
         queue.header.faulted, queue.wanted = "", True
         resume(broker, queue)
+    if link.to == links.ELSEWHERE and link.to_name != bridge.to:
+        link.to_name = bridge.to
+        links.save(broker, queue.number, link)
     if queue.definition == definition and link.lanes == bridge.lanes:
         return
     follow_definition(broker, vpn, queue, queue.definition, definition)
@@ -213,3 +243,9 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
     broker.header.links[queue.number] = link.lanes = bridge.lanes
     links.save(broker, queue.number, link)
     broker.event("bridge_made", vpn, bridge=bridge.name, again=True, lanes=bridge.lanes)
+
+
+def _enter(broker: Broker, vpn: str, name: str, definition: dict[str, Any] | None) -> None:
+    """Tell the engine of a bridge that leads to another home, or of its end."""
+    header = broker.header
+    broker.emit(BridgeEntry(vpn, name, header.number, header.epoch, definition))

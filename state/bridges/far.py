@@ -10,6 +10,7 @@ go, is counted and taken, for it would hold its lane for ever.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -45,33 +46,42 @@ class Outcome:
         self.refusal = reason, queue
 
 
-def take_in(broker: Broker, sender: int, sent: BridgeSend) -> None:
-    """Take in what a bridge brings, and answer it. Raises ValueError for columns that do not fit
-    together."""
+def taken(
+    broker: Broker, sent: BridgeSend, may_bring: Callable[[str], bool] = lambda to: True
+) -> BridgeReceipt:
+    """Take in what a bridge brings; the answer. may_bring: of a destination, whether it may. Raises
+    ValueError for columns that do not fit together, and headers that are none."""
     n = len(sent.payloads)
     if any(len(getattr(sent, name)) != n for name in COLUMNS) or sum(sent.lanes) != n:
         raise ValueError(f"bridge {sent.bridge!r}: columns of different lengths")
     if n and max(sent.to) >= len(sent.destinations):
         raise ValueError(f"bridge {sent.bridge!r}: a destination that is not named")
+    for text in filter(None, sent.headers):
+        msgspec.json.decode(text)  # now: in the middle of a lane it would be too late
     admission = Admission(broker, Refusals())
     admission.look_at_files(_records(sent))
+    kept_out = {at for at, to in enumerate(sent.destinations) if not may_bring(to)}
     refused: list[tuple[int, int, str, str]] = []
     start = 0
     for lane, rows in enumerate(sent.lanes):
-        stopped = _take_lane(broker, admission, sent, start, start + rows)
+        stopped = _take_lane(broker, admission, sent, start, start + rows, kept_out)
         if stopped is not None:
             refused.append((lane, *stopped))
         start += rows
     admission.close()
-    say(broker, sender, BridgeReceipt(sent.link, sent.number, refused))
+    return BridgeReceipt(sent.link, sent.number, refused)
 
 
 def refuse_all(broker: Broker, sender: int, sent: BridgeSend) -> None:
+    """See `all_refused`."""
+    say(broker, sender, all_refused(sent))
+
+
+def all_refused(sent: BridgeSend, reason: Reason = Reason.MALFORMED) -> BridgeReceipt:
     """Something failed in this record, and nothing of it was taken: each lane is held. Held lanes
     are tried message by message, so in the end only the one that fails is."""
-    why = Reason.MALFORMED.value
-    refused = [(lane, 0, why, "") for lane in range(len(sent.lanes))]
-    say(broker, sender, BridgeReceipt(sent.link, sent.number, refused))
+    refused = [(lane, 0, reason.value, "") for lane in range(len(sent.lanes))]
+    return BridgeReceipt(sent.link, sent.number, refused)
 
 
 def _records(sent: BridgeSend) -> Records:
@@ -83,11 +93,14 @@ def _records(sent: BridgeSend) -> Records:
 
 
 def _take_lane(
-    broker: Broker, admission: Admission, sent: BridgeSend, at: int, end: int
+    broker: Broker, admission: Admission, sent: BridgeSend, at: int, end: int, kept_out: set[int]
 ) -> Refused | None:
-    """Take in one lane's messages until one is refused."""
+    """Take in one lane's messages until one is refused. kept_out: destinations that none may have
+    from here."""
     start = at
     while at < end:
+        if sent.to[at] in kept_out:
+            return (at - start, Reason.PERMISSION_DENIED.value, "")
         alike = _alike(sent, at, end)
         if alike > 1 and _take_together(broker, admission, sent, at, alike):
             at += alike
@@ -143,14 +156,8 @@ def _record(broker: Broker, sent: BridgeSend, row: int) -> Incoming:
     text = sent.headers[row]
     return Incoming(
         *_place(broker), sent.times[row], sent.keys[row], sent.payloads[row], None,
-        None if text is None else _json(text), row,
+        None if text is None else text.decode(), row,
     )  # fmt: skip
-
-
-def _json(text: bytes) -> str:
-    """Application headers; raises ValueError for what is none."""
-    msgspec.json.decode(text)
-    return text.decode()
 
 
 def _place(broker: Broker) -> tuple[str, int, int]:

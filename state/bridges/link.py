@@ -11,19 +11,30 @@ then tried alone. A held lane is nothing but a row that is delayed, so any numbe
 nothing; all others go on (H3). With one lane for all, the first that is refused holds the link
 (H2).
 
+Where the bridge leads to another VPN of the same broker, nothing is said: a phase of the next step
+hands over what it sends, and has the receipt at once (`cross`).
+
+Where the bridge leads to another home, what it sends is copied there by the engine, and comes at
+least once; so it carries the link's own numbers (`protocol.home_bridges`). Nothing is sent before
+the engine has said that the way is open.
+
 What is on its way is bounded by a window in rows and bytes (`Limits.bridge_rows`, `bridge_bytes`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from ...definitions.bridge import BridgeDefinition
+from ...protocol import topics
 from ...protocol.bridges import BridgeReceipt, BridgeSend
+from ...protocol.home_bridges import OPEN, WAITING, HomeSend, bridge_key
 from ...protocol.mesh import PART_BYTES, PART_ROWS
+from ...protocol.outputs import HomeRecord
 from ..limits import Budget
 from ..mesh.saying import say
 from ..message import LEASED, Event, apply
@@ -37,7 +48,9 @@ if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
 
+Here = Callable[[BridgeSend], BridgeReceipt]
 HEADS = 1_000  # lanes that one record looks at
+ELSEWHERE = -1  # the number of the far broker, where that is in another home
 SUBSCRIPTION = "#link"  # what the journal says of who leases
 
 
@@ -51,12 +64,17 @@ class Link(msgspec.Struct):
     to: int
     to_name: str
     lanes: str
+    far_vpn: str = ""  # where that is another one
     next_send: int = 1
     flights: dict[int, tuple[int, int, int]] = {}
     held: dict[int, HeldLane] = {}
     sent: int = 0  # messages; these three: since the bridge was made
     taken: int = 0
     refused: int = 0
+    way: str = WAITING
+    why: str = ""
+    way_since: int = 0
+    opened: bool = False
     gone: int = 0  # messages that had left otherwise as `holds.forget_empty` last looked
 
     def on_its_way(self) -> tuple[int, int]:
@@ -67,7 +85,9 @@ class Link(msgspec.Struct):
 
 def new(bridge: BridgeDefinition, far: int) -> Link:
     """The link of a new bridge; far: the number of the broker that it leads to."""
-    return Link(bridge.vpn, bridge.name, far, bridge.to, bridge.lanes)
+    number = ELSEWHERE if bridge.leaves else far
+    far_vpn = bridge.far_vpn or ""
+    return Link(bridge.vpn, bridge.name, number, bridge.to, bridge.lanes, far_vpn)
 
 
 def load(broker: Broker, number: int) -> Link | None:
@@ -95,11 +115,19 @@ def forget(broker: Broker, number: int) -> None:
 # ---------------------------------------------------------------- sending
 
 
-def forward(broker: Broker, queue: Queue, budget: Budget) -> bool:
-    """Send what may go now; whether a budget ended it."""
+def forward(broker: Broker, queue: Queue, budget: Budget, here: Here | None = None) -> bool:
+    """Send what may go now; whether a budget ended it. here: takes what is for another VPN of this
+    broker; without it, that waits for the next step."""
     link = load(broker, queue.number)
     assert link is not None
     holds.forget_empty(broker, queue, link)
+    crosses = link.to == broker.header.number
+    if (link.to == ELSEWHERE and not link.opened) or (crosses and here is None):
+        save(broker, queue.number, link)
+        if crosses and queue.header.egress and queue.ready:
+            broker.header.crossing[queue.number] = broker.more_to_do = True
+        return False
+    handed: list[BridgeSend] = []
     limits = broker.limits
     rows, size = link.on_its_way()
     room = Budget(limits.bridge_rows - rows, limits.bridge_bytes - size)
@@ -107,10 +135,13 @@ def forward(broker: Broker, queue: Queue, budget: Budget) -> bool:
         lanes = _next_record(queue, link, min(room.rows, budget.rows))
         if not lanes:
             break
-        sent_rows, sent_bytes = _send(broker, queue, link, lanes)
+        sent_rows, sent_bytes = _send(broker, queue, link, lanes, handed)
         for one in (room, budget):
             one.take(sent_rows, sent_bytes)
     save(broker, queue.number, link)
+    for sent in handed:
+        assert here is not None
+        receipt(broker, link.to, here(sent))
     return budget.spent and bool(queue.ready) and not room.spent
 
 
@@ -139,9 +170,11 @@ def _next_record(queue: Queue, link: Link, most: int) -> list[tuple[int, Array]]
 
 
 def _send(
-    broker: Broker, queue: Queue, link: Link, lanes: list[tuple[int, Array]]
-) -> tuple[int, int]:
-    """Lease these to the link and say them; gives rows and bytes."""
+    broker: Broker, queue: Queue, link: Link, lanes: list[tuple[int, Array]],
+    handed: list[BridgeSend],
+) -> tuple[int, int]:  # fmt: skip
+    """Lease these to the link and say them; gives rows and bytes. handed: what is for this
+    broker."""
     seqs = np.concatenate([places for _, places in lanes])
     ids = queue.gather(seqs, "id")
     contents = broker.spool.contents(ids)
@@ -164,20 +197,52 @@ def _send(
     ttl_ends[ttl_ends == NEVER] = 0
     beside = [_beside(queue, seq) for seq in seqs.tolist()]
     places = {name: at for at, name in enumerate(dict.fromkeys(to for to, _ in beside))}
-    say(
-        broker, link.to,
+    _say(
+        broker, link, handed,
         BridgeSend(
-            link=queue.number, bridge=link.bridge, vpn=link.vpn, number=number,
+            link=queue.number, bridge=link.bridge, vpn=link.far_vpn or link.vpn, number=number,
             destinations=list(places), lanes=[len(one) for _, one in lanes],
             to=[places[to] for to, _ in beside],
             payloads=[c[0] for c in contents if c], keys=[c[1] for c in contents if c],
             headers=[c[2] for c in contents if c], times=spool.gather(ids, "time").tolist(),
             ttl_ends=ttl_ends.tolist(), priorities=spool.gather(ids, "priority").tolist(),
             dmq=spool.gather(ids, "dmq").astype(bool).tolist(),
-            due=[due for _, due in beside],
+            due=[due for _, due in beside], came_from=link.vpn if link.far_vpn else "",
         ),
     )  # fmt: skip
     return len(seqs), size
+
+
+def _say(broker: Broker, link: Link, handed: list[BridgeSend], sent: BridgeSend) -> None:
+    """To the far broker, over the channel or by way of the engine; to this one by hand."""
+    if link.to == broker.header.number:
+        handed.append(sent)
+        return
+    if link.to != ELSEWHERE:
+        say(broker, link.to, sent)
+        return
+    header = broker.header
+    said = HomeSend(header.epoch, header.name, min(link.flights), sent)
+    topic = topics.topic(header.name, topics.BRIDGE_OUT)
+    broker.emit(HomeRecord(topic, None, bridge_key(link.vpn, link.bridge), said))
+
+
+def set_way(broker: Broker, queue: Queue, state: str, why: str) -> None:
+    """The engine says how it is with the way to the other home."""
+    link = load(broker, queue.number)
+    if link is None or (link.way, link.why) == (state, why):
+        return
+    changed = link.way != state or not link.way_since
+    link.way, link.why = state, why
+    if changed:
+        link.way_since = broker.now
+        link.opened = link.opened or state == OPEN
+        broker.event(
+            "bridge_open" if state == OPEN else "bridge_waits", link.vpn, bridge=link.bridge,
+            to=link.to_name, why=why,
+        )  # fmt: skip
+        queue.wanted = True
+    save(broker, queue.number, link)
 
 
 def _beside(queue: Queue, seq: int) -> tuple[str, int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...protocol.home_bridges import OPEN, WAITING
 from .holds import HeldLane
-from .link import Link, load
+from .home_door import Arrival
+from .link import ELSEWHERE, Link, load
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -23,6 +25,7 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     header, limits = queue.header, broker.limits
     rows, size = link.on_its_way()
     oldest = min((f[0] for f in link.flights.values()), default=None)
+    blocked = _blocked(broker, queue, link)
     return {
         "name": link.bridge,
         "vpn": link.vpn,
@@ -40,10 +43,40 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "window_bytes": limits.bridge_bytes,
         "unanswered_s": None if oldest is None else (broker.now - oldest) / 1000,
         "egress": header.egress,
-        "blocked": _blocked(broker, queue, link),
+        "state": _state(link, bool(blocked)),
+        "why": link.why if link.to == ELSEWHERE else "",
+        "blocked": blocked,
         "sent": link.sent,
         "taken": link.taken,
         "refused": link.refused,
+    }
+
+
+def _state(link: Link, blocked: bool) -> str:
+    """`open`, `blocked` where an endpoint holds something back, `waiting` where the far home cannot
+    be reached."""
+    if link.to == ELSEWHERE and link.way != OPEN:
+        return WAITING
+    return "blocked" if blocked else OPEN
+
+
+def describe_arrival(broker: Broker, vpn: str, arrival: Arrival) -> dict[str, Any]:
+    """The far end of a bridge that comes from another home."""
+    peer = arrival.peer
+    return {
+        "name": arrival.name,
+        "vpn": vpn,
+        "from": arrival.origin,
+        "to": broker.header.name,
+        "subscriptions": list(arrival.subscriptions),
+        "state": WAITING if peer is None else OPEN,
+        "why": "" if peer else "nothing has come over it yet",
+        "home": None if peer is None else {"epoch": peer[0], "broker": peer[1]},
+        "heard_s": (broker.now - arrival.last) / 1000 if arrival.last else None,
+        "taken": arrival.taken,
+        "refused": arrival.refused,
+        "repeated": arrival.repeated,
+        "blocked": [],
     }
 
 

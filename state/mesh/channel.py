@@ -16,9 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...definitions import DEFAULT_VPN
-from ...protocol import mesh
+from ...protocol import mesh, topics
 from ...protocol.errors import LakequeueError
+from ...protocol.home_bridges import COPIER_PREFIX
 from ...protocol.messages import Records
+from ..bridges import copied, home_door
 from ..rejection import count_of_vpn, reject_record
 from .kinds import KINDS, REFUSED
 from .peer import Peer
@@ -35,6 +37,9 @@ def hear(broker: Broker, records: Records, refused: Refusals) -> None:
     for at in range(len(records)):
         place = records.topics[at], records.partitions[at], records.offsets[at]
         broker.at = place
+        if _is_of_homes(place[0], records.keys[at]):
+            _hear_homes(broker, vpn, records, at, refused)
+            continue
         new = None  # what is heard for the first time
         try:
             envelope = mesh.decode(records.values[at])
@@ -54,6 +59,30 @@ def hear(broker: Broker, records: Records, refused: Refusals) -> None:
             if new is not None:
                 _answer_refused(broker, new)
     broker.at = None
+
+
+def _is_of_homes(topic: str, key: bytes | None) -> bool:
+    """Whether a record is about a bridge between homes: of another home, or copied from there."""
+    return topic.endswith(f".{topics.BRIDGE_IN}") or (key or b"").startswith(COPIER_PREFIX)
+
+
+def _hear_homes(broker: Broker, vpn: str, records: Records, at: int, refused: Refusals) -> None:
+    """Hear what concerns a bridge between homes."""
+    place = records.topics[at], records.partitions[at], records.offsets[at]
+    key, value = records.keys[at], records.values[at]
+    failed = refused.records.get(place, "")
+    kind = topics.split(place[0])
+    try:
+        if kind is not None and kind[1] == topics.BRIDGE_IN:
+            vpn = kind[0]
+            home_door.hear(broker, vpn, place[1], value, failed)
+        elif failed:
+            raise ValueError(f"it failed: {failed}")
+        else:
+            copied.hear(broker, key or b"", value)
+    except (LakequeueError, ValueError) as error:
+        broker.event("bridge_refused", vpn, why=str(error))
+        reject_record(broker, vpn, *place, key, value, str(error))
 
 
 def _is_new(broker: Broker, vpn: str, envelope: mesh.Envelope) -> bool:

@@ -18,7 +18,8 @@ from ...protocol.offering import Offer, TopicRoutes, Verdict, Vote
 from ...protocol.queue_moves import Arrive, Expected, HandOver
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bridge_keeper import hear_command
-from ..bridges.far import refuse_all, take_in
+from ..bridges.crossing import take_in
+from ..bridges.far import refuse_all
 from ..bridges.link import receipt
 from . import (
     barriers,

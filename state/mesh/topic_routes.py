@@ -140,11 +140,12 @@ def _routes_for(broker: Broker, peer: int, queues: list[Queue]) -> set[int]:
 
 
 def _far_of(broker: Broker, queue: Queue) -> int | None:
-    """The broker to which the bridge of an endpoint leads; None where it is being deleted."""
-    from ..bridges.link import load
+    """The broker of this home to which the bridge of an endpoint leads within its VPN; None where
+    it leads out of them, or is being deleted."""
+    from ..bridges.link import ELSEWHERE, load
 
     link = load(broker, queue.number)
-    return None if link is None else link.to
+    return None if link is None or link.to == ELSEWHERE or link.far_vpn else link.to
 
 
 def takes_from(broker: Broker, queue: Queue, entry: int) -> bool:

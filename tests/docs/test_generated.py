@@ -192,6 +192,7 @@ def test_pages_of_the_state(table: Table) -> None:
     connection = lakequeue.connect("memory://", config={"brokers": brokers})
     admin = connection.admin()
     admin.bridge({"name": "b", "to": "broker-1", "subscriptions": ["b/>"]})
+    admin.bridge({"name": "c", "from": "kafka://far:1", "to": "broker-0", "subscriptions": [">"]})
     admin.define({"name": "orders", "message_type": "json"})
     admin.define(
         {

@@ -385,3 +385,19 @@ def test_guessing_is_slow_and_sessions_end() -> None:
 def test_a_large_form_is_not_read(admin_page: Served) -> None:
     admin_page.sign_in()
     assert admin_page.ask("/redrive", {"word": "x" * 2_000_000})[0] == 403
+
+
+def test_h2_a_bridge_says_which_endpoint_holds_it(engine: Any, open_page: Served) -> None:
+    with lakequeue.connect("memory://page-far") as far:
+        bridge = {"name": "out", "subscriptions": ["a/>"]}
+        far.admin().bridge({**bridge, "from": engine.case_url, "to": "broker-0"})
+        queue = {"message_type": "text", "type": "LocalQueue", "subscriptions": ["a/>"]}
+        far.admin().define({"name": NASTY_QUEUE, "max_spool_messages": 1, **queue})
+        assert "Bridges" not in open_page.get("/")
+        engine.admin().bridge({**bridge, "to": "memory://page-far"})
+        for _ in range(3):
+            engine.producer().send("a/b", b"x")
+        shown = open_page.get("/")
+        assert "1 bridge<" in shown
+        assert f"{NASTY_QUEUE}: queue_quota for 0 ms, 2 waiting" in unescape(shown)
+        assert NASTY_QUEUE not in shown

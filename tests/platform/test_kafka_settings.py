@@ -7,8 +7,10 @@ from confluent_kafka import Producer
 from kafka import KafkaConsumer
 from lakequeue.protocol.errors import ConfigError
 from lakequeue.protocol.kafka_settings import (
+    FOLDER_VARIABLE,
     NAMES,
     VARIABLE,
+    credentials,
     encrypted,
     for_java,
     for_kafka_python,
@@ -65,3 +67,18 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert [p.where.rpartition(" ")[2] for p in caught.value.problems] == ["1", "2", "3", "4"]
     with pytest.raises(ConfigError, match=VARIABLE):
         kafka_settings({VARIABLE: str(tmp_path / "nowhere")})
+
+
+def test_credentials_of_another_kafka_are_a_file_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "east").write_text(FILE)
+    there = {FOLDER_VARIABLE: str(tmp_path)}
+    assert credentials("east", there)["sasl.password"] == 'a"b=c'
+    with pytest.raises(ConfigError, match=r"credentials: '.*/west' – must name a file"):
+        credentials("west", there)
+    (tmp_path / "east").write_text("sasl.password secret\n")
+    with pytest.raises(ConfigError) as caught:
+        credentials("east", there)
+    assert "line 1: this line: '' – must be name=value" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=f"'east' – is a file in the folder {FOLDER_VARIABLE}"):
+        credentials("east", {})

@@ -14,8 +14,9 @@ import lakequeue
 import pyarrow as pa
 import pytest
 from lakequeue.protocol import journal
+from lakequeue.sinks.bridge_figures import bridge_families
 from lakequeue.sinks.message_times import QUEUES_MAX, ROOM
-from lakequeue.sinks.metric_table import PHASES, SAMPLES, TABLE
+from lakequeue.sinks.metric_table import BRIDGE, PHASES, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import OTHER, Look
 from lakequeue.streaming.figures import NAMES
@@ -248,7 +249,8 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     families = list(text_string_to_metric_families(text))
     served = {sample.name for family in families for sample in family.samples}
     created = {name for name in served if name.endswith("_created")}
-    assert served - created == SAMPLES - {"lakequeue_vpn_spool_max_bytes"}  # it has none
+    absent = {"lakequeue_vpn_spool_max_bytes"}  # it has none, and no bridges
+    assert served - created == SAMPLES - absent - {m.shown for m in TABLE if m.source == BRIDGE}
     tables = {"query": "lakequeue-tables"}
     sample = engine.metrics.registry.get_sample_value
     assert sample("lakequeue_query_lag_records", tables) == 3
@@ -346,3 +348,30 @@ def _ended(name: str) -> None:
     for thread in [t for t in threading.enumerate() if t.name == name]:
         thread.join(5)
         assert not thread.is_alive()
+
+
+def test_h2_what_holds_a_bridge(engine: Engine) -> None:
+    bridge = {"name": "out", "subscriptions": ["a/>"]}
+    with lakequeue.connect("memory://metrics-far") as far:
+        far.admin().bridge({**bridge, "from": engine.url, "to": BROKER})
+        queue = {**QUEUE, "type": "LocalQueue", "subscriptions": ["a/>"]}
+        far.admin().define({"name": "small", "max_spool_messages": 1, **queue})
+        engine.admin.bridge({**bridge, "to": "memory://metrics-far"})
+        engine.send("a/b", 4)
+        engine.connection.advance("3s")
+        seen = [*engine.admin.bridges(), *far.admin().bridges()]
+    engine.metrics.queues.seen(
+        Look(engine.admin.queues(), [engine.admin.usage()], 0.1, bridges=seen[:1])
+    )
+
+    def value(name: str, **labels: str) -> float | None:
+        known = {"broker": BROKER, "vpn": "default", "bridge": "out", **labels}
+        return engine.metrics.registry.get_sample_value(f"lakequeue_bridge_{name}", known)
+
+    assert value("waiting") == 3
+    assert (value("taken_messages_total"), value("away")) == (1, 0)
+    assert value("blocked_messages", endpoint="small") == 3
+    assert value("blocked_seconds", endpoint="small") == 3
+    named = {f.name: f.samples for f in bridge_families(seen[1:])}
+    assert [s.value for s in named["lakequeue_bridge_taken_messages"]] == [1]
+    assert named["lakequeue_bridge_waiting"] == []  # an end where nothing waits has no such figure

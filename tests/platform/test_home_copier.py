@@ -1,0 +1,176 @@
+"""What copies between two homes (H1), on librdkafka's own mock of Kafka: the two brokers are in
+memory, all between them is as in the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from lakequeue.definitions import parse_configuration
+from lakequeue.definitions.bridge import parse_bridge
+from lakequeue.memory import MemoryConnection, MemoryEngine
+from lakequeue.protocol.wire import WireRecord
+from lakequeue.streaming.home_copier import HomeCopier
+
+EVERY_S_MAX = 60.0
+TOPICS = ("near.bridge-out", "near.mesh", "default.bridge-in", "default.bridge-answers")
+
+
+class Way:
+    """In the place of `JoinedHomes`: what a step says goes to Kafka."""
+
+    def __init__(self, write: Callable[[WireRecord], None]) -> None:
+        self.write = write
+
+    def said(self, record: WireRecord) -> None:
+        if record.topic in TOPICS:
+            self.write(record)
+
+    def carry(self) -> None:
+        """Somebody else does."""
+
+
+class Ends:
+    """The homes of `near` and `far`, and what each reads and writes of Kafka."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.writer = Producer({"bootstrap.servers": address, "linger.ms": 0})
+        for topic in (*TOPICS, "default.directory"):
+            self.writer.list_topics(topic, timeout=5)  # the mock makes it
+        self.reader = Consumer({"bootstrap.servers": address, "group.id": "ends"})
+        self.reader.assign([TopicPartition(t, 0, 0) for t in (TOPICS[1], TOPICS[2])])
+        self.engines = {n: MemoryEngine(parse_configuration({"brokers": [n]})) for n in
+                        ("near", "far")}  # fmt: skip
+        self.near, self.far = (MemoryConnection(e, "default", n) for n, e in self.engines.items())
+        self.answers = self.engines["far"].open_inbox(TOPICS[3])
+        self.engines["near"].homes = Way(self.write)  # type: ignore[assignment]
+        self.definition = {
+            "name": "b", "from": "near", "to": f"kafka://{address}", "subscriptions": ["a/>"],
+        }  # fmt: skip
+        self.copiers: list[HomeCopier] = []
+
+    def write(self, record: WireRecord) -> None:
+        self.writer.produce(record.topic, record.value, record.key, 0)
+        self.writer.poll(0)
+
+    def begin(self, first: int | None = None) -> HomeCopier:
+        """Another copier, in the place of the one before; first: from this record on."""
+        for before in self.copiers[-1:]:
+            before.stop()
+            before.join(20)
+            assert not before.is_alive()
+        if first is not None:
+            group = {"bootstrap.servers": self.address, "group.id": "lakequeue.bridge.0.default.b"}
+            consumer = Consumer(group)
+            consumer.commit(offsets=[TopicPartition(TOPICS[0], 0, first, "{}")], asynchronous=False)
+            consumer.close()
+        copier = HomeCopier(self.address, 0, parse_bridge(self.definition))
+        copier.start()
+        self.copiers.append(copier)
+        return copier
+
+    def turn(self) -> None:
+        """What has come to the two homes, and what the far one answers."""
+        message = self.reader.poll(0.02)
+        while message is not None:
+            if message.error() is None:
+                to = self.engines["near" if message.topic() == TOPICS[1] else "far"]
+                record = WireRecord(message.topic(), 0, message.key(), message.value())
+                to.hear(0, record)
+            message = self.reader.poll(0)
+        while self.answers:
+            answer = self.answers.popleft()
+            self.writer.produce(TOPICS[3], answer.value, answer.key, 0)
+        self.writer.poll(0)
+
+    def until(self, holds: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + EVERY_S_MAX
+        while not (found := holds()):
+            assert time.monotonic() < deadline, self.seen()
+            self.turn()
+        return found
+
+    def seen(self) -> dict[str, Any]:
+        return self.near.admin().describe_bridge("b")
+
+    def close(self) -> None:
+        for copier in self.copiers:
+            copier.stop()
+            copier.join(20)
+        self.reader.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    mock = Producer({"bootstrap.servers": "localhost:1", "test.mock.num.brokers": 1})
+    (broker,) = mock.list_topics(timeout=5).brokers.values()
+    one = Ends(f"{broker.host}:{broker.port}")
+    yield one
+    one.close()
+
+
+def test_h1_a_copier_may_end_anywhere_and_begin_anywhere_before(ends: Ends) -> None:
+    ends.far.admin().bridge({**ends.definition, "from": "kafka://west:1", "to": "far"})
+    own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
+    ends.far.admin().define(own)
+    ends.near.admin().bridge(ends.definition)
+    assert ends.seen()["state"] == "waiting"
+    ends.begin()
+    ends.until(lambda: ends.seen()["state"] == "open")
+    producer = ends.near.producer()
+    for n in range(120):
+        producer.send(f"a/{n % 3}", str(n).encode())
+        if n in (30, 60, 90):
+            for _ in range(n // 30):
+                ends.turn()
+            ends.begin(first=0 if n == 60 else None)
+    ends.until(lambda: ends.seen()["taken"] == 120)
+    arrived = ends.far.admin().describe_bridge("b")
+    assert (arrived["taken"], arrived["home"]) == (120, {"epoch": 0, "broker": "near"})
+    got = []
+    with ends.far.consumer("q", max_backlog=200, ack_mode="individual") as consumer:
+        while (message := consumer.receive(timeout=0)) is not None:
+            got.append(int(message.payload))
+            message.ack()
+    assert sorted(got) == list(range(120))
+    for rest in range(3):
+        assert [n for n in got if n % 3 == rest] == list(range(rest, 120, 3))
+    seen = ends.seen()
+    assert (seen["on_its_way"], seen["waiting"]) == (0, 0)
+    ends.until(lambda: ends.copiers[-1].position)
+    repeated = arrived["repeated"]
+    ends.begin(first=0)  # all of it once more
+    ends.until(lambda: ends.far.admin().describe_bridge("b")["repeated"] > repeated)
+    assert ends.far.admin().describe("q")["depth"] == 0
+
+
+def test_h1_silence_is_told_and_all_is_copied_again(ends: Ends) -> None:
+    ends.near.admin().bridge(ends.definition)
+    copier = ends.begin()
+    copier._silence_s = 0.3
+    ends.until(lambda: ends.seen()["state"] == "open")
+    ends.near.producer().send("a/b", b"x")
+    ends.until(lambda: "has answered nothing for 0 s" in ends.seen()["why"])
+    own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
+    ends.far.admin().define(own)
+    ends.far.admin().bridge({**ends.definition, "from": "kafka://west:1", "to": "far"})
+    ends.until(lambda: ends.seen()["taken"] == 1)
+    assert ends.seen()["state"] == "open"
+    assert ends.far.admin().describe("q")["depth"] == 1
+
+
+def test_h1_a_far_end_that_is_not_there_is_told_in_a_sentence(ends: Ends) -> None:
+    ends.near.admin().bridge(ends.definition)
+    for changes, why in (
+        ({"to": f"kafka://{ends.address}?broker=nobody"}, "has no broker 'nobody'; it has none"),
+        ({"to": "memory://x"}, "memory://x: an engine on Kafka reaches kafka:// only"),
+        ({"credentials": "east"}, "credentials: 'east' – is a file in the folder"),
+    ):
+        kept, ends.definition = ends.definition, ends.definition | changes
+        ends.begin()
+        ends.until(lambda why=why: why in ends.seen()["why"])
+        ends.definition = kept

@@ -1,0 +1,106 @@
+"""Two homes in one process, a bridge between them, and what happens to what copies between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryEngine
+from lakequeue.memory.joined_homes import MemoryCopier
+from lakequeue.state import Limits
+
+from .mortal import Fate, MortalEngine
+
+LEAVES = {"name": "out", "from": "near", "to": "memory://east", "subscriptions": ["a/>"]}
+ARRIVES = {"name": "out", "from": "memory://west", "to": "far", "subscriptions": ["a/>"]}
+
+
+class Homes:
+    """The homes `west`, with the broker `near`, and `east`, with the broker `far`."""
+
+    def __init__(self, limits: Limits | None = None, expected: bool = True, **bridge: Any) -> None:
+        self.engines: dict[str, MemoryEngine] = {}
+        for name, broker in (("west", "near"), ("east", "far")):
+            engine = MortalEngine(parse_configuration({"brokers": [broker]}), limits)
+            engine.checking = True
+            engine.homes.find = self.engines.get
+            self.engines[name] = engine
+        self.engines["east"].now = self.engines["west"].now
+        self.west = self.engines["west"].connect(name="publisher")  # type: ignore[attr-defined]
+        self.east = self.engines["east"].connect(name="consumer")  # type: ignore[attr-defined]
+        self.producer = self.west.producer()
+        if expected:
+            self.east.admin().bridge(ARRIVES)
+        self.west.admin().bridge(LEAVES | bridge)
+
+    @property
+    def copier(self) -> MemoryCopier:
+        return self.engines["west"].homes.copier("out")
+
+    def define(self, name: str, *topics: str, **keys: Any) -> None:
+        own = {"name": name, "message_type": "binary", "type": "LocalQueue"}
+        self.east.admin().define(own | {"subscriptions": list(topics)} | keys)
+
+    def send(self, to: str, *bodies: Any, **options: Any) -> None:
+        for body in bodies:
+            self.producer.send(to, str(body).encode(), **options)
+
+    def advance(self, duration: str) -> None:
+        for engine in self.engines.values():
+            engine.advance(duration)
+
+    def bodies(self, queue: str) -> list[str]:
+        """All that is in a queue, acknowledged."""
+        found = []
+        with self.east.consumer(queue, max_backlog=100, ack_mode="individual") as consumer:
+            while (message := consumer.receive(timeout=0)) is not None:
+                message.ack()
+                found.append(message.payload.decode())
+        return found
+
+    def seen(self) -> dict[str, Any]:
+        return self.west.admin().describe_bridge("out")
+
+    def seen_far(self) -> dict[str, Any]:
+        return self.east.admin().describe_bridge("out")
+
+    def events(self, home: str, name: str) -> list[dict[str, Any]]:
+        admin = {"west": self.west, "east": self.east}[home].admin()
+        return [e for e in admin.events() if e["event"] == name]
+
+    def fated(self, fate: Fate | None) -> None:
+        """From now on brokers die, and what copies begins again, as fate wills."""
+        for engine in self.engines.values():
+            engine.fated(fate)  # type: ignore[attr-defined]
+        forgetful(self.copier, fate)
+
+
+def forgetful(copier: MemoryCopier, fate: Fate | None) -> None:
+    """It may die when it has copied: then it copies again what it copied before, and answers that
+    it brought come again. Now and then one is left out, and comes when it begins again."""
+    kind = type(copier)
+    if fate is None:
+        del copier.bring, copier.answered  # type: ignore[misc]
+        return
+    copied: list[tuple[Any, ...]] = []
+    brought: list[bytes] = []
+
+    def bring(*place_and_value: Any) -> None:
+        copied.append(place_and_value)
+        if fate.random.random() < 0.2:
+            return  # it does not arrive; what is behind it may
+        kind.bring(copier, *place_and_value)
+        if fate.random.random() < 0.3:
+            begin_again()
+
+    def begin_again() -> None:
+        for one in copied[-12:]:
+            kind.bring(copier, *one)
+
+    def answered(value: bytes) -> None:
+        brought.append(value)
+        for one in brought[-3:] if fate.random.random() < 0.3 else [value]:
+            kind.answered(copier, one)
+
+    copier.begin_again = begin_again  # type: ignore[attr-defined]
+    copier.bring, copier.answered = bring, answered  # type: ignore[method-assign]

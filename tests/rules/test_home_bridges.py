@@ -1,0 +1,240 @@
+"""Bridges between two homes (H1–H3, X4): nothing lost, nothing doubled, whoever dies, whatever is
+copied twice or late, and however long the two do not reach each other."""
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import ConfigError
+
+from .bridged import TINY
+from .joined import ARRIVES, LEAVES, Homes
+from .mortal import Fate
+
+
+def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:
+    homes = Homes()
+    homes.define("q", "a/b")
+    homes.send("a/b", "one", priority=7, headers={"k": "v"}, key=b"key")
+    with homes.east.consumer("q", ack_mode="individual") as consumer:
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        assert (message.payload, message.priority, message.key) == (b"one", 7, b"key")
+        assert message.headers == {"k": "v"}
+        message.ack()
+    seen, far = homes.seen(), homes.seen_far()
+    assert (seen["state"], seen["taken"], seen["on_its_way"]) == ("open", 1, 0)
+    assert (far["state"], far["taken"], far["from"]) == ("open", 1, "memory://west")
+    assert far["home"] == {"epoch": 0, "broker": "near"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_h1_between_homes_nothing_is_lost_or_doubled_whoever_dies(seed: int) -> None:
+    lanes = ["per-destination", "none"][seed // 2 % 2]
+    homes = Homes(TINY if seed % 2 else None, lanes=lanes)
+    homes.define("small", "a/0", max_spool_messages=2)
+    homes.define("all", "a/1", "a/2", "a/3/>")
+    fate = Fate(seed, death=0.15)
+    homes.fated(fate)
+    sent: dict[str, list[str]] = {}
+    got: dict[str, list[str]] = {"small": [], "all": []}
+    for n in range(20):
+        to = fate.random.choice(["a/0", "a/1", "a/2", "a/3/x"])
+        sent.setdefault(to, []).append(f"{to}:{n}")
+        homes.send(to, f"{to}:{n}")
+        if fate.random.random() < 0.1:
+            got["small"] += homes.bodies("small")
+    assert fate.deaths > 5
+    begin_again = homes.copier.begin_again  # type: ignore[attr-defined]
+    homes.fated(None)
+    begin_again()
+    while homes.seen()["taken"] < 20:
+        homes.advance("6s")
+        got["small"] += homes.bodies("small")
+    for queue, bodies in got.items():
+        bodies += homes.bodies(queue)
+    for to, bodies in sent.items():
+        found = [b for part in got.values() for b in part if b.startswith(f"{to}:")]
+        assert found == bodies
+    seen = homes.seen()
+    assert (seen["waiting"], seen["on_its_way"], seen["taken"]) == (0, 0, 20)
+    assert homes.seen_far()["taken"] == 20
+
+
+def test_h1_a_home_that_is_not_reached_for_minutes_loses_and_doubles_nothing() -> None:
+    homes = Homes(TINY)
+    homes.define("q", "a/>")
+    homes.send("a/1", *range(3))
+    homes.copier.is_cut = True
+    for n in range(3, 40):
+        homes.send(f"a/{n % 10}", n)
+    homes.advance("10m")
+    seen = homes.seen()
+    assert seen["on_its_way"] == TINY.bridge_rows  # bounded, however long it lasts
+    assert (seen["waiting"], seen["unanswered_s"]) == (30, 600)
+    homes.copier.is_cut = False
+    homes.advance("0s")
+    bodies = [int(body) for body in homes.bodies("q")]
+    assert sorted(bodies) == list(range(40))
+    for last in range(10):
+        own = [n for n in bodies if n > 2 and n % 10 == last]
+        assert own == sorted(own)
+    assert homes.seen()["unanswered_s"] is None
+
+
+def test_x4_time_to_live_counts_on_in_another_home() -> None:
+    homes = Homes()
+    homes.define("q", "a/>")
+    homes.copier.is_cut = True
+    homes.send("a/b", "x", ttl="8s")
+    homes.send("a/c", "y", ttl="1s")
+    homes.advance("2s")
+    homes.copier.is_cut = False
+    homes.advance("0s")
+    assert homes.bodies("q") == ["x"]
+    homes.copier.is_cut = True
+    homes.send("a/b", "z", ttl="8s")
+    homes.advance("2s")
+    homes.copier.is_cut = False
+    homes.advance("0s")
+    with homes.east.consumer("q") as consumer:
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        assert message.payload == b"z"
+    homes.advance("5.9s")
+    assert homes.east.admin().describe("q")["depth"] == 1
+    homes.advance("100ms")
+    assert homes.east.admin().describe("q")["depth"] == 0
+
+
+def test_h2_h3_a_full_queue_of_another_home_holds_its_own_messages_and_is_shown() -> None:
+    homes = Homes()
+    homes.define("small", "a/0", max_spool_messages=1)
+    homes.define("all", "a/1")
+    homes.send("a/0", 1, 2, 3)
+    homes.send("a/1", 4, 5)
+    homes.advance("10s")
+    seen = homes.seen()
+    assert seen["state"] == "blocked"
+    (blocked,) = seen["blocked"]
+    assert (blocked["endpoint"], blocked["reason"], blocked["waiting"]) == (
+        "small", "queue_quota", 2,
+    )  # fmt: skip
+    assert blocked["for_s"] == 10
+    assert homes.bodies("all") == ["4", "5"]
+    assert homes.bodies("small") == ["1"]
+    homes.advance("6s")
+    assert homes.bodies("small") == ["2"]
+
+
+def test_h1_nothing_comes_in_that_is_not_expected() -> None:
+    homes = Homes(expected=False)
+    homes.define("q", ">")
+    homes.send("a/b", "x")
+    assert homes.east.admin().describe("q")["depth"] == 0
+    (told,) = homes.events("east", "bridge_refused")
+    assert told["why"] == (
+        "bridge: 'out' – no bridge of this name arrives here; broker 'near' of home 0 sends it"
+    )
+    homes.advance("1m")
+    assert homes.seen()["unanswered_s"] == 60
+
+
+def test_h1_who_is_another_does_not_speak_over_a_bridge() -> None:
+    homes = Homes()
+    homes.define("q", "a/>")
+    homes.send("a/b", "x")
+    stranger = Homes.__new__(Homes)
+    stranger.engines = {"east": homes.engines["east"]}
+    other = type(homes.engines["west"])()
+    other.homes.find = homes.engines.get
+    at = other.connect()  # type: ignore[attr-defined]
+    at.admin().bridge({k: v for k, v in LEAVES.items() if k != "from"})
+    at.producer().send("a/b", b"of a stranger")
+    assert homes.bodies("q") == ["x"]
+    (told,) = homes.events("east", "bridge_refused")
+    assert told["why"].startswith("bridge: 'out' – is for broker 'near' of home 0; broker 'broker-")
+
+
+def test_h1_a_message_goes_nowhere_that_the_far_end_does_not_expect() -> None:
+    homes = Homes(subscriptions=[">"])
+    homes.define("q", ">")
+    homes.send("b/c", "not expected")
+    homes.send("a/c", "expected")
+    assert homes.bodies("q") == ["expected"]
+    (blocked,) = homes.seen()["blocked"]
+    assert (blocked["reason"], blocked["destinations"]) == ("permission_denied", ["b/c"])
+
+
+def test_h1_what_was_taken_in_is_not_taken_in_again_when_the_bridge_is_made_again() -> None:
+    homes = Homes()
+    homes.define("q", "a/>")
+    copied: list[tuple[Any, ...]] = []
+    copier, kind = homes.copier, type(homes.copier)
+
+    def bring(*given: Any) -> None:
+        copied.append(given)
+        kind.bring(copier, *given)
+
+    copier.bring = bring  # type: ignore[method-assign]
+    homes.send("a/1", 1, 2)
+    homes.east.admin().delete_bridge("out")
+    homes.east.admin().bridge(ARRIVES)
+    for one in copied:
+        kind.bring(copier, *one)
+    homes.send("a/1", 3)
+    assert homes.bodies("q") == ["1", "2", "3"]
+    homes.west.admin().delete_bridge("out")
+    homes.west.admin().bridge(LEAVES)
+    for one in copied:
+        kind.bring(copier, *one)  # of a bridge that is gone
+    homes.send("a/1", 4)
+    assert homes.bodies("q") == ["4"]
+
+
+def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answer() -> None:
+    homes = Homes()
+    homes.define("q", "a/>")
+    homes.send("a/1", 1, 2, 3)
+    assert homes.bodies("q") == ["1", "2", "3"]
+    east = type(homes.engines["east"])()
+    homes.engines["east"] = east
+    east.homes.find = homes.engines.get
+    homes.east = east.connect()  # type: ignore[attr-defined]
+    homes.copier.answers = None
+    homes.east.admin().bridge({k: v for k, v in ARRIVES.items() if k != "to"} | {"to": "broker-0"})
+    homes.define("q", "a/>")
+    homes.send("a/1", 4)
+    assert homes.bodies("q") == ["4"]
+
+
+def test_h1_bridges_between_homes_make_a_chain_and_end_with_a_sentence_at_home() -> None:
+    homes = Homes()
+    homes.west.admin().bridge(LEAVES | {"name": "home", "to": "memory://west"})
+    (seen,) = [b for b in homes.west.admin().bridges() if b["name"] == "home"]
+    assert (seen["state"], seen["why"]) == ("waiting", "memory://west: is this home itself")
+    homes.west.admin().bridge(LEAVES | {"name": "none", "to": "memory://north"})
+    homes.west.admin().bridge(LEAVES | {"name": "far", "to": "memory://east?broker=nobody"})
+    shown = {b["name"]: b["why"] for b in homes.west.admin().bridges()}
+    assert shown["none"] == "memory://north: no engine of this process has that name"
+    assert "broker: 'nobody' – allowed are the engine's: far" in shown["far"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"to": "kafka://"}, r"to: 'kafka://' – must be kafka://HOST:PORT\[/VPN\]"),
+        ({"to": "kafka://me:pw@h:1"}, "credentials stand in a file"),
+        ({"to": "http://h:1"}, "must be a broker of this home, kafka://HOST:PORT"),
+        ({"to": "kafka://h:1?user=x"}, "without any other option"),
+        ({"from": "kafka://h:1"}, "must be a broker of this home: one end of a bridge is"),
+        ({"credentials": "x"}, "are for a bridge that leads to another Kafka"),
+        ({"to": "kafka://h:1", "credentials": "../x"}, "credentials: '../x' – must be at most 64"),
+        ({"from": "nobody"}, "from: 'nobody' – must be a broker of this home, which has 'near'"),
+    ],
+)
+def test_h1_a_wrong_bridge_between_homes_is_a_sentence(changes: dict[str, Any], why: str) -> None:
+    homes = Homes()
+    before = homes.west.admin().bridges()
+    with pytest.raises(ConfigError, match=why):
+        homes.west.admin().bridge(LEAVES | {"name": "other"} | changes)
+    assert homes.west.admin().bridges() == before
