@@ -353,6 +353,15 @@ class BeginAgain(Command, frozen=True, tag="begin_again"):
     queue: Name
 
 
+class Tables(Command, frozen=True, tag="tables"):
+    """How far the Delta tables are: of ``topic/partition`` they have all before an offset. The
+    engine says so, for receipts that wait for it (`durability: delta`). written: there are such
+    tables at all."""
+
+    written: bool = True
+    up_to: dict[Text, Count] = {}
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -363,6 +372,7 @@ AnyCommand = (
     | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
     | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge | Bridges | DescribeBridge
     | MoveQueue
+    | Tables
 )
 
 OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on

@@ -89,6 +89,7 @@ class Reason(enum.StrEnum):
     NO_MATCHING_DESTINATION = "no_matching_destination"
     PERMISSION_DENIED = "permission_denied"
     MALFORMED = "malformed"
+    NO_TABLES = "no_tables"  # it was to be in the Delta tables first, and cannot be
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Why a message is dead (X5).
     EXPIRED = "expired"

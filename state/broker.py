@@ -70,6 +70,12 @@ class BrokerHeader(msgspec.Struct):
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
+    # Receipts that wait for the Delta tables, see `durable`. tables: are they written? None: nobody
+    # has said so; the row of those that wait, and whether the first of it may be said.
+    tables: bool | None = None
+    held_first: int = 0
+    held_next: int = 0
+    held_due: bool = False
 
 
 _encode = msgspec.msgpack.encode

@@ -11,6 +11,7 @@ is forgotten.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.outputs import Receipts
@@ -43,12 +44,14 @@ class ProducerHistory:
     """One producer during a step."""
 
     __slots__ = (
+        "_fresh",
         "_key",
         "_repeated",
         "_values",
         "forgotten_at",
         "gaps",
         "high",
+        "needs",
         "receipt",
         "refusals",
         "runs",
@@ -63,6 +66,9 @@ class ProducerHistory:
         self.runs: list[list[int]] = [list(r) for r in known[2]] if known else []
         self.refusals: list[list[int]] = [list(r) for r in known[3]] if known else []
         self.forgotten_at: int = known[4] if known else 0
+        # What the Delta tables must have before it is answered, see `durable`.
+        self.needs: dict[str, int] = known[5] if known and len(known) > 5 else {}
+        self._fresh = True
         self.receipt = Receipts(vpn, name, 0)
         self._repeated: int | None = None
 
@@ -99,6 +105,15 @@ class ProducerHistory:
             refusals.insert(at, [seq, seq])
         self.receipt.nacks.append((seq, reason, queue, detail))
 
+    def wants(self, topic: str, places: Iterable[tuple[int, int]], in_tables: bool) -> None:
+        """It sent records that stand in these partitions, at these offsets; in_tables: it is to be
+        answered when the Delta tables have them."""
+        if self._fresh:
+            self.needs, self._fresh = {}, False
+        for partition, offset in places if in_tables else ():
+            place = f"{topic}/{partition}"
+            self.needs[place] = max(self.needs.get(place, 0), offset + 1)
+
     def repeat(self, seq: int) -> None:
         """Answer a sequence that was stored as it was answered before."""
         if self._repeated is None or seq < self._repeated:
@@ -134,9 +149,8 @@ class ProducerHistory:
             broker.calendar.set(name, self.forgotten_at)
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
-        self._values.write(
-            self._key, [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
-        )
+        kept = [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
+        self._values.write(self._key, [*kept, self.needs] if self.needs else kept)
         self.receipt.broker = broker.header.number
         self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
         return self.receipt

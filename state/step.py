@@ -20,6 +20,7 @@ from ..protocol.outputs import Deadline, Output
 from .broker import Broker, Home
 from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
+from .durable import say_held
 from .isolation import Refusals, isolated
 from .limits import Limits
 from .mesh.channel import hear
@@ -59,6 +60,7 @@ PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, given: hear(broker, given.mesh, given.refused),
     lambda broker, given: take_commands(broker, given.commands),
     lambda broker, given: admit(broker, given.publishes, given.refused),
+    lambda broker, _: say_held(broker),
     lambda broker, _: act_on_deadlines(broker),
     lambda broker, _: deliver(broker),
     lambda broker, _: compact(broker),

@@ -43,6 +43,7 @@ from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
 from .tables_lock import TablesLock
+from .tables_marks import TablesMarks
 from .ticker import Ticker
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class Engine:
         )
         self.captured = CapturedTopics(
             bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
+        )
+        self._marks = TablesMarks(
+            self.brokers, lambda broker, value: self._tell(self._vpns[0], broker, value)
         )
         self._notes = BatchNotes(
             self.captured, self.metrics, self._ticker, self._on_loss, self._on_word
@@ -192,6 +196,7 @@ class Engine:
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
         for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
             self._tell(vpn, broker, command)
+        self._marks.begin(broker, self.application.tables_interval_s() > 0)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
 
@@ -221,6 +226,7 @@ class Engine:
     def _any_batch(self, progress: dict[str, Any]) -> None:
         self._losses.batch(progress)
         self.metrics.query(progress)
+        self._marks.batch(progress)
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}

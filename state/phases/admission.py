@@ -21,6 +21,7 @@ from ...protocol.messages import (
 )
 from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
+from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
 from ..mesh.hosting import takes
 from ..mesh.known_places import is_moving
@@ -97,6 +98,8 @@ class Admission:
                 header = PLAIN if meta is None else decode_publish_header(meta)
                 if vpn is not None and not header.to:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
+                if vpn is None and header.durability == DELTA:
+                    raise ValueError("durability 'delta' is for messages on <vpn>.publish")
                 payloads = payloads_of(header, record)
             except ValueError as error:
                 self._malformed(vpn, record, str(error))
@@ -178,7 +181,7 @@ class Admission:
     ) -> bool:  # fmt: skip
         """Take in a record's messages, or a span's, at once, where it is plain that each gets in
         everywhere and as it is; else False: then one after the other."""
-        if not queues or self._file_room is not None:
+        if not queues or self._file_room is not None or refusal_of_tables(self._broker, header):
             return False
         producer = self._producer(vpn, header) if header.producer else None
         if producer is not None and header.seq != producer.high + 1:
@@ -201,6 +204,10 @@ class Admission:
         matches = [Match(queue, 0, False) for queue in queues]
         number = self._store_all(vpn, header, matches, payloads, sizes, record, span)
         if producer is not None:
+            where = [(record.partition, record.offset)]
+            if span is not None:
+                where = list(zip(span.partitions, span.offsets, strict=True))
+            producer.wants(record.topic, where, header.durability == DELTA)
             producer.high += len(payloads)
             producer.stored(header.seq, number, len(payloads))
         return True
@@ -220,6 +227,8 @@ class Admission:
         producer = None
         if header.producer:
             producer = self._producer(vpn, header)
+            where = [(record.partition, record.offset)]
+            producer.wants(record.topic, where, header.durability == DELTA)
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
@@ -249,6 +258,13 @@ class Admission:
         queues: list[Queue], record: Incoming,
     ) -> None:  # fmt: skip
         """Take in one message that was not seen before."""
+        behind = refusal_of_tables(self._broker, header) if producer else ""
+        if producer and behind:
+            reason = Reason.NO_TABLES
+            self._journal_refusal("rejected", vpn, "", reason, record)
+            count_of_vpn(self._broker, vpn, reason.value)
+            producer.refused(seq, reason.value, "", behind)
+            return
         matches = self._matches(queues, header, record)
         if not matches:
             self._nowhere(vpn, header, seq, producer, record)
@@ -480,4 +496,4 @@ class Admission:
                 broker.arrived_in.append(queue)
         settle_arrivals(broker)
         for _, producer in sorted(self._producers.items()):
-            broker.emit(producer.close(broker))
+            answer(broker, producer)
