@@ -63,7 +63,7 @@ class Producer:
         pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
         if not pub_ack_s:
             raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
-        if durability == "delta":
+        if to_delta := durability == "delta":
             pub_ack_s = max(pub_ack_s, DELTA_PUB_ACK_S)
         self.producer_id = producer_id or session.new_name("producer")
         self._first_sequence = first_sequence
@@ -73,7 +73,9 @@ class Producer:
         self._defaults = HeaderOptions(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
         self._lock = threading.RLock()
         self._closed = False
-        self._templates = Templates(self.producer_id, session.receipts_partition, durability)
+        self._templates = Templates(
+            self.producer_id, session.receipts_partition, "delta" if to_delta else "checkpoint"
+        )
         self._pub_ack_s = pub_ack_s
         self._ways: dict[int, Outgoing] = {}  # by the broker's number
         self._following = Following(self._ways, self._way, session.broker_of)

@@ -123,6 +123,16 @@ _OF_QUERIES = (
         "query_lag_records", GAUGE, _QUERY,
         "Records that its Kafka partitions are behind, at the end of a batch", QUERY,
     ),
+    Metric(
+        "table_bytes", GAUGE, ("table",),
+        "Bytes of a Delta table on the disk, with files that wait for VACUUM", QUERY,
+    ),
+    Metric("table_files", GAUGE, ("table",), "Its files on the disk", QUERY),
+    Metric(
+        "table_lag_seconds", GAUGE, _QUERY,
+        "Age of what the tables lack: 0 while they have all, else since they last had it", QUERY,
+    ),
+    Metric("upkeep_time_seconds", GAUGE, (), "When the tables were tidied last", QUERY),
     Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "When its last batch ended", QUERY),
 )  # fmt: skip
 

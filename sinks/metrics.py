@@ -84,6 +84,19 @@ class Metrics:
         made["query_lag_records"].labels(name).set(_behind(progress))
         made["query_last_batch_time_seconds"].labels(name).set_to_current_time()
 
+    def table(self, name: str, size: int, files: int) -> None:
+        """What a Delta table takes on the disk."""
+        self._made["table_bytes"].labels(name).set(size)
+        self._made["table_files"].labels(name).set(files)
+
+    def tidied(self, at: float) -> None:
+        """The tables were tidied, epoch s."""
+        self._made["upkeep_time_seconds"].set(at)
+
+    def tables_lag(self, query: str, seconds: float) -> None:
+        """How old the oldest thing is that the tables of a query lack."""
+        self._made["table_lag_seconds"].labels(query).set(seconds)
+
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""
         self._made["malformed_records"].labels(vpn).inc(count)

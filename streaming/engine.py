@@ -32,7 +32,7 @@ from .batch_notes import BatchNotes
 from .broker_query import STARTING, BrokerQuery, broker_of
 from .broker_records import BrokerRecords
 from .captured import CapturedTopics
-from .engine_settings import EngineSettings
+from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
@@ -42,6 +42,7 @@ from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
+from .table_care import TableCare, rules_of, upkeep_s
 from .tables_lock import TablesLock
 from .tables_marks import TablesMarks
 from .ticker import Ticker
@@ -61,7 +62,8 @@ class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
     ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
-    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``lakequeue.ui_port``,
+    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``.retention_days``,
+    ``.upkeep_hours``, ``.vacuum_hours``, ``.log_hours`` (see `table_care`), ``lakequeue.ui_port``,
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
@@ -85,7 +87,7 @@ class Engine:
         self.configuration = configuration
         self.addresses: dict[str, str] = {}
         self.metrics = Metrics()
-        self._settings = EngineSettings(settings or {})
+        self._settings = EngineSettings({**engine_conf(), **(settings or {})})
         self._progress = progress or (lambda text: None)
         self._folder = HomeFolder(self.home)
         self.tables = self._folder.tables
@@ -124,6 +126,10 @@ class Engine:
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
             self._stopping, self._records.state,
+        )  # fmt: skip
+        self._care = TableCare(
+            self._folder.tables, rules_of(self._settings), upkeep_s(self._settings),
+            lambda: self.application.spark, self._queue_watch.look, self.metrics,
         )  # fmt: skip
         self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
         self._refuse_several_in_batches()
@@ -176,6 +182,8 @@ class Engine:
         with self.watch.java_lives():
             self.application.start_tables()
             self.application.start_history()
+        if self.application.tables_interval_s():
+            self._care.start()
         self._wishes.open()
         self._serve()
 
@@ -326,6 +334,7 @@ class Engine:
             self._heartbeat.stop()
             self._answers.stop()
             self._alerts.stop()
+            self._care.stop()
             self._wishes.stop()
             self.captured.close()
             self._queue_watch.stop()

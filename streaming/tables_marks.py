@@ -59,7 +59,7 @@ class TablesMarks:
 
 def ends_of(progress: dict[str, Any]) -> dict[tuple[str, int], int]:
     """To where a batch has read each partition of the publish topics: not this offset any more."""
-    found = {}
+    found: dict[tuple[str, int], int] = {}
     for source in progress.get("sources") or ():
         ends = source.get("endOffset")
         for topic, partitions in ends.items() if isinstance(ends, dict) else ():

@@ -258,12 +258,11 @@ class Admission:
         queues: list[Queue], record: Incoming,
     ) -> None:  # fmt: skip
         """Take in one message that was not seen before."""
-        behind = refusal_of_tables(self._broker, header) if producer else ""
+        behind = refusal_of_tables(self._broker, header)
         if producer and behind:
-            reason = Reason.NO_TABLES
-            self._journal_refusal("rejected", vpn, "", reason, record)
-            count_of_vpn(self._broker, vpn, reason.value)
-            producer.refused(seq, reason.value, "", behind)
+            self._journal_refusal("rejected", vpn, "", Reason.NO_TABLES, record)
+            count_of_vpn(self._broker, vpn, Reason.NO_TABLES.value)
+            producer.refused(seq, Reason.NO_TABLES.value, "", behind)
             return
         matches = self._matches(queues, header, record)
         if not matches:
