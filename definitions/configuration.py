@@ -20,7 +20,6 @@ from ..protocol import ConfigError, Problem
 from . import definition_values as read
 from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
 from .definition import (
-    UNSUPPORTED,
     QueueDefinition,
     brokers_named,
     dead_message_ring,
@@ -220,7 +219,7 @@ def _queues(
     for index, mapping in enumerate(section):
         identity = name_of(mapping)
         where = _place(index, identity[1] if identity else None)
-        definition, found = try_definition(mapping, where, UNSUPPORTED)
+        definition, found = try_definition(mapping, where)
         problems += found
         if definition is not None:
             queues.append((index, definition))

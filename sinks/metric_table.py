@@ -130,8 +130,10 @@ _OF_QUERIES = (
     Metric("table_files", GAUGE, ("table",), "Its files on the disk", QUERY),
     Metric(
         "table_lag_seconds", GAUGE, _QUERY,
-        "Age of what the tables lack: 0 while they have all, else since they last had it", QUERY,
+        "How old what the tables got last was: from a batch's begin to its end, longer where the "
+        "batch did not get all that there was", QUERY,
     ),
+    Metric("tables_stopped", GAUGE, _QUERY, "1 while a query cannot write the tables", QUERY),
     Metric("upkeep_time_seconds", GAUGE, (), "When the tables were tidied last", QUERY),
     Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "When its last batch ended", QUERY),
 )  # fmt: skip

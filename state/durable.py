@@ -56,6 +56,10 @@ def answer(broker: Broker, producer: ProducerHistory) -> None:
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
     """The engine says which records the tables have by now."""
     broker.header.tables = command.written
+    if command.stopped:
+        broker.event("tables_stopped", vpn, why=command.stopped)
+    elif command.stopped is not None:
+        broker.event("tables_resumed", vpn)
     if command.up_to:
         broker.values.write(_MARKS, {**(broker.values.read(_MARKS) or {}), **command.up_to})
         broker.header.held_due = broker.header.held_first < broker.header.held_next

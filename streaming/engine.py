@@ -45,6 +45,7 @@ from .supervision import within
 from .table_care import TableCare, rules_of, upkeep_s
 from .tables_lock import TablesLock
 from .tables_marks import TablesMarks
+from .tables_watch import TablesWatch
 from .ticker import Ticker
 
 if TYPE_CHECKING:
@@ -123,9 +124,12 @@ class Engine:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
+        self._tables_watch = TablesWatch(
+            self.application, self._folder, self.metrics, self._tell_everybody
+        )
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
-            self._stopping, self._records.state,
+            self._stopping, self._records.state, self._tables_watch.look,
         )  # fmt: skip
         self._care = TableCare(
             self._folder.tables, rules_of(self._settings), upkeep_s(self._settings),
@@ -180,8 +184,7 @@ class Engine:
         self.watch.wait_until_up()
         self._folder.remember_checkpoints()
         with self.watch.java_lives():
-            self.application.start_tables()
-            self.application.start_history()
+            self._tables_watch.begin()
         if self.application.tables_interval_s():
             self._care.start()
         self._wishes.open()
@@ -235,6 +238,7 @@ class Engine:
         self._losses.batch(progress)
         self.metrics.query(progress)
         self._marks.batch(progress)
+        self._tables_watch.batch(str(progress.get("name")))
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -303,6 +307,11 @@ class Engine:
                 self._tell(vpn, told, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
                 log.warning("a loss is not told in the events: %s", error)
+
+    def _tell_everybody(self, value: bytes) -> None:
+        first = next(iter(self.brokers.values()))
+        for vpn in self._vpns:
+            self._tell(vpn, first, value)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         assert self._transport is not None

@@ -2,6 +2,7 @@
 
     a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
                      Kafka does not answer, or the disk is full     ─▶ wait, however long
+                    it writes the tables ─▶ see `tables_watch`
                      anything else ─▶ start it again, five times in five minutes
     Java ends     ─▶ a new one, with all queries
 
@@ -44,7 +45,8 @@ JAVA = "Spark's Java process"
 
 
 class EngineWatch:
-    """Of one engine. stopping ends every pause; told gets a broker and its new state."""
+    """Of one engine. stopping ends every pause; told gets a broker and its new state;
+    look_at_tables: looks after the queries of the tables, which are nobody else's fault."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class EngineWatch:
         trigger: str,
         stopping: threading.Event,
         told: Callable[[BrokerQuery, str], None],
+        look_at_tables: Callable[[], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder, self._trigger = folder, trigger
@@ -62,6 +65,7 @@ class EngineWatch:
         self._captured = captured
         self._stopping = stopping
         self._told = told
+        self._look_at_tables = look_at_tables
         self._see = str(folder.path / "spark.log")  # what a sentence points to
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # what is started again, and when
@@ -159,13 +163,7 @@ class EngineWatch:
                 with self._alone(broker):
                     self._recover(broker.query, partial(self._start, broker))
         self._tell_who_runs()
-        application = self._application
-        for restart, query in (
-            (application.start_tables, application.tables_query),
-            (application.start_history, application.history_query),
-        ):
-            if query is not None and not query.isActive:
-                self._recover(query, restart)
+        self._look_at_tables()
 
     def _ask(self) -> None:
         """Ask what is captured, beside the watch: a broker that is being started again answers

@@ -33,6 +33,7 @@ from ..routing import Routes
 from ..rules.deferred import came_early, settle_arrivals
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
+from ..rules.recovery import recovers
 from ..storage import NEVER
 from . import elsewhere
 from .incoming import (
@@ -150,6 +151,9 @@ class Admission:
         for queue in queues:
             queue.header.plain = True
             if self._only not in (None, queue.definition.name):
+                continue
+            at = time_of(record.timestamp, self._broker.now)
+            if not recovers(queue, at, self._broker.spool.header.next_counter):
                 continue
             if not elsewhere.goes_along(self._broker, vpn, header, record, queue):
                 stay.append(queue)

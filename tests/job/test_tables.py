@@ -352,7 +352,7 @@ def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path)
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
     """A queue that captures a new topic makes the engine stop its queries and start them again; a
     loop finds the topic itself."""
-    before = (job.query, job.engine.application.tables_query)
+    before = (job.query, job.engine.application.table_queries["lakequeue-tables"])
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
@@ -360,7 +360,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     connection.admin().define({"name": topic, "message_type": "text"})
     until(
         lambda: (goes_on or job.query is not before[0])
-        and job.engine.application.tables_query is not before[1],
+        and job.engine.application.table_queries["lakequeue-tables"] is not before[1],
         60, "the queries are started again",
     )  # fmt: skip
     assert not goes_on or job.query is before[0]
