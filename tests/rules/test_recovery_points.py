@@ -77,5 +77,5 @@ def test_R2_who_waits_for_an_answer_is_never_too_early() -> None:
 
 
 def test_R2_what_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="recovery_point.*a bookmark .a message id. or an ISO"):
+    with pytest.raises(ConfigError, match=r"recovery_point.*a bookmark .a message id. or an ISO"):
         define(Bench(), "13948331409633883|1234|")
