@@ -143,7 +143,7 @@ class _Chosen:
         bookmark = since if isinstance(since, str) and since.isdecimal() else None
         begin = None if bookmark or since in (None, "epoch") else since
         self._since = begin
-        self._given = {
+        self._given: dict[str, Any] = {
             "vpn": vpn, "queue": queue, "first_id": int(bookmark or 0),
             "since": -(1 << 62) if begin is None else time_ms(begin, "since"),
             "until": 1 << 62 if until is None else time_ms(until, "until"),

@@ -4,7 +4,8 @@ What is older than the retention is deleted, and never what somebody still needs
 
     the queues       nothing that is younger than the oldest message in any of them
     at, rebuild      begin with a whole snapshot: the last one before that time stays, with the
-                     steps behind it, and all in `messages` and `commands` that those steps took
+                     steps behind it, and all in `messages` and `commands` that those steps took;
+                     and the blocks of payloads of before that it only names
     the tables       of each partition the last record: it says where they go on
     the views        definitions of queues, subscriptions: all that is no message's event
 
@@ -35,6 +36,7 @@ OPTIMIZE = {
     "spark.databricks.delta.optimize.maxFileSize": "128000000",
 }
 TOGETHER = 500  # partitions in one statement
+_BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
 _CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 _LOG = "delta.logRetentionDuration"
 
@@ -96,7 +98,10 @@ class Upkeep:
         for broker, step in sorted(bases.items()):
             whose = f"broker = '{broker}' AND step"
             self._sql(f"DELETE FROM {self._table(STEPS)} WHERE {whose} <= {step}")
-            self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {whose} < {step}")
+            old = f"{whose} < {step}"
+            if (block := self._lowest_block(broker, step)) is not None:
+                old += f" AND NOT coalesce({_BLOCK} >= {block}, false)"
+            self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {old}")
         for table, said in ((COMMANDS, True), (MESSAGES, False)):
             places = [_before(place, end) for place, end in sorted(taken.items())
                       if goes_first(place[0]) is said]  # fmt: skip
@@ -114,6 +119,13 @@ class Upkeep:
             f.max("step").alias("step")).collect()}  # fmt: skip
         known = {r.broker for r in self._read(STEPS).select("broker").distinct().collect()}
         return found if known <= set(found) else {}
+
+    def _lowest_block(self, broker: str, step: int) -> int | None:
+        """The first block of payloads that snapshots from this one on find in earlier ones."""
+        mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
+        named = mine.where("value IS NULL AND crc IS NOT NULL").select(f.expr(_BLOCK).alias("n"))
+        row = named.agg(f.min("n").alias("n")).first()
+        return None if row is None or row.n is None else int(row.n)
 
     def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
         """Of each partition the last record that was taken up to these steps."""
