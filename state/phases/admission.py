@@ -33,7 +33,7 @@ from ..routing import Routes
 from ..rules.deferred import came_early, settle_arrivals
 from ..rules.entering import Match, match, program_of, refusal
 from ..rules.lifetime import expires_at
-from ..rules.recovery import recovers
+from ..rules.recovery_points import recovers
 from ..storage import NEVER
 from . import elsewhere
 from .incoming import (
