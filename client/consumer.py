@@ -10,15 +10,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
 from ..protocol.ids import format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
-from .asked_again import AskedAgain
 from .binding import Binding, Wanted
 from .message import Message
 from .prefetch import Prefetch
@@ -37,10 +34,11 @@ class Consumer:
     messages may be settled from any thread.
 
     ack_mode: `client`, the default, is cumulative: `ack()` acknowledges all that was received
-    before, too; see `acking` for the others. replay_from: what came for the queue since then and is
-    not in it any more comes once more, once (R4): a time, a message id, or `epoch`; replay_home: as
-    `home` of `Admin.replay`. See `asked_again`.
+    before, too; see `acking` for the others. replay: what became of the replay that it was made
+    with (`replay_from`); None where there was none.
     """
+
+    replay: Future[Any] | None = None
 
     def __init__(
         self,
@@ -57,8 +55,6 @@ class Consumer:
         auto_renew: bool = False,
         auto_renew_limit: str | float = LIMIT,
         priority: int = 0,
-        replay_from: datetime | str | None = None,
-        replay_home: Path | str | None = None,
     ) -> None:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
@@ -88,22 +84,11 @@ class Consumer:
             session, self._prefetch, self._settling, self._rule, lambda: self._closed
         )
         self._subscription: Binding | None = None
-        self._replay: AskedAgain | None = None
         try:
-            if replay_from is not None:
-                self._replay = AskedAgain(session, queue, replay_from, replay_home)
             self.subscribe()
-            if self._replay is not None:
-                self._replay.begin()
         except BaseException:
             self._end()
             raise
-
-    @property
-    def replay(self) -> Future[Any] | None:
-        """The replay that `replay_from` began: its result is that of `Admin.replay`; None where
-        there was none."""
-        return None if self._replay is None else self._replay.done
 
     def subscribe(self) -> None:
         """Bind to the queue under a new subscription id; what was held before is lost. Closed, it

@@ -217,8 +217,9 @@ def test_limits_and_alerts(engine: Engine) -> None:
 
 
 PROGRESS = {
-    "name": "lakequeue-tables", "timestamp": "2026-01-01T00:00:00.000Z", "numInputRows": 7, "durationMs": {"triggerExecution": 500,
-    "addBatch": 400}, "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 4}],
+    "name": "lakequeue-tables", "timestamp": "2026-01-01T00:00:00.000Z", "numInputRows": 7,
+    "durationMs": {"triggerExecution": 500, "addBatch": 400},
+    "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 4}],
     "sources": [
         {"endOffset": {"t": {"0": 10}}, "latestOffset": {"t": {"0": 13}}}, {"endOffset": 1},
     ],
