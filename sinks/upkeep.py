@@ -29,7 +29,6 @@ from .delta_tables import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 
 log = logging.getLogger("lakequeue.tables")
 
-VACUUM_HOURS_SAFE = 168  # Delta asks for a second thought below
 # A file of that size is left as it is: each upkeep joins what came since the last one only.
 OPTIMIZE = {
     "spark.databricks.delta.optimize.minFileSize": "64000000",
@@ -37,18 +36,17 @@ OPTIMIZE = {
 }
 TOGETHER = 500  # partitions in one statement
 _BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
-_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
-_LOG = "delta.logRetentionDuration"
+# Delta wants its log to reach back as far as files that left the table.
+_KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an upkeep does. retention_s: rows are kept that long, 0: for ever; vacuum_hours,
-    log_hours: how long files, and entries of Delta's log, stay when they are of no use any more."""
+    """What an upkeep does. retention_s: rows are kept that long, 0: for ever; vacuum_hours: how
+    long files, and entries of Delta's log, stay when they are of no use any more."""
 
     retention_s: float = 0.0
-    vacuum_hours: float = float(VACUUM_HOURS_SAFE)
-    log_hours: float = 48.0
+    vacuum_hours: float = 48.0
 
 
 class Upkeep:
@@ -62,8 +60,6 @@ class Upkeep:
         self._folder, self._rules, self._stopped = str(folder), rules, stopped
         for key, value in OPTIMIZE.items():
             self._spark.conf.set(key, value)
-        if rules.vacuum_hours < VACUUM_HOURS_SAFE:
-            self._spark.conf.set(_CHECK, "false")
 
     def run(self, now_s: float, oldest_s: float | None) -> None:
         """Do it once. now_s: epoch s; oldest_s: when the oldest message came that is in a queue;
@@ -141,13 +137,14 @@ class Upkeep:
     # ------------------------------------------------------------ files
 
     def _tidy(self, name: str) -> None:
-        rules, table = self._rules, self._table(name)
-        wanted = f"interval {rules.log_hours:g} hours"
+        table = self._table(name)
+        wanted = f"interval {round(self._rules.vacuum_hours * 3600)} seconds"
         properties = {r.key: r.value for r in self._sql(f"SHOW TBLPROPERTIES {table}").collect()}
-        if properties.get(_LOG) != wanted:
-            self._sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{_LOG}' = '{wanted}')")
+        if any(properties.get(key) != wanted for key in _KEPT):
+            said = ", ".join(f"'{key}' = '{wanted}'" for key in _KEPT)
+            self._sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({said})")
         self._sql(f"OPTIMIZE {table}")
-        self._sql(f"VACUUM {table} RETAIN {rules.vacuum_hours:g} HOURS")
+        self._sql(f"VACUUM {table}")
 
     def _there(self, names: tuple[str, ...]) -> list[str]:
         return [n for n in names if any(Path(self._folder, n, "_delta_log").glob("*.json"))]

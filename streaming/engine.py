@@ -64,7 +64,7 @@ class Engine:
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
     ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
     ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``.retention_days``,
-    ``.upkeep_hours``, ``.vacuum_hours``, ``.log_hours`` (see `table_care`), ``lakequeue.ui_port``,
+    ``.upkeep_hours``, ``.vacuum_hours`` (see `table_care`), ``lakequeue.ui_port``,
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches

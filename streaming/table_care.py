@@ -2,8 +2,7 @@
 
     lakequeue.upkeep_hours     how often, 24 by default; 0: never
     lakequeue.retention_days   how long rows are kept; 0, the default: for ever
-    lakequeue.vacuum_hours     how long files are kept that left a table, 168 by default
-    lakequeue.log_hours        how long entries of Delta's log are kept, 48 by default
+    lakequeue.vacuum_hours     how long files that left a table, and Delta's log, are kept; 48
 
 What an upkeep does is said in `sinks.upkeep`. When the last one was stands beside the tables, so an
 engine that is started every night does not begin with one. What fails is logged and tried again an
@@ -44,7 +43,6 @@ def rules_of(settings: EngineSettings) -> Rules:
     return Rules(
         _number(settings, "retention_days", default.retention_s / DAY_S) * DAY_S,
         _number(settings, "vacuum_hours", default.vacuum_hours, 1.0),
-        _number(settings, "log_hours", default.log_hours, 1.0),
     )
 
 

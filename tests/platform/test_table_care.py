@@ -26,7 +26,7 @@ def care(tables: Path, metrics: Metrics | None = None, **look: Any) -> TableCare
 def test_nothing_is_deleted_by_default() -> None:
     """`conf/engine.conf` says what holds without it, and the page names each with its default."""
     for settings in (EngineSettings({}), EngineSettings(engine_conf())):
-        assert rules_of(settings) == Rules(0.0, 168.0, 48.0)
+        assert rules_of(settings) == Rules(0.0, 48.0)
         assert upkeep_s(settings) == 86_400.0
     page = (Path(lakequeue.__file__).parent / "docs" / "how-to" / "keep.md").read_text()
     for name, value in engine_conf().items():
@@ -35,8 +35,8 @@ def test_nothing_is_deleted_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("retention_days", "-1"), ("vacuum_hours", "0"), ("log_hours", "long"),
-     ("upkeep_hours", "nan")],
+    [("retention_days", "-1"), ("vacuum_hours", "0"), ("upkeep_hours", "nan"),
+     ("retention_days", "long")],
 )  # fmt: skip
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     settings = EngineSettings({f"lakequeue.{name}": value})
