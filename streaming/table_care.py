@@ -11,7 +11,9 @@ hour later: nothing of the engine waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lakequeue.tables")
 
 MARK = ".upkeep"
-FIGURES_S = 60.0
+FIRST_S, FIGURES_S = 5.0, 60.0
 AGAIN_S = 3_600.0
 HOUR_S, DAY_S = 3_600.0, 86_400.0
 MARGIN_S = 3_600.0  # between a message's place in a queue and its record: clocks, slow readers
@@ -82,19 +84,22 @@ class TableCare(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        due = self._due(time.time())
-        rest_s = 5.0
-        while not self._stopping.wait(rest_s):
-            begun = time.monotonic()
-            self.measure()
-            rest_s = max(FIGURES_S, 50 * (time.monotonic() - begun))
-            if self._every_s and time.time() >= due:
-                due = time.time() + (self._every_s if self.tidy() else min(AGAIN_S, self._every_s))
+        due, look_at = self._due(time.time()), time.time() + FIRST_S
+        while not self._stopping.wait(max(1.0, min(look_at, due) - time.time())):
+            begun = time.time()
+            if begun >= look_at:
+                self.measure()
+                look_at = begun + max(FIGURES_S, 50 * (time.time() - begun))
+            if begun >= due:
+                due = begun + (self._every_s if self.tidy() else min(AGAIN_S, self._every_s))
 
     def _due(self, now: float) -> float:
         mark = self._tables / MARK
+        if not self._every_s:
+            return math.inf
         if not mark.exists():  # a home that is new has nothing to tidy
-            mark.touch()
+            with contextlib.suppress(OSError):  # the disk is full: the next start has the time
+                mark.touch()
             return now + self._every_s
         self._metrics.tidied(mark.stat().st_mtime)
         return mark.stat().st_mtime + self._every_s

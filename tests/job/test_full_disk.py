@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from job.processes import EngineProcess, until
 from lakequeue.cli.delta_reader import read_table
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.table_care import MARK
 
 pytestmark = pytest.mark.job
 
@@ -63,7 +65,8 @@ def test_the_engine_goes_on_delivering(tmp_path: Path, tables: SmallDisk) -> Non
     config = tmp_path / "queues.yaml"
     config.write_text(CONFIG)
     with EmbeddedKafka(tmp_path / "kafka") as kafka:
-        engine = EngineProcess(kafka.bootstrap_servers, tmp_path / "home", config)
+        often = ["--set", "lakequeue.upkeep_hours=0.003", "--set", "lakequeue.retention_days=1"]
+        engine = EngineProcess(kafka.bootstrap_servers, tmp_path / "home", config, *often)
         try:
             engine.wait_ready()
             with lakequeue.connect(f"kafka://{kafka.bootstrap_servers}") as connection:
@@ -108,6 +111,9 @@ def go_through(connection: lakequeue.Connection, disk: SmallDisk, tables: Path) 
         assert not waiting.done(), "its receipt waits for the tables"
         assert "full" not in stored()
         disk.free()
+        freed = time.time()
         until(lambda: stored() == Counter(sent), 90, "what was missed is in the table, once")
         assert waiting.result(60).message_id
         until(lambda: "tables_resumed" in events(), 60, "the alert is cleared")
+        until(lambda: (tables / MARK).stat().st_mtime > freed, 90, "upkeep beside the writers")
+        assert stored() == Counter(sent)
