@@ -37,7 +37,7 @@ def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
     first = _with(messages, say, {})
     say("without the tables")
     with running(say, settings=WITHOUT, trigger="real-time") as engine:
-        without = _through(engine, messages)
+        without, _ = _through(engine, messages)
     found: dict[str, Any] = {}
     second = _with(messages, say, found)
     best = max(first, second)
@@ -54,10 +54,12 @@ def _with(messages: int, say: Say, found: dict[str, Any]) -> float:
     """Messages a second with the tables; all other figures into ``found``, where it is last."""
     say("with the tables")
     with running(say, settings=WITH, trigger="real-time") as engine:
-        rate = _through(engine, messages)
+        rate, made = _through(engine, messages)
         begin = time.perf_counter()
         _caught_up(engine, WARM_UP + messages)
         found["lag_s"] = time.perf_counter() - begin
+        for child in made:
+            child.join(60)
         found["lake_bytes_per_message"] = _lake_bytes(engine) / (WARM_UP + messages)
         found["lake_bytes_wanted"] = 1.6 * PAYLOAD_BYTES + 200
         say("a backlog, and a rebuild of it")
@@ -70,8 +72,9 @@ def _with(messages: int, say: Say, found: dict[str, Any]) -> float:
     return rate
 
 
-def _through(engine: Engine, messages: int) -> float:
-    """Producers and consumers at once, after a warm-up."""
+def _through(engine: Engine, messages: int) -> tuple[float, list[Any]]:
+    """Producers and consumers at once, after a warm-up: messages a second, and the consumers, which
+    end when nothing comes."""
     address = url(engine)
     made = consumers(address)
     publish_random(address, WARM_UP)
@@ -79,10 +82,7 @@ def _through(engine: Engine, messages: int) -> float:
     begin = time.perf_counter()
     publish_random(address, messages)
     await_empty(address, WARM_UP + messages)
-    rate = messages / (time.perf_counter() - begin)
-    for child in made:
-        child.join(60)
-    return rate
+    return messages / (time.perf_counter() - begin), made
 
 
 def publish_random(address: str, count: int) -> None:
