@@ -29,8 +29,10 @@ from .delta_tables import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 
 log = logging.getLogger("lakequeue.tables")
 
-# A file of that size is left as it is: each upkeep joins what came since the last one only.
-OPTIMIZE = {
+# A file of that size is left as it is: each upkeep joins what came since the last one only. And a
+# deletion writes files anew: who reads without Spark knows no deletion vectors.
+SETTINGS = {
+    "spark.databricks.delta.delete.deletionVectors.persistent": "false",
     "spark.databricks.delta.optimize.minFileSize": "64000000",
     "spark.databricks.delta.optimize.maxFileSize": "128000000",
 }
@@ -58,7 +60,7 @@ class Upkeep:
     ) -> None:  # fmt: skip
         self._spark = spark.newSession()  # its settings are nobody else's
         self._folder, self._rules, self._stopped = str(folder), rules, stopped
-        for key, value in OPTIMIZE.items():
+        for key, value in SETTINGS.items():
             self._spark.conf.set(key, value)
 
     def run(self, now_s: float, oldest_s: float | None) -> None:
