@@ -80,7 +80,7 @@ class DurableSender(threading.Thread):
         ):
             while not self._stopping.is_set():
                 payload = f"durable {self.sent}".encode()
-                producer.send("durable", payload, timeout=120)
+                producer.send("durable", payload, timeout=300)
                 found = read_table(self._place.tables / "messages", ["payload"])["payload"]
                 if payload not in found.to_pylist():
                     self.early.append(payload)
