@@ -126,7 +126,8 @@ def _rebuilt(home: Path, backlog: int) -> dict[str, Any]:
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return {
-        "rebuilt_messages": broker.messages, "rebuild_s": seconds,
-        "rebuild_msgs_s": broker.messages / seconds, "backlog": backlog,
+        "rebuilt_messages": broker.messages,
+        "rebuild_s": seconds,
+        "rebuild_msgs_s": broker.messages / seconds,
+        "backlog": backlog,
     }
-

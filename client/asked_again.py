@@ -41,9 +41,7 @@ class AskedAgain:
             self._go()
 
     def _run(self, dry_run: bool = False) -> Any:
-        return self._admin.replay(
-            self._queue, since=self._since, home=self._home, dry_run=dry_run
-        )
+        return self._admin.replay(self._queue, since=self._since, home=self._home, dry_run=dry_run)
 
     def _go(self) -> None:
         try:

@@ -37,7 +37,10 @@ class World:
         monkeypatch.setattr(tables_watch.time, "monotonic", lambda: self.now)
         tell = self.told.append
         self.watch = TablesWatch(
-            self, folder, self.metrics, lambda value: tell(msgspec.json.decode(value))  # type: ignore[arg-type]
+            self,
+            folder,
+            self.metrics,
+            lambda value: tell(msgspec.json.decode(value)),  # type: ignore[arg-type]
         )
 
     def tables_interval_s(self) -> int:
