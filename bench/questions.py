@@ -44,6 +44,13 @@ def run(messages: int) -> list[dict[str, Any]]:
     return [{**row, "messages": messages, "journal_rows": rows} for row in found]
 
 
+def asked_once(question: str, messages: int) -> dict[str, Any]:
+    """A row for one of `QUESTIONS`."""
+    with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
+        _write(Path(folder), messages)
+        return _asked(question, Path(folder), partial(_sql, QUESTIONS[question]))
+
+
 def _asked(question: str, home: Path, ask: Callable[[Any], Any]) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     with open_lake(home) as lake:

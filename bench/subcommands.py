@@ -235,3 +235,16 @@ def _sql(messages: int) -> list[dict[str, Any]]:
     from .questions import run
 
     return run(messages)
+
+
+@_add(
+    "tables", "The same traffic with the Delta tables and without, 1 KB",
+    "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
+    _messages(200_000),
+    click.option("--queued", default=1_000_000, show_default=True,
+                 help="Messages that `queued` is asked over."),
+)  # fmt: skip
+def _tables(messages: int, queued: int) -> list[dict[str, Any]]:
+    from .lake_speed import run
+
+    return run(messages, queued, _say)

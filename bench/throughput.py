@@ -30,7 +30,8 @@ def _consumer(address: str, results: Any) -> None:
     results.put(consume(address, 1 << 40, idle_s=10.0))
 
 
-def _until_empty(address: str, target: int) -> None:
+def await_empty(address: str, target: int) -> None:
+    """Until so many messages came, and all of them are acknowledged."""
     with connect(address, client_name="bench-look") as connection:
         admin = connection.admin()
 
@@ -47,7 +48,8 @@ def run(messages: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     return [_measure(messages, name, say) | kafka for name in triggers(trigger)]
 
 
-def _consumers(address: str) -> list[Any]:
+def consumers(address: str) -> list[Any]:
+    """Two processes that consume, once they are ready; they end when nothing comes."""
     results = _spawn.Queue()
     made = [process(_consumer, address, results) for _ in range(CONSUMERS)]
     for _ in made:
@@ -60,13 +62,13 @@ def _measure(messages: int, trigger: str, say: Say) -> dict[str, Any]:
     with running(say, trigger=trigger) as engine:
         address = url(engine)
         say("warming up")
-        made = _consumers(address)
+        made = consumers(address)
         publish(address, WARM_UP)
-        _until_empty(address, WARM_UP)
+        await_empty(address, WARM_UP)
         say("producers and consumers at once")
         cpu, begin = cpu_s(), time.perf_counter()
         publish(address, messages)
-        _until_empty(address, WARM_UP + messages)
+        await_empty(address, WARM_UP + messages)
         together_s = time.perf_counter() - begin
         cpu = cpu_s() - cpu
         for child in made:
@@ -74,8 +76,8 @@ def _measure(messages: int, trigger: str, say: Say) -> dict[str, Any]:
         say("a backlog, then consumers")
         publish(address, messages)
         begin = time.perf_counter()
-        made = _consumers(address)
-        _until_empty(address, WARM_UP + 2 * messages)
+        made = consumers(address)
+        await_empty(address, WARM_UP + 2 * messages)
         drain_s = time.perf_counter() - begin
         for child in made:
             child.join(60)

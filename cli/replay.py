@@ -88,6 +88,8 @@ def replay(
 def _tell(found: object) -> None:
     """How many would come, and some of them."""
     count, begins = found.count, found.begins  # type: ignore[attr-defined]
+    if found.left:  # type: ignore[attr-defined]
+        note(found.left)  # type: ignore[attr-defined]
     reach = "hold no message" if begins is None else f"begin {begins.astimezone():%Y-%m-%d %H:%M}"
     click.echo(f"{counted(count, 'message')} to publish once more; the tables {reach}")
     for one in found.examples:  # type: ignore[attr-defined]

@@ -211,8 +211,9 @@ class Admin:
         a message id, a bookmark: that message and later ones, or `epoch`. where: an expression;
         ids: as for `purge`; dry_run: only counts, with some `examples`; rate: messages a second;
         home: the engine's, whose tables are read, by default `$LAKEQUEUE_HOME` or `.lakequeue`;
-        progress: told now and then how many were published. Answers with `count`, and `refused` by
-        reason. Raises ConfigError for what is not understood, LakequeueError without tables.
+        progress: told now and then how many were published. Answers with `count`, `refused` by
+        reason, and `left`: what of it the tables do not hold any more. Raises ConfigError for what
+        is not understood or wholly gone, LakequeueError without tables.
         """
         where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))

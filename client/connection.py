@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
 from .admin import Admin
+from .asked_again import AskedAgain
 from .consumer import Consumer
 from .producer import Producer
 from .runner import Runner
@@ -35,10 +37,27 @@ class Connection(Session):
         self.check_open()
         return Producer(self, **options)
 
-    def consumer(self, queue: str, **options: Any) -> Consumer:
-        """A consumer of a queue; see `Consumer` for the options."""
+    def consumer(
+        self,
+        queue: str,
+        *,
+        replay_from: datetime | str | None = None,
+        replay_home: Path | str | None = None,
+        **options: Any,
+    ) -> Consumer:
+        """A consumer of a queue; see `Consumer` for the options.
+
+        replay_from: what came for the queue since then and is not in it any more comes once more
+        (R4): a time, a message id, or `epoch`; replay_home: as `home` of `Admin.replay`, which says
+        what is raised. See `asked_again`.
+        """
         self.check_open()
-        return Consumer(self, queue, **options)
+        asked = AskedAgain(self, queue, replay_from, replay_home) if replay_from else None
+        consumer = Consumer(self, queue, **options)
+        if asked is not None:
+            consumer.replay = asked.done
+            asked.begin()
+        return consumer
 
     def admin(self) -> Admin:
         """The administrator's face."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
@@ -33,8 +34,11 @@ class Consumer:
     messages may be settled from any thread.
 
     ack_mode: `client`, the default, is cumulative: `ack()` acknowledges all that was received
-    before, too; see `acking` for the others.
+    before, too; see `acking` for the others. replay: what became of the replay that it was made
+    with (`replay_from`); None where there was none.
     """
+
+    replay: Future[Any] | None = None
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ what stands before that number, and what stands behind it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..protocol import ConfigError
 from ..protocol.messages import PRIORITY_MAX, PublishHeader, encode_publish_header
@@ -30,11 +30,16 @@ class HeaderOptions(NamedTuple):
 
 
 class Templates:
-    """One producer's templates. reply: the partition of the receipts where it listens."""
+    """One producer's templates. reply: the partition of the receipts where it listens; durability:
+    what must have a message before it is answered."""
 
-    def __init__(self, producer_id: str, reply: int) -> None:
+    def __init__(
+        self, producer_id: str, reply: int,
+        durability: Literal["checkpoint", "delta"] = "checkpoint",
+    ) -> None:  # fmt: skip
         self._producer_id = producer_id
         self._reply = reply
+        self._durability = durability
         self._made: dict[tuple[str, HeaderOptions], Template] = {}
 
     def of(self, destination: str, options: HeaderOptions) -> Template:
@@ -60,6 +65,7 @@ class Templates:
                 deliver_at=options.at,
                 dmq=options.dmq_eligible,
                 reply=self._reply if persistent else 0,
+                durability=self._durability if persistent else "checkpoint",
             )
         )
         before, name, after = header.partition(b'"seq":%d' % _SEQ)

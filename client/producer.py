@@ -24,14 +24,18 @@ from .values import delivery_ms, duration_ms
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
 ON_FULL = ("block", "raise")
+DURABILITIES = ("checkpoint", "delta")
 SEND_TIMEOUT_S = 60.0
+# A commit of the Delta tables comes every few seconds: who asks earlier asks in vain.
+DELTA_PUB_ACK_S = 15.0
 
 
 class Producer:
     """Sends messages; made by `Connection.producer`. Safe to use from several threads.
 
     ttl, priority, dmq_eligible, delivery_mode, deliver_at or delay: what holds for messages that
-    say nothing else (P7).
+    say nothing else (P7). durability: ``delta`` answers, and returns from `send`, when the Delta
+    table `messages` has the message, seconds later; its `pub_ack_time` is 15 s at least.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Producer:
         pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
         if not pub_ack_s:
             raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
+        if to_delta := durability == "delta":
+            pub_ack_s = max(pub_ack_s, DELTA_PUB_ACK_S)
         self.producer_id = producer_id or session.new_name("producer")
         self._first_sequence = first_sequence
         self._deliver_at, self._delay = deliver_at, delay
@@ -67,7 +73,9 @@ class Producer:
         self._defaults = HeaderOptions(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
         self._lock = threading.RLock()
         self._closed = False
-        self._templates = Templates(self.producer_id, session.receipts_partition)
+        self._templates = Templates(
+            self.producer_id, session.receipts_partition, "delta" if to_delta else "checkpoint"
+        )
         self._pub_ack_s = pub_ack_s
         self._ways: dict[int, Outgoing] = {}  # by the broker's number
         self._following = Following(self._ways, self._way, session.broker_of)
@@ -362,8 +370,12 @@ def _check(
         or (first_sequence < 1)
     ):
         raise ConfigError(f"first_sequence: {first_sequence!r} – sequences start at 1")
-    if durability != "checkpoint":
-        raise ConfigError(f"durability: {durability!r} – allowed in this version is 'checkpoint'")
+    if durability not in DURABILITIES:
+        raise ConfigError(f"durability: {durability!r} – allowed are {', '.join(DURABILITIES)}")
+    if durability == "delta" and delivery_mode == "non_persistent":
+        raise ConfigError(
+            "durability: 'delta' – in mode 'non_persistent' nobody is told; allowed is 'checkpoint'"
+        )
     if on_full not in ON_FULL:
         raise ConfigError(f"on_full: {on_full!r} – allowed are {', '.join(ON_FULL)}")
     if not isinstance(dmq_eligible, bool):

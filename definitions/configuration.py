@@ -21,7 +21,6 @@ from . import definition_values as read
 from .bridge import BridgeDefinition, circle, circle_problem, try_bridge, unknown_ends
 from .broker_section import DEFAULT_BROKER, read_brokers
 from .definition import (
-    UNSUPPORTED,
     QueueDefinition,
     dead_message_ring,
     name_of,
@@ -208,7 +207,7 @@ def _queues(
     for index, mapping in enumerate(section):
         identity = name_of(mapping)
         where = _place(index, identity[1] if identity else None)
-        definition, found = try_definition(mapping, where, UNSUPPORTED)
+        definition, found = try_definition(mapping, where)
         problems += found
         if definition is not None:
             queues.append((index, definition))

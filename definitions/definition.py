@@ -7,13 +7,12 @@ nobody asks again what an absent key means. A key whose value is null counts as 
 
 Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once to prove them; Q5
 types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_ttl` and
-`respect_ttl` are the `earliest` model; S9, S10, B4 defaults of limits and alerts. A key that is
-correct but not supported by this version is refused plainly (`UNSUPPORTED`), never ignored.
+`respect_ttl` are the `earliest` model; S9, S10, B4 defaults of limits and alerts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -23,9 +22,6 @@ from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX_CHARACTERS, compiled
 from . import definition_values as read
 from .units import format_duration, format_size
-
-UNSUPPORTED = frozenset({"recovery_point"})
-_HARMLESS = {"recovery_point": "epoch"}  # a value that says what happens anyway
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
 TYPE_TAGS = {**{tag: tag for tag in TYPES}, "QueueDefinition": "Queue"}
@@ -158,22 +154,19 @@ class _Values(dict[str, Any]):
         self.unread: set[str] = set()
 
 
-def parse_definition(
-    mapping: object, where: str = "", unsupported: Collection[str] = UNSUPPORTED
-) -> QueueDefinition:
+def parse_definition(mapping: object, where: str = "") -> QueueDefinition:
     """Read a definition, plain or under a tag such as `{LocalQueue: {...}}` (Q5).
 
-    Raises `ConfigError` with every problem at once (Q7); where: the place that its problems name;
-    unsupported: keys that are correct but refused in this version.
+    Raises `ConfigError` with every problem at once (Q7); where: the place that its problems name.
     """
-    definition, problems = try_definition(mapping, where, unsupported)
+    definition, problems = try_definition(mapping, where)
     if definition is None or problems:
         raise ConfigError(problems)
     return definition
 
 
 def try_definition(
-    mapping: object, where: str = "", unsupported: Collection[str] = UNSUPPORTED
+    mapping: object, where: str = ""
 ) -> tuple[QueueDefinition | None, list[Problem]]:
     """As `parse_definition`, but gives the problems instead of raising them."""
     problems: list[Problem] = []
@@ -187,9 +180,6 @@ def try_definition(
     values = _read_keys(entries, report)
     for check in _CHECKS:
         check(values, report)
-    for key in sorted(set(unsupported) & {*values, *values.unread}):
-        if values.get(key) not in (False, _HARMLESS.get(key, False)):
-            report(key, entries.get(key), "is not supported by this version; leave it out")
     if problems:
         return None, problems
     settled = _settle(values)

@@ -176,29 +176,26 @@ def topic_patterns(value: object) -> tuple[str, ...]:
 
 
 def recovery_point(value: object) -> str:
-    """`epoch`, `now`, `creation`, a bookmark or an ISO-8601 time; a time becomes UTC (R2).
-
-    The definition refuses all but `epoch` as long as there is no recovery from the tables.
-    """
-    allowed = "must be epoch, now, creation, a bookmark or an ISO-8601 time"
+    """`epoch`, `now`, `creation`, a bookmark (a message id) or an ISO-8601 time, which becomes UTC
+    (R2)."""
+    allowed = "must be epoch, now, creation, a bookmark (a message id) or an ISO-8601 time"
     if isinstance(value, datetime.date):
         value = value.isoformat()
     if isinstance(value, str) and value in ("epoch", "now", "creation"):
         return value
     if not isinstance(value, str):
         raise ValueError(allowed)
-    bookmark = re.fullmatch(r"[\w.:|,+-]{0,99}[0-9][\w.:|,+-]{0,99}", value)
-    if value.isdigit() and bookmark:
-        return value  # digits alone are a bookmark, not a day
+    if value.isascii() and value.isdecimal():  # not a day
+        if int(value) >= 1 << 64:
+            raise ValueError(allowed)
+        return value
     try:
         moment = datetime.datetime.fromisoformat(value)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
         return moment.astimezone(datetime.UTC).isoformat()
     except (ValueError, OverflowError):
-        if not bookmark or re.match(r"[0-9]{4}-[0-9]{2}(-|$)|[0-9]{8}T", value):
-            raise ValueError(allowed) from None
-    return value
+        raise ValueError(allowed) from None
 
 
 def reason(error: ValueError) -> str:

@@ -46,8 +46,12 @@ _CLOSED = """
 SELECT step, crc, value FROM snapshots
 WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
 """
+_STORED = """
+SELECT page, arg_max(value, step) FROM snapshots
+WHERE broker = $broker AND value IS NOT NULL AND step <= $step AND page LIKE 'b/%' GROUP BY page
+"""
 _PAGES = """
-SELECT page, arg_max(struct_pack(v := value), step) FROM snapshots
+SELECT page, arg_max(struct_pack(v := value, crc := crc), step) FROM snapshots
 WHERE broker = $broker AND page <> '' AND step <= $step AND step >= (
   SELECT max(step) FROM snapshots WHERE broker = $broker AND page = '' AND whole AND step <= $step)
 GROUP BY page
@@ -178,6 +182,8 @@ def _start(
     for step, total, value in lake.execute(_CLOSED, given).fetchall():
         pages = dict(lake.execute(_PAGES, {"broker": broker, "step": step}).fetchall())
         there = {page: bytes(one["v"]) for page, one in pages.items() if one["v"] is not None}
+        if len(there) < sum(one["crc"] is not None for one in pages.values()):
+            there |= _stored_before(lake, broker, step, pages)
         found = sum(zlib.crc32(page.encode() + v) for page, v in there.items()) % CRC_MODULUS
         if found == total and "broker" in there:
             own = _snapshot(value)
@@ -189,6 +195,19 @@ def _start(
     nothing = Snapshot()
     number, epoch = _who(lake, home, broker)
     return Moment(broker, Home(broker, number, epoch), DictStore(), 0, 0, 0, nothing, notes)
+
+
+def _stored_before(
+    lake: duckdb.DuckDBPyConnection, broker: str, step: int, pages: dict[str, Any]
+) -> dict[str, bytes]:
+    """Pages of which the snapshot says only that they are still what they were: their newest
+    value. What is missing is missed by the digest."""
+    wanted = {page for page, one in pages.items() if one["v"] is None and one["crc"] is not None}
+    found = lake.execute(_STORED, {"broker": broker, "step": step})
+    stored: dict[str, bytes] = {}
+    while rows := found.fetchmany(TOGETHER):
+        stored |= {page: bytes(value) for page, value in rows if page in wanted}
+    return stored
 
 
 def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:

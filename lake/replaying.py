@@ -50,6 +50,9 @@ WHERE epoch_ms(m.time) BETWEEN $since AND $until
 ORDER BY came.step, came.part, came.line
 """
 _BEGINS = "SELECT epoch_ms(min(time)) FROM messages"
+_FIRST_ID = """
+SELECT min(CAST(message_id AS UBIGINT)) FROM journal WHERE event = 'spooled'
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,15 @@ class Replayed:
 
     count: messages that were published again; refused: how many the queue did not take, by reason;
     begins: when the first message came that the tables still hold, None: they hold none; examples:
-    the first few, each with `id`, `time`, `event` and `payload`.
+    the first few, each with `id`, `time`, `event` and `payload`; left: a sentence where more was
+    asked for than the tables still hold, else empty.
     """
 
     count: int
     refused: dict[str, int]
     begins: datetime | None
     examples: list[dict[str, Any]] = field(default_factory=list)
+    left: str = ""
 
 
 def replay(
@@ -88,15 +93,16 @@ def replay(
     with open_lake(home) as lake:
         (first,) = lake.execute(_BEGINS).fetchone() or (None,)
         begins = None if first is None else _moment(first)
+        left = chosen.left(lake, first)
         if dry_run:
             count, examples = 0, list[dict[str, Any]]()
             for row in chosen.rows(lake):
                 count += 1
                 if len(examples) < EXAMPLES:
                     examples.append(row.shown())
-            return Replayed(count, {}, begins, examples)
+            return Replayed(count, {}, begins, examples, left)
         count, refused, examples = _publish(connection, queue, chosen.rows(lake), rate, progress)
-    return Replayed(count, refused, begins, examples)
+    return Replayed(count, refused, begins, examples, left)
 
 
 @dataclass(slots=True)
@@ -136,7 +142,8 @@ class _Chosen:
     ) -> None:  # fmt: skip
         bookmark = since if isinstance(since, str) and since.isdecimal() else None
         begin = None if bookmark or since in (None, "epoch") else since
-        self._given = {
+        self._since = begin
+        self._given: dict[str, Any] = {
             "vpn": vpn, "queue": queue, "first_id": int(bookmark or 0),
             "since": -(1 << 62) if begin is None else time_ms(begin, "since"),
             "until": 1 << 62 if until is None else time_ms(until, "until"),
@@ -146,6 +153,26 @@ class _Chosen:
             self._program: Program | None = None if where is None else compile_program((where,))
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+    def left(self, lake: duckdb.DuckDBPyConnection, begins: int | None) -> str:
+        """What of it the tables do not hold any more, as a sentence. Raises ConfigError where they
+        hold nothing of it."""
+        given = self._given
+        if begins is None:
+            return ""
+        when = _moment(begins).isoformat(" ", "seconds")
+        if given["until"] < begins:
+            raise ConfigError(
+                f"until: {_moment(given['until']).isoformat(' ', 'seconds')} – the tables begin "
+                f"with {when}; what came before is gone"
+            )
+        if self._since is not None and given["since"] < begins:
+            return f"The tables begin with {when}: what came before is gone"
+        if given["first_id"]:
+            (first,) = lake.execute(_FIRST_ID).fetchone() or (None,)
+            if first is not None and given["first_id"] < first:
+                return f"The tables begin with message {first}, of {when}: those before are gone"
+        return ""
 
     def rows(self, lake: duckdb.DuckDBPyConnection) -> Iterator[_Row]:
         """The messages, in the order in which they came."""

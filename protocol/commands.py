@@ -357,6 +357,17 @@ class BeginAgain(Command, frozen=True, tag="begin_again"):
     queue: Name
 
 
+class Tables(Command, frozen=True, tag="tables"):
+    """How far the Delta tables are: of ``topic/partition`` they have all before an offset. The
+    engine says so, for receipts that wait for it (`durability: delta`). written: there are such
+    tables at all. stopped: why they cannot be written now, empty when they can be again; for the
+    events."""
+
+    written: bool = True
+    up_to: dict[Text, Count] = {}
+    stopped: Text | None = None
+
+
 class Tick(Command, frozen=True, tag="tick"):
     """Time has passed: deadlines that are due are acted on."""
 
@@ -399,6 +410,7 @@ AnyCommand = (
     | Bridges
     | DescribeBridge
     | MoveQueue
+    | Tables
 )
 
 OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on

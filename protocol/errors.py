@@ -90,6 +90,7 @@ class Reason(enum.StrEnum):
     PERMISSION_DENIED = "permission_denied"
     MALFORMED = "malformed"
     AWAITING_BROKERS = "awaiting_brokers"  # too much waits for votes of other brokers
+    NO_TABLES = "no_tables"  # it was to be in the Delta tables first, and cannot be
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Why a message is dead (X5).
     EXPIRED = "expired"

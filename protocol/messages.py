@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -37,7 +38,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     for de-duplication and receipts (P1); ttl_ms: from publish (X4); priority: 0–255; deliver_at:
     epoch ms (L12); dmq: may go to a dead message queue (P7); reply: the partition of
     ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for one that is
-    no run.
+    no run; durability: ``delta`` where the answer is to wait until the Delta tables have it.
     """
 
     to: Topic = ""
@@ -49,6 +50,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     dmq: bool = True
     reply: int = 0
     count: int = 0
+    durability: Literal["checkpoint", "delta"] = "checkpoint"
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)

@@ -123,6 +123,18 @@ _OF_QUERIES = (
         "query_lag_records", GAUGE, _QUERY,
         "Records that its Kafka partitions are behind, at the end of a batch", QUERY,
     ),
+    Metric(
+        "table_bytes", GAUGE, ("table",),
+        "Bytes of a Delta table on the disk, with files that wait for VACUUM", QUERY,
+    ),
+    Metric("table_files", GAUGE, ("table",), "Its files on the disk", QUERY),
+    Metric(
+        "table_lag_seconds", GAUGE, _QUERY,
+        "How old what the tables got last was: from a batch's begin to its end, longer where the "
+        "batch did not get all that there was", QUERY,
+    ),
+    Metric("tables_stopped", GAUGE, _QUERY, "1 while a query cannot write the tables", QUERY),
+    Metric("upkeep_time_seconds", GAUGE, (), "When the tables were tidied last", QUERY),
     Metric("query_last_batch_time_seconds", GAUGE, _QUERY, "When its last batch ended", QUERY),
 )  # fmt: skip
 

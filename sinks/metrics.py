@@ -7,7 +7,9 @@ journal.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -18,6 +20,7 @@ from . import metric_table as table
 from .message_times import MessageTimes
 from .queue_figures import QueueFigures
 
+_TABLES = ("lakequeue-tables", "lakequeue-history")  # queries, as `streaming.queries` calls them
 _BROKER = "broker-0"  # of a micro-batch, which does not say whose it is
 _STEP_PHASE = table.BY_NAME["step_seconds"]
 
@@ -41,6 +44,7 @@ class Metrics:
         }
         self.registry.register(_Looked(self))
         self._server: Any = None
+        self._behind_since: dict[str, float] = {}
         self.batches: list[tuple[int, int]] = []  # (rows, ms) of the newest batches
 
     def batch(self, progress: dict[str, Any]) -> None:
@@ -81,8 +85,34 @@ class Metrics:
         operators = progress.get("stateOperators") or []
         made["query_state_rows"].labels(name).set(sum(o["numRowsTotal"] for o in operators))
         made["query_state_bytes"].labels(name).set(sum(o["memoryUsedBytes"] for o in operators))
-        made["query_lag_records"].labels(name).set(_behind(progress))
+        behind = _behind(progress)
+        made["query_lag_records"].labels(name).set(behind)
+        self._lag(name, progress, behind)
         made["query_last_batch_time_seconds"].labels(name).set_to_current_time()
+
+    def _lag(self, name: str, progress: dict[str, Any], behind: int) -> None:
+        """Of a query that writes tables: how old what it wrote last was. What is left behind grows
+        old from the batch on that left it first."""
+        if name not in _TABLES or "timestamp" not in progress:
+            return
+        begun = datetime.fromisoformat(str(progress["timestamp"])).timestamp()
+        since = self._behind_since.setdefault(name, begun)
+        self._made["table_lag_seconds"].labels(name).set(max(0.0, time.time() - since))
+        if not behind:
+            del self._behind_since[name]
+
+    def table(self, name: str, size: int, files: int) -> None:
+        """What a Delta table takes on the disk."""
+        self._made["table_bytes"].labels(name).set(size)
+        self._made["table_files"].labels(name).set(files)
+
+    def tidied(self, at: float) -> None:
+        """The tables were tidied, epoch s."""
+        self._made["upkeep_time_seconds"].set(at)
+
+    def tables_stopped(self, query: str, stopped: bool) -> None:
+        """Whether a query cannot write its tables."""
+        self._made["tables_stopped"].labels(query).set(int(stopped))
 
     def malformed(self, vpn: str, count: int) -> None:
         """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""

@@ -4,7 +4,9 @@ Spark has committed that state already, so nobody asks the operator for it: Spar
 source reads the checkpoint, beside the query that runs on it. A snapshot holds the pages that
 changed since the one before, which the state's changelog says; the first of a *chain* is whole, and
 so is each after a while. What a state was: of each page the newest row of its chain, up to its step
-(no value: the page was removed).
+(no value and no `crc`: the page was removed). Payloads stand in blocks that are written once and
+never changed, so a whole snapshot does not repeat them: of a block that an earlier one has it says
+only the `crc`, and its value is the newest before.
 
 The row without a page's name closes a snapshot: its value is the loop's own snapshot, and its `crc`
 the sum over all pages of the state then. Who reads it counts again, so a chain that somebody has
@@ -29,6 +31,7 @@ from .delta_tables import SNAPSHOTS, append
 
 log = logging.getLogger("lakequeue.tables")
 
+BLOCK = "b/"  # how the pages of payloads begin
 CHAIN_MAX = 100  # snapshots; then a whole one, so that old ones can be deleted
 
 
@@ -98,12 +101,14 @@ class SnapshotWriter:
         whole = pages is None
         if pages is None:
             pages = self._whole(broker, batch)
-        self._append(broker, batch, at, own, pages, None if whole else last)
+        known = last.crcs if last is not None else {}
+        self._append(broker, batch, at, own, pages, None if whole else last, known)
 
     def _append(
         self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
-        before: _Last | None,
+        before: _Last | None, known: dict[str, int],
     ) -> None:  # fmt: skip
+        """known: the pages of the snapshot before, if there was one, with their crcs."""
         pages.persist()
         try:
             crcs = dict(before.crcs) if before is not None else {}
@@ -114,7 +119,8 @@ class SnapshotWriter:
                     crcs[row.page] = row.crc
             total = sum(crcs.values()) % CRC_MODULUS
             closing = self._spark.createDataFrame([("", own, total)], pages.schema)
-            rows = pages.unionByName(closing).select(
+            short = _without_blocks(pages, known) if before is None else pages
+            rows = short.unionByName(closing).select(
                 f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
                 f.timestamp_millis(f.lit(at.now)).alias("now"),
                 f.lit(batch).cast("long").alias("batch"),
@@ -198,6 +204,17 @@ def _pages(found: DataFrame) -> DataFrame:
     return found.select(
         f.col("key").alias("page"), f.col("page").alias("value"), f.crc32(named).alias("crc")
     )
+
+
+def _without_blocks(pages: DataFrame, known: dict[str, int]) -> DataFrame:
+    """Blocks that an earlier snapshot has lose their values here, and keep their crcs."""
+    stored = [(page, crc) for page, crc in known.items() if page.startswith(BLOCK)]
+    if not stored:
+        return pages
+    there = pages.sparkSession.createDataFrame(stored, "page STRING, known LONG")
+    joined = pages.join(there, "page", "left")
+    value = f.when(f.col("known").isNull() | (f.col("known") != f.col("crc")), f.col("value"))
+    return joined.select("page", value.alias("value"), "crc")
 
 
 def _committed(checkpoint: Path) -> int | None:

@@ -86,6 +86,12 @@ class BrokerHeader(msgspec.Struct):
     away: dict[str, list[int]] = {}  # per VPN: patterns that others' queues take, by kind
     went: int = 0  # queues that have moved away from here
     undecided: Undecided = msgspec.field(default_factory=Undecided)
+    # Receipts that wait for the Delta tables, see `durable`. tables: are they written? None: nobody
+    # has said so; the row of those that wait, and whether the first of it may be said.
+    tables: bool | None = None
+    held_first: int = 0
+    held_next: int = 0
+    held_due: bool = False
 
 
 _encode = msgspec.msgpack.encode

@@ -101,6 +101,7 @@ class QueueHeader(msgspec.Struct):
     vpn_number: int
     definition: QueueDefinition  # by a definition (Q9)
     created: int
+    pointed: int = 0  # when a definition changed its recovery point; 0: never (R2)
     deleted: bool = False  # its messages are being removed; nobody finds it by its name
     faulted: str = ""  # what failed in it; it is left alone until it is defined again
     next_seq: int = 0

@@ -45,6 +45,7 @@ class Limits:
     subscriptions: int = 10_000  # of one queue, and of one session
     filter_characters: int = 1_000_000  # of all subscriptions of one queue
     early_acks: int = 10_000  # ranges of one queue (L9)
+    held_receipts: int = 1_000_000  # that wait for the Delta tables
     ignored_acks: int = 10_000  # ids of one command that are named in the journal (L8)
     # Answers.
     browse_rows: int = 10_000  # messages that one answer looks at

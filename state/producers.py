@@ -12,6 +12,7 @@ is forgotten.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..protocol.outputs import Receipts
@@ -44,6 +45,7 @@ class ProducerHistory:
     """One producer during a step."""
 
     __slots__ = (
+        "_fresh",
         "_key",
         "_repeated",
         "_values",
@@ -51,6 +53,7 @@ class ProducerHistory:
         "gaps",
         "held",
         "high",
+        "needs",
         "receipt",
         "refusals",
         "runs",
@@ -66,6 +69,9 @@ class ProducerHistory:
         self.refusals: list[list[int]] = [list(r) for r in known[3]] if known else []
         self.forgotten_at: int = known[4] if known else 0
         self.held: list[list[int]] = [list(r) for r in known[5]] if known and known[5:] else []
+        # What the Delta tables must have before it is answered, see `durable`.
+        self.needs: dict[str, int] = known[6] if known and known[6:] else {}
+        self._fresh = True
         self.receipt = Receipts(vpn, name, 0)
         self._repeated: int | None = None
 
@@ -109,6 +115,15 @@ class ProducerHistory:
         """It is decided, and answered next."""
         _take(self.held, seq)
 
+    def wants(self, topic: str, places: Iterable[tuple[int, int]], in_tables: bool) -> None:
+        """It sent records that stand in these partitions, at these offsets; in_tables: it is to be
+        answered when the Delta tables have them."""
+        if self._fresh:
+            self.needs, self._fresh = {}, False
+        for partition, offset in places if in_tables else ():
+            place = f"{topic}/{partition}"
+            self.needs[place] = max(self.needs.get(place, 0), offset + 1)
+
     def repeat(self, seq: int) -> None:
         """Answer a sequence that was stored as it was answered before."""
         if self._repeated is None or seq < self._repeated:
@@ -145,7 +160,9 @@ class ProducerHistory:
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
         known: list[Any] = [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
-        self._values.write(self._key, [*known, self.held] if self.held else known)
+        if self.held or self.needs:
+            known += [self.held, self.needs] if self.needs else [self.held]
+        self._values.write(self._key, known)
         self.receipt.broker = broker.header.number
         open_ones = [ranges[0][0] - 1 for ranges in (self.gaps, self.held) if ranges]
         self.receipt.up_to = min(open_ones, default=self.high)
@@ -180,7 +197,7 @@ def forget(broker: Broker, name: str) -> None:
     """A producer has been silent for so long that nobody sends again what it sent; ``name`` is its
     name in the calendar."""
     known = broker.values.read(f"P/{name[1:]}")
-    if known and known[5:]:  # something of it is not decided: ask again later
+    if known and known[5:] and known[5]:  # something of it is not decided: ask again later
         broker.calendar.set(name, broker.now + broker.limits.producer_idle_ms)
         return
     broker.calendar.set(name, NEVER)

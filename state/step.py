@@ -21,6 +21,7 @@ from .bridges.crossing import cross
 from .broker import Broker, Home
 from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
+from .durable import say_held
 from .isolation import Refusals, isolated
 from .limits import Limits
 from .mesh.channel import hear
@@ -64,6 +65,7 @@ PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: decide_voted(broker),
     lambda broker, given: take_commands(broker, given.commands),
     lambda broker, given: admit(broker, given.publishes, given.refused),
+    lambda broker, _: say_held(broker),
     lambda broker, _: act_on_deadlines(broker),
     lambda broker, _: tell_routes(broker),
     lambda broker, _: deliver(broker),

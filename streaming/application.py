@@ -23,7 +23,9 @@ from .engine_settings import EngineSettings
 from .home import CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .queries import (
+    HISTORY_QUERY,
     REAL_TIME,
+    TABLES_QUERY,
     end_between_batches,
     start_batches,
     start_history,
@@ -78,8 +80,7 @@ class SparkApplication:
         self._listener: Callable[[], StreamingQueryListener]
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
-        self.tables_query: StreamingQuery | None = None
-        self.history_query: StreamingQuery | None = None
+        self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
 
     # ------------------------------------------------------------ start
 
@@ -188,7 +189,7 @@ class SparkApplication:
             alone=self._alone,
             keep=int(retained) + 3,
             rebuilt=self._folder.rebuilt(home.name),
-            log_kept_s=LOG_KEPT_S if self._history_interval_s() else 0.0,
+            log_kept_s=LOG_KEPT_S if self.history_interval_s() else 0.0,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
@@ -205,7 +206,7 @@ class SparkApplication:
         interval_s = self.tables_interval_s()
         if not interval_s:
             return
-        self.tables_query = start_tables(
+        self.table_queries[TABLES_QUERY] = start_tables(
             self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
             self._folder.path / "tables-checkpoint", interval_s,
         )  # fmt: skip
@@ -214,11 +215,11 @@ class SparkApplication:
         """Start the query of what steps took and were, if there is to be one. Micro-batches have no
         log of steps."""
         assert self.spark is not None
-        interval_s = self._history_interval_s()
+        interval_s = self.history_interval_s()
         if not interval_s:
             return
         checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
-        self.history_query = start_history(
+        self.table_queries[HISTORY_QUERY] = start_history(
             self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
             self._folder.path / "history-checkpoint", interval_s,
             self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
@@ -226,12 +227,12 @@ class SparkApplication:
 
     def restart_history(self) -> None:
         """There are more brokers: what writes their history begins anew."""
-        if self.history_query is not None:
-            self._end_batches(self.history_query, END_S_MAX)
+        if HISTORY_QUERY in self.table_queries:
+            self._end_batches(self.table_queries[HISTORY_QUERY], END_S_MAX)
             self.start_history()
 
-    def _history_interval_s(self) -> int:
-        """0 where there is no such query."""
+    def history_interval_s(self) -> int:
+        """How often steps and what they took are written; 0: never."""
         value = self._settings.value
         tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
         return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
@@ -242,8 +243,8 @@ class SparkApplication:
             for broker in self.brokers.values():
                 self._end_batches(broker.query, END_S_MAX)
                 self.start_query(broker)
-        if self.tables_query is not None:
-            self._end_batches(self.tables_query, END_S_MAX)
+        if TABLES_QUERY in self.table_queries:
+            self._end_batches(self.table_queries[TABLES_QUERY], END_S_MAX)
             self.start_tables()
 
     def start_again(self) -> None:
@@ -254,11 +255,8 @@ class SparkApplication:
         forget_session(self.spark)
         for broker in self.brokers.values():
             broker.query = None
+        self.table_queries.clear()  # who watches them starts them
         self._start()
-        if self.tables_query is not None:
-            self.start_tables()
-        if self.history_query is not None:
-            self.start_history()
 
     # ------------------------------------------------------------ stop
 
@@ -278,8 +276,8 @@ class SparkApplication:
             return
         until = time.monotonic() + batch_s
         self.end(self.brokers.values(), batch_s)
-        self._end_batches(self.tables_query, until - time.monotonic())
-        self._end_batches(self.history_query, until - time.monotonic())
+        for query in list(self.table_queries.values()):
+            self._end_batches(query, until - time.monotonic())
         self.spark.stop()
 
     def kill(self) -> None:

@@ -33,7 +33,7 @@ from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of
 from .broker_records import BrokerRecords
 from .captured import CapturedTopics
-from .engine_settings import EngineSettings
+from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
@@ -43,7 +43,10 @@ from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
 from .supervision import within
+from .table_care import TableCare, rules_of, upkeep_s
 from .tables_lock import TablesLock
+from .tables_marks import TablesMarks
+from .tables_watch import TablesWatch
 from .ticker import Ticker
 
 if TYPE_CHECKING:
@@ -61,7 +64,8 @@ class Engine:
     """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
     ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
-    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``lakequeue.ui_port``,
+    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``.retention_days``,
+    ``.upkeep_hours``, ``.vacuum_hours`` (see `table_care`), ``lakequeue.ui_port``,
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
@@ -85,7 +89,7 @@ class Engine:
         self.configuration = configuration
         self.addresses: dict[str, str] = {}
         self.metrics = Metrics()
-        self._settings = EngineSettings(settings or {})
+        self._settings = EngineSettings({**engine_conf(), **(settings or {})})
         self._progress = progress or (lambda text: None)
         self._folder = HomeFolder(self.home)
         self.tables = self._folder.tables
@@ -108,6 +112,9 @@ class Engine:
         self.captured = CapturedTopics(
             bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
         )
+        self._marks = TablesMarks(
+            self.brokers, lambda broker, value: self._tell(self._vpns[0], broker, value)
+        )
         self._notes = BatchNotes(
             self.captured, self.metrics, self._ticker, self._on_loss, self._on_word
         )
@@ -118,9 +125,16 @@ class Engine:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._lock = threading.RLock()
+        self._tables_watch = TablesWatch(
+            self.application, self._folder, self.metrics, self._tell_everybody
+        )
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
-            self._stopping, self._records.state,
+            self._stopping, self._records.state, self._tables_watch.look,
+        )  # fmt: skip
+        self._care = TableCare(
+            self._folder.tables, rules_of(self._settings), upkeep_s(self._settings),
+            lambda: self.application.spark, self._queue_watch.look, self.metrics,
         )  # fmt: skip
         self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
         self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
@@ -173,8 +187,9 @@ class Engine:
         self.watch.wait_until_up()
         self._folder.remember_checkpoints()
         with self.watch.java_lives():
-            self.application.start_tables()
-            self.application.start_history()
+            self._tables_watch.begin()
+        if self.application.tables_interval_s():
+            self._care.start()
         self._wishes.open()
         if self.trigger == REAL_TIME:  # micro-batches do not read what comes from other homes
             self.bridges.open(self.epoch)
@@ -203,6 +218,7 @@ class Engine:
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
         for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
             self._tell(vpn, broker, command)
+        self._marks.begin(broker, self.application.tables_interval_s() > 0)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
 
@@ -233,6 +249,8 @@ class Engine:
     def _any_batch(self, progress: dict[str, Any]) -> None:
         self._losses.batch(progress)
         self.metrics.query(progress)
+        self._marks.batch(progress)
+        self._tables_watch.batch(str(progress.get("name")))
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -302,6 +320,11 @@ class Engine:
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
                 log.warning("a loss is not told in the events: %s", error)
 
+    def _tell_everybody(self, value: bytes) -> None:
+        first = next(iter(self.brokers.values()))
+        for vpn in self._vpns:
+            self._tell(vpn, first, value)
+
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         assert self._transport is not None
         self._transport.command(
@@ -332,6 +355,7 @@ class Engine:
             self._heartbeat.stop()
             self._answers.stop()
             self._alerts.stop()
+            self._care.stop()
             self._wishes.stop()
             self.bridges.stop()
             self.captured.close()

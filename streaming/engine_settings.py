@@ -13,6 +13,13 @@ _PREFIX = "lakequeue."
 _Value = TypeVar("_Value", int, float, str)
 
 
+def engine_conf() -> dict[str, str]:
+    """The settings of `conf/engine.conf`."""
+    from .spark import CONF, read_conf
+
+    return read_conf(CONF / "engine.conf")
+
+
 class EngineSettings:
     """Raises ConfigError for a value that is not allowed. spark: those that win over
     `conf/spark.conf`."""
@@ -31,6 +38,10 @@ class EngineSettings:
     def value(self, name: str, default: _Value) -> _Value:
         """The engine's setting of this name, of the same type as its default."""
         return type(default)(self._own.get(_PREFIX + name, default))
+
+    def text(self, name: str) -> str:
+        """What the user said of it; empty: nothing."""
+        return self._own.get(_PREFIX + name, "")
 
     def has(self, name: str) -> bool:
         """Whether the user said anything of it."""

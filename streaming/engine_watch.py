@@ -2,13 +2,13 @@
 
     a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
                      Kafka does not answer, or the disk is full     ─▶ wait, however long
-                     anything else ─▶ start it again, five times in five minutes;
-                                      one that writes tables: then once a minute, for ever
+                    it writes the tables ─▶ see `tables_watch`
+                     anything else ─▶ start it again, five times in five minutes
     Java ends     ─▶ a new one, with all queries
 
-Messages are delivered without the tables: what is missing there is written when it can be. What is
-started again goes on from its checkpoint, so nothing is lost on the way. A broker that is given up
-leaves the others alone; with the last one the engine ends. No broker waits for another's pause.
+What is started again goes on from its checkpoint, so nothing is lost on the way. A broker that is
+given up leaves the others alone; with the last one the engine ends. No broker waits for another's
+pause.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, NotConnected, Timeout
@@ -41,13 +40,13 @@ log = logging.getLogger("lakequeue.engine")
 START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # of one broker, and of each one more
 ASK_TIMEOUT_S = 30.0
 LOOK_S = 0.25
-TABLES_PAUSE_S = 60.0
 CALLS_LOST_MAX = 5  # one after the other
 JAVA = "Spark's Java process"
 
 
 class EngineWatch:
-    """Of one engine. stopping ends every pause; told gets a broker and its new state."""
+    """Of one engine. stopping ends every pause; told gets a broker and its new state;
+    look_at_tables: looks after the queries of the tables, which are nobody else's fault."""
 
     def __init__(
         self,
@@ -58,6 +57,7 @@ class EngineWatch:
         trigger: str,
         stopping: threading.Event,
         told: Callable[[BrokerQuery, str], None],
+        look_at_tables: Callable[[], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder, self._trigger = folder, trigger
@@ -65,6 +65,7 @@ class EngineWatch:
         self._captured = captured
         self._stopping = stopping
         self._told = told
+        self._look_at_tables = look_at_tables
         self._see = str(folder.path / "spark.log")  # what a sentence points to
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # what is started again, and when
@@ -161,17 +162,7 @@ class EngineWatch:
                 with self._alone(broker):
                     self._recover(broker.query, partial(self._start, broker))
         self._tell_who_runs()
-        application = self._application
-        for restart, query in (
-            (application.start_tables, application.tables_query),
-            (application.start_history, application.history_query),
-        ):
-            if query is not None and not query.isActive:
-                try:
-                    self._recover(query, restart)
-                except PySparkException as error:  # the tables themselves: queues go on without
-                    log.error("the query %r cannot be started: %s", query.name, error)
-                    self._due[query.name] = time.monotonic() + TABLES_PAUSE_S
+        self._look_at_tables()
 
     def _ask(self) -> None:
         """Ask what is captured, beside the watch: a broker that is being started again answers
@@ -233,18 +224,9 @@ class EngineWatch:
                 if broker.query is query:
                     self._told(broker, RESTARTING)
             restarts = self._restarts.setdefault(name, Restarts(self._stopping))
-            try:
-                pause_s = restarts.pause_s(f"the query {name!r}", reason(query), self._see)
-            except LakequeueError:
-                if any(broker.query is query for broker in self._brokers):
-                    raise
-                pause_s = TABLES_PAUSE_S
-                log.error(
-                    "the query %r ended again, %s; queues go on without it, and it is started "
-                    "every minute (see %s)",
-                    name, reason(query), self._see,
-                )  # fmt: skip
-            self._due[name] = now + pause_s
+            self._due[name] = now + restarts.pause_s(
+                f"the query {name!r}", reason(query), self._see
+            )
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]
             restart()

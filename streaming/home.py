@@ -113,9 +113,10 @@ class HomeFolder:
             return self._missing(f"{self.path / CHECKPOINT} is gone")
         return ""
 
-    def unwritable(self) -> str:
-        """Why nothing can be written beside the checkpoint now; empty when it can be."""
-        folder = self.path / CHECKPOINT
+    def unwritable(self, folder: Path | None = None) -> str:
+        """Why nothing can be written into a folder now, by default beside the checkpoint; empty
+        when it can be."""
+        folder = folder or self.path / CHECKPOINT
         if not folder.is_dir():
             folder = self.path  # no query has begun
         probe = folder / PROBE

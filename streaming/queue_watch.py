@@ -95,6 +95,14 @@ class QueueWatch:
                 self._seen.clear()  # what is known then is old
             return wanted
 
+    def look(self) -> Look:
+        """Look once, whoever reads."""
+        open_ones: Open = {}
+        try:
+            return self._look(open_ones)
+        finally:
+            _close(open_ones)
+
     def _look(self, open_ones: Open) -> Look:
         look, begun = Look(), time.monotonic()
         for vpn in self._vpns:

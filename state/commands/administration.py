@@ -80,6 +80,8 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     add_route(broker, definition, existing.number)
     follow_definition(broker, vpn, existing, old, definition)
     existing.header.definition = definition
+    if old.recovery_point != definition.recovery_point:
+        existing.header.pointed = broker.now
     if existing.header.faulted:
         existing.header.faulted = ""
         resume(broker, existing)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...protocol import commands as c
 from ..bridges import bridge_keeper as bridges
+from ..durable import tables_have
 from ..mesh import keeper
 from ..mesh.queue_moving import give_all
 from . import administration, inspection, leases, moving, sessions, topic_subscriptions
@@ -24,6 +25,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
+    c.Tables: tables_have,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
     c.Captures: inspection.captures,

@@ -21,6 +21,7 @@ from ...protocol.messages import (
 )
 from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
+from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
 from ..mesh.known_places import is_moving
 from ..mesh.partitions import takes
@@ -32,6 +33,7 @@ from ..routing import Routes
 from ..rules.deferred import came_early, settle_arrivals
 from ..rules.entering import Match, match, program_of
 from ..rules.lifetime import expires_at
+from ..rules.recovery_points import recovers
 from ..storage import NEVER
 from . import elsewhere
 from .incoming import (
@@ -100,6 +102,8 @@ class Admission:
                 header = PLAIN if meta is None else decode_publish_header(meta)
                 if vpn is not None and not header.to:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
+                if vpn is None and header.durability == DELTA:
+                    raise ValueError("durability 'delta' is for messages on <vpn>.publish")
                 payloads = payloads_of(header, record)
             except ValueError as error:
                 self._malformed(vpn, record, str(error))
@@ -150,6 +154,9 @@ class Admission:
             queue.header.plain = True
             if self._only not in (None, queue.definition.name):
                 continue
+            at = time_of(record.timestamp, self._broker.now)
+            if not recovers(queue, at, self._broker.spool.header.next_counter):
+                continue
             if not elsewhere.goes_along(self._broker, vpn, header, record, queue):
                 stay.append(queue)
         return stay
@@ -181,7 +188,7 @@ class Admission:
     ) -> bool:  # fmt: skip
         """Take in a record's messages, or a span's, at once, where it is plain that each gets in
         everywhere and as it is; else False: then one after the other."""
-        if not queues or self._file_room is not None:
+        if not queues or self._file_room is not None or refusal_of_tables(self._broker, header):
             return False
         producer = self.producer(vpn, header) if header.producer else None
         if producer is not None and header.seq != producer.high + 1:
@@ -209,6 +216,10 @@ class Admission:
         matches = [Match(queue, 0, False) for queue in queues]
         number = self._store_all(vpn, header, matches, payloads, sizes, record, span)
         if producer is not None:
+            where = [(record.partition, record.offset)]
+            if span is not None:
+                where = list(zip(span.partitions, span.offsets, strict=True))
+            producer.wants(record.topic, where, header.durability == DELTA)
             producer.high += len(payloads)
             producer.stored(header.seq, number, len(payloads))
         return True
@@ -231,6 +242,8 @@ class Admission:
             producer = self.producer(vpn, header)
             if producer.is_held(seq):
                 return  # it is answered when it is decided
+            where = [(record.partition, record.offset)]
+            producer.wants(record.topic, where, header.durability == DELTA)
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
@@ -256,6 +269,12 @@ class Admission:
         queues: list[Queue], record: Incoming,
     ) -> None:  # fmt: skip
         """Take in one message that was not seen before."""
+        behind = refusal_of_tables(self._broker, header)
+        if producer and behind:
+            self._journal_refusal("rejected", vpn, "", Reason.NO_TABLES, record)
+            count_of_vpn(self._broker, vpn, Reason.NO_TABLES.value)
+            producer.refused(seq, Reason.NO_TABLES.value, "", behind)
+            return
         matches = self._matches(queues, header, record)
         way = self._way(vpn, header, queues)
         if not matches and not (
@@ -483,4 +502,4 @@ class Admission:
                 broker.arrived_in.append(queue)
         settle_arrivals(broker)
         for _, producer in sorted(self._producers.items()):
-            broker.emit(producer.close(broker))
+            answer(broker, producer)

@@ -136,7 +136,7 @@ def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
     ("option", "value"),
     [("on_full", "drop"), ("window", 0), ("window", True), ("first_sequence", 0),
      ("first_sequence", "1"), ("dmq_eligible", "yes"), ("delivery_mode", "fast"),
-     ("priority", 256), ("ttl", "0s"), ("durability", "delta")],
+     ("priority", 256), ("ttl", "0s"), ("durability", "disk")],
 )  # fmt: skip
 def test_P5_P7_a_wrong_option_is_named(bench: Bench, option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{option}: "):

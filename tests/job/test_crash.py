@@ -8,6 +8,7 @@ each thing once. Kafka is not killed: it is not ours in production.
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pytest
 from job.processes import EngineProcess, until
 from job.tables import check_tables
 from job.traffic import Traffic, judge
+from lakequeue.cli.delta_reader import read_table
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
@@ -27,6 +29,7 @@ KILLS = 5
 CONFIG = """
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
+  - {name: durable, message_type: text}
   - {name: kept, message_type: text, max_per_subscription_backlog: 50}
 """
 
@@ -60,6 +63,36 @@ class Place:
         return left[-1] if left else self.start()
 
 
+class DurableSender(threading.Thread):
+    """Sends one message after the other with `durability="delta"`, and looks into the table at each
+    receipt. early: whose receipt came before."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(daemon=True)
+        self._place, self._stopping = place, threading.Event()
+        self.sent, self.early = 0, list[bytes]()
+
+    def run(self) -> None:
+        """The thread."""
+        with (
+            lakequeue.connect(self._place.url) as connection,
+            connection.producer(durability="delta") as producer,
+        ):
+            while not self._stopping.is_set():
+                payload = f"durable {self.sent}".encode()
+                producer.send("durable", payload, timeout=300)
+                found = read_table(self._place.tables / "messages", ["payload"])["payload"]
+                if payload not in found.to_pylist():
+                    self.early.append(payload)
+                self.sent += 1
+
+    def finish(self) -> None:
+        """Wait for the receipt of the last one."""
+        self._stopping.set()
+        self.join(120)
+        assert not self.is_alive(), "a receipt never came"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("crash")
@@ -73,7 +106,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_kill_9_in_mid_traffic(place: Place) -> None:
     chance = random.Random(SEED)
     engine = place.start()
-    traffic = Traffic(place.url, SEED)
+    traffic, durable = Traffic(place.url, SEED), DurableSender(place)
+    durable.start()
     for _ in range(KILLS):
         enough = len(traffic.acked) + 30
         time.sleep(chance.uniform(0.0, 3.0))
@@ -83,16 +117,20 @@ def test_kill_9_in_mid_traffic(place: Place) -> None:
         engine = place.start()
     time.sleep(chance.uniform(1.0, 3.0))
     traffic.finish_producing()
+    durable.finish()
     admin = traffic.connections[0].admin()
     until(lambda: admin.describe("orders")["depth"] == 0, 90, "the queue is drained")
     left = {m.payload for m in admin.browse("orders", limit=10_000)}
     counters = admin.describe("orders")
+    stored = admin.describe("durable")["counters"]["spooled"]
     lost_sessions = [e for e in admin.events() if e["event"] == "session_lost"]
     traffic.finish_consuming()
     judge(traffic, left)
     assert len(traffic.acked) == len(set(traffic.acked)), "acknowledged, and delivered again"
     assert counters["spooled"] == counters["acknowledged"] == len(traffic.sent)
     assert not lost_sessions, "consumers that were alive lost their sessions"
+    assert not durable.early, "a receipt came before the message was in the table"
+    assert stored == durable.sent > 0, "stored once each"
     kafka = place.kafka.bootstrap_servers
     check_tables(place.tables, kafka, {f.result().message_id for f in traffic.sent.values()})
     assert "Traceback" not in engine.errors()

@@ -16,6 +16,6 @@ def test_of_the_engines_query_alone(job: Job, key: str) -> None:
         return str(java.sparkSessionForStream().conf().get(key, None))
 
     assert of(job.query) == QUERY_SETTINGS[key]
-    assert of(job.engine.application.tables_query) != QUERY_SETTINGS[key]
+    assert of(job.engine.application.table_queries["lakequeue-tables"]) != QUERY_SETTINGS[key]
     assert job.engine.application.spark is not None
     assert job.engine.application.spark.conf.get(key, None) != QUERY_SETTINGS[key]

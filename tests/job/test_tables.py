@@ -107,6 +107,26 @@ def test_they_agree_with_describe(job: Job, connection: lakequeue.Connection) ->
     check(job, connection)
 
 
+@in_real_time
+def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
+    job: Job, connection: lakequeue.Connection
+) -> None:
+    """Others do not wait; and what is sent in a run or with headers is waited for too."""
+    with connection.producer(durability="delta") as producer:
+        sent = [producer.send_async(QUEUE, f"durable {i}") for i in range(20)]
+        sent.append(producer.send_async(QUEUE, "durable 20", headers={"a": "b"}))
+        assert len(producer.unacknowledged()) == 21
+        connection.producer().send(QUEUE, "another's")
+        with connection.consumer(QUEUE, max_backlog=100) as consumer:
+            until(lambda: consumer.receive(1.0).payload == b"durable 20", 30, "its delivery")
+        assert not any(future.done() for future in sent), "deliveries do not wait for the tables"
+        sent[-1].result(60)
+        payloads = read_table(job.engine.tables / "messages", ["payload"])["payload"]
+        assert {f"durable {i}".encode() for i in range(21)} <= set(payloads.to_pylist())
+        producer.flush(60)
+        assert producer.unacknowledged() == []
+
+
 def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection) -> None:
     payload = b"\x00\xff as it came"
     connection.producer().send(QUEUE, payload, headers={"colour": "blue"}, key="k")
@@ -345,7 +365,7 @@ def test_an_older_table_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path)
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
     """A queue that captures a new topic makes the engine stop its queries and start them again; a
     loop finds the topic itself."""
-    before = (job.query, job.engine.application.tables_query)
+    before = (job.query, job.engine.application.table_queries["lakequeue-tables"])
     goes_on = job.engine.trigger == REAL_TIME
     counted = journal(job), offsets(job)
     topic = f"new-topic-{next(_new)}"
@@ -353,7 +373,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     connection.admin().define({"name": topic, "message_type": "text"})
     until(
         lambda: (goes_on or job.query is not before[0])
-        and job.engine.application.tables_query is not before[1],
+        and job.engine.application.table_queries["lakequeue-tables"] is not before[1],
         60, "the queries are started again",
     )  # fmt: skip
     assert not goes_on or job.query is before[0]

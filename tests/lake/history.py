@@ -73,6 +73,7 @@ def named(value: bytes) -> dict[str, str | None]:
 def snapshot_rows(saved: list[tuple[Snapshot, DictStore]], whole_each: int) -> list[dict[str, Any]]:
     """Snapshots one after the other, as the snapshot writer does it: a chain of changes."""
     rows: list[dict[str, Any]] = []
+    said: dict[str, int] = {}  # of the snapshot before: as the writer knows it
     before: dict[str, bytes] = {}
     for n, (own, store) in enumerate(saved):
         whole = n % whole_each == 0
@@ -85,10 +86,11 @@ def snapshot_rows(saved: list[tuple[Snapshot, DictStore]], whole_each: int) -> l
         head = {
             "broker": HOME.name, "step": own.step, "now": own.now * 1000, "batch": n, "whole": whole
         }  # fmt: skip
-        rows += [
-            {**head, "page": page, "value": value, "crc": crcs.get(page)}
-            for page, value in changes.items()
-        ]
+        for page, value in changes.items():
+            stored = whole and page.startswith("b/") and said.get(page) == crcs[page]
+            kept = None if stored else value  # a block is written once
+            rows.append({**head, "page": page, "value": kept, "crc": crcs.get(page)})
+        said = crcs
         total = sum(crcs.values()) % CRC_MODULUS
         rows.append({**head, "page": "", "value": msgspec.msgpack.encode(own), "crc": total})
         before = dict(store.pages)

@@ -200,6 +200,27 @@ def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
     ]
 
 
+def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) -> None:
+    walk = lived(1)
+    home = write_history(walk.world, tmp_path, walk.saved)
+    rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
+    blocks = [row for row in rows if row["page"].startswith("b/")]
+    written = [(row["page"], row["crc"]) for row in blocks if row["value"] is not None]
+    named = [row for row in blocks if row["value"] is None and row["crc"] is not None]
+    assert len(written) == len(set(written))
+    assert named
+    step = max(row["step"] for row in named)
+    with open_lake(home) as lake:
+        assert as_of(lake, home, HOME.name, step=step).notes == []
+    lost = next(row["page"] for row in named if row["step"] == step)
+    altered(home, "snapshots", lambda rows: rows.filter(
+        pc.invert(pc.and_(pc.equal(rows["page"], lost), pc.is_valid(rows["value"])))
+    ))  # fmt: skip
+    with open_lake(home) as lake:
+        (note, *_) = as_of(lake, home, HOME.name, step=step).notes
+    assert note.startswith(f"The snapshot of step {step:,} does not match its digest")
+
+
 def test_an_altered_message_is_told(home: Path) -> None:
     def change(rows: pa.Table) -> pa.Table:
         payloads = [b'{"n": 77}' if p == b'{"n": 3}' else p for p in rows["payload"].to_pylist()]

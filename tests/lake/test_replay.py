@@ -6,6 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow.compute as pc
 import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
@@ -129,3 +131,54 @@ def test_R4_wrong_words(shop: Shop, tmp_path: Path) -> None:
         shop.bench.admin.replay("nobody", home=tmp_path)
     with pytest.raises(LakequeueError, match="has no table messages"):
         shop.bench.admin.replay("orders", home=tmp_path / "nowhere")
+
+
+def test_R4_a_consumer_asks_for_it(shop: Shop) -> None:
+    shop.bench.send({"n": 0})
+    shop.consume()
+    shop.bench.advance("1m")
+    since = shop.bench.connection.now()
+    for n in (1, 2):
+        shop.bench.send({"n": n})
+    shop.consume()
+    shop.bench.send({"n": 3})  # it is in the queue, and comes once
+    shop.recorded.write(shop.home)
+    with shop.bench.consumer(replay_from=since, replay_home=shop.home) as consumer:
+        assert consumer.replay.result(0).count == 2
+        found = drain(consumer)
+        assert [m.payload for m in found] == [b'{"n": 3}', b'{"n": 1}', b'{"n": 2}']
+        consumer.subscribe()  # as after a lost session
+        assert len(drain(consumer)) == 3, "the same once more: nothing is replayed again"
+    with shop.bench.consumer() as consumer:
+        assert consumer.replay is None
+
+
+def test_R4_what_a_consumer_asks_for_wrongly_is_said_at_once(shop: Shop, tmp_path: Path) -> None:
+    shop.bench.send({})
+    shop.recorded.write(shop.home)
+    with pytest.raises(ConfigError, match="since"):
+        shop.bench.consumer(replay_from="yesterday", replay_home=shop.home)
+    with pytest.raises(LakequeueError, match="no table"):
+        shop.bench.consumer(replay_from="epoch", replay_home=tmp_path / "nowhere")
+    assert shop.bench.seen()["consumers"] == [], "neither has left a subscription behind"
+
+
+def test_R4_past_retention_it_says_what_is_left(shop: Shop) -> None:
+    first = shop.bench.connection.now()
+    sent = shop.bench.send({})
+    shop.consume()
+    assert shop.replay(since=first, dry_run=True).left == ""
+    assert shop.replay(since="epoch", dry_run=True).left == ""
+    early = first - timedelta(days=1)
+    begins = first.isoformat(" ", "seconds")
+    found = shop.replay(since=early, dry_run=True)
+    assert found.left == f"The tables begin with {begins}: what came before is gone"
+    assert found.count == 1
+    with pytest.raises(ConfigError, match=r"until: .+ the tables begin with .+ is gone"):
+        shop.replay(until=early)
+    second = shop.bench.send({})
+    shop.recorded.write(shop.home)
+    left = shop.recorded.journal().filter(pc.field("message_id") != sent)
+    deltalake.write_deltalake(shop.home / "tables" / "journal", left, mode="overwrite")
+    found = shop.bench.admin.replay("orders", since=sent, home=shop.home, dry_run=True)
+    assert found.left.startswith(f"The tables begin with message {second}, of ")

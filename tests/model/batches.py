@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lakequeue.definitions.definition import UNSUPPORTED
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts
 from lakequeue.state import DictStore
@@ -37,12 +36,11 @@ FLOWS_MAX = 6
 SHORTENING_S = 10.0
 FILTERS = (None, None, None, "/k = 0", "/k <> 0", "/n < 50 AND /k IN (0, 1)", "/p > 1")
 PERIODS = ("500ms", "2900ms", "11s", None)
-KEYED = "partition_key" not in UNSUPPORTED
 REDEFINITIONS: tuple[dict[str, Any], ...] = (
     *({"priority": text} for text in ("/p", None, "/n", "/p", None)),
     *({"barrier_expression": text} for text in ("/k = 4", None, "/k = 3", "/k = 4")),
     *({"filter": text} for text in ("/n > 3", None, "/k <> 2")),
-    *({"partition_key": text} for text in ("/key", "@key", None, "/k", "/key") if KEYED),
+    *({"partition_key": text} for text in ("/key", "@key", None, "/k", "/key")),
     {"target_queue_depth": 4},
     {"target_queue_depth": None},
     {"max_backlog": 2},
@@ -400,7 +398,7 @@ def random_queues(r: random.Random) -> list[dict[str, Any]]:
         "fairness_model": (None, None, "fast", "round-robin"),
         "priority": (None, "/p"),
         "barrier_expression": (None, None, "/k = 4"),
-        "partition_key": (None, "/key", "@key") if KEYED else (None,),
+        "partition_key": (None, "/key", "@key"),
         "max_spool_usage": (None, None, None, None, None, 0),
         "max_spool_messages": (None, None, None, 20),
         "target_queue_depth": (None, None, 3),

@@ -218,8 +218,9 @@ def test_limits_and_alerts(engine: Engine) -> None:
 
 
 PROGRESS = {
-    "name": "lakequeue-tables", "numInputRows": 7, "durationMs": {"triggerExecution": 500,
-    "addBatch": 400}, "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 4}],
+    "name": "lakequeue-tables", "timestamp": "2026-01-01T00:00:00.000Z", "numInputRows": 7,
+    "durationMs": {"triggerExecution": 500, "addBatch": 400},
+    "stateOperators": [{"numRowsTotal": 3, "memoryUsedBytes": 4}],
     "sources": [
         {"endOffset": {"t": {"0": 10}}, "latestOffset": {"t": {"0": 13}}}, {"endOffset": 1},
     ],
@@ -234,6 +235,9 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     engine.metrics.query(PROGRESS)
     engine.metrics.malformed("default", 1)
     engine.metrics.lost("t", 1)
+    engine.metrics.table("journal", 10, 1)
+    engine.metrics.tidied(1.0)
+    engine.metrics.tables_stopped("lakequeue-tables", False)
     engine.send("orders", 7)  # two are refused
     with pytest.raises(lakequeue.Rejected):
         engine.send("nobody")
@@ -254,6 +258,7 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     tables = {"query": "lakequeue-tables"}
     sample = engine.metrics.registry.get_sample_value
     assert sample("lakequeue_query_lag_records", tables) == 3
+    assert sample("lakequeue_table_lag_seconds", tables) > 0
     assert sample("lakequeue_query_phase_seconds_total", tables | {"phase": "addBatch"}) == 0.4
     assert sample("lakequeue_step_seconds_total", {"broker": BROKER, "phase": "decide"}) == 0.001
 

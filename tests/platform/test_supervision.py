@@ -130,30 +130,6 @@ def test_what_the_queries_need_is_waited_for(
     assert started == [True]
 
 
-def test_tables_that_cannot_be_written_do_not_end_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """However often: messages are delivered without them. It is tried again every minute."""
-    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
-    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
-    now = 1_000.0
-    monkeypatch.setattr(engine_watch.time, "monotonic", lambda: now)
-    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
-    engine.brokers["broker-0"].query = FailedQuery("of a broker, that runs")  # type: ignore[assignment]
-    monkeypatch.setattr(engine.brokers["broker-0"].query, "isActive", True)
-    engine.application.history_query = FailedQuery("steps is not a Delta table")  # type: ignore[assignment]
-    started: list[float] = []
-    monkeypatch.setattr(engine.application, "start_history", lambda: started.append(now))
-    for _ in range(RESTARTS_MAX + 3):
-        engine.watch.look_after()
-    assert len(started) == RESTARTS_MAX
-    assert "queues go on without it, and it is started every minute" in caplog.messages[-1]
-    for _ in range(3):
-        now += engine_watch.TABLES_PAUSE_S
-        engine.watch.look_after()
-    assert started[RESTARTS_MAX] == 1_000.0 + engine_watch.TABLES_PAUSE_S
-
-
 def test_a_checkpoint_that_went_away_is_not_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,133 @@
+"""What the Delta tables cost and take: the same traffic with them and without, in one run (R1, R3).
+
+Producers and two consumers at once, messages of 1 KB that nothing compresses; with the tables it
+is measured before and after the run without them, and the better one counts, so that a machine that
+becomes slower does not decide. Then how far the tables are behind, what they take on the disk for
+each message, and how long a rebuild of a backlog takes, and `queued` over a million messages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..cli.delta_reader import read_table
+from ..client import connect
+from ..lake.rebuilding import rebuild
+from ..streaming import Engine
+from ..streaming.table_care import disk_use
+from .harness import QUEUE, Say, process, running, url, wait_for
+from .questions import asked_once
+from .throughput import WARM_UP, await_empty, consumers
+
+PAYLOAD_BYTES = 1_000
+WINDOW = 50_000
+CAUGHT_UP_S = 600.0
+# A minute of the history's interval would be most of the run; what it writes is the same.
+WITH = {"lakequeue.history_interval_s": "15", "lakequeue.snapshots_interval_s": "30"}
+WITHOUT = {"lakequeue.tables_interval_s": "0"}
+
+
+def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
+    """One row. queued_over: messages in the journal that `queued` is asked over."""
+    first = _with(messages, say, {})
+    say("without the tables")
+    with running(say, settings=WITHOUT, trigger="real-time") as engine:
+        without, _ = _through(engine, messages)
+    found: dict[str, Any] = {}
+    second = _with(messages, say, found)
+    best = max(first, second)
+    say(f"queued over {queued_over:,} messages")
+    queued = asked_once("queued", queued_over)
+    return [{
+        "messages": messages, "with_msgs_s": best, "without_msgs_s": without,
+        "ratio": best / without, **found, "queued_over": queued_over,
+        "queued_s": queued["seconds"], "queued_cpu_s": queued["cpu_seconds"],
+    }]  # fmt: skip
+
+
+def _with(messages: int, say: Say, found: dict[str, Any]) -> float:
+    """Messages a second with the tables; all other figures into ``found``, where it is last."""
+    say("with the tables")
+    with running(say, settings=WITH, trigger="real-time") as engine:
+        rate, made = _through(engine, messages)
+        begin = time.perf_counter()
+        _caught_up(engine, WARM_UP + messages)
+        found["lag_s"] = time.perf_counter() - begin
+        for child in made:
+            child.join(60)
+        found["lake_bytes_per_message"] = _lake_bytes(engine) / (WARM_UP + messages)
+        found["lake_bytes_wanted"] = 1.6 * PAYLOAD_BYTES + 200
+        say("a backlog, and a rebuild of it")
+        publish_random(url(engine), messages)
+        _caught_up(engine, WARM_UP + 2 * messages)
+        found["with_backlog_bytes_per_message"] = _lake_bytes(engine) / (WARM_UP + 2 * messages)
+        time.sleep(2 * float(WITH["lakequeue.history_interval_s"]))  # the steps as well
+        engine.stop()
+        found |= _rebuilt(engine.home, messages)
+    return rate
+
+
+def _through(engine: Engine, messages: int) -> tuple[float, list[Any]]:
+    """Producers and consumers at once, after a warm-up: messages a second, and the consumers, which
+    end when nothing comes."""
+    address = url(engine)
+    made = consumers(address)
+    publish_random(address, WARM_UP)
+    await_empty(address, WARM_UP)
+    begin = time.perf_counter()
+    publish_random(address, messages)
+    await_empty(address, WARM_UP + messages)
+    return messages / (time.perf_counter() - begin), made
+
+
+def publish_random(address: str, count: int) -> None:
+    """Publish so many messages, each different, from a process of its own."""
+    child = process(_publish, address, count)
+    child.join(CAUGHT_UP_S)
+
+
+def _publish(address: str, count: int) -> None:
+    with connect(address, client_name="bench-producer") as connection:
+        with connection.producer(window=WINDOW) as producer:
+            for payload in _payloads(count):
+                producer.send_async(QUEUE, payload)
+            producer.flush(CAUGHT_UP_S)
+
+
+def _payloads(count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        yield os.urandom(PAYLOAD_BYTES)
+
+
+def _caught_up(engine: Engine, messages: int) -> None:
+    def there() -> bool:
+        stored = read_table(engine.tables / "messages", ["offset"]).num_rows >= messages
+        events = read_table(engine.tables / "journal", ["event"])["event"].to_pylist()
+        return stored and events.count("spooled") >= messages
+
+    wait_for(there, CAUGHT_UP_S, "the tables' catching up")
+
+
+def _lake_bytes(engine: Engine) -> int:
+    return disk_use(engine.tables)[0]
+
+
+def _rebuilt(home: Path, backlog: int) -> dict[str, Any]:
+    new = home.with_name(f"{home.name}-rebuilt")
+    begin = time.perf_counter()
+    try:
+        (broker,) = rebuild(home, new)
+        seconds = time.perf_counter() - begin
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return {
+        "rebuilt_messages": broker.messages,
+        "rebuild_s": seconds,
+        "rebuild_msgs_s": broker.messages / seconds,
+        "backlog": backlog,
+    }

@@ -1,0 +1,167 @@
+"""Upkeep of the Delta tables: what is too old goes, small files become large ones (R1).
+
+What is older than the retention is deleted, and never what somebody still needs:
+
+    the queues       nothing that is younger than the oldest message in any of them
+    at, rebuild      begin with a whole snapshot: the last one before that time stays, with the
+                     steps behind it, and all in `messages` and `commands` that those steps took;
+                     and the blocks of payloads of before that it only names
+    the tables       of each partition the last record: it says where they go on
+    the views        definitions of queues, subscriptions: all that is no message's event
+
+So a broker that has no such snapshot yet keeps everything. Small files are joined (OPTIMIZE), files
+that left a table are deleted some days later (VACUUM), since who began to read before still needs
+them; Delta's own log is cleaned up by Delta itself, as the table's properties say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ..sources.step_batch import goes_first
+from .delta_tables import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
+
+log = logging.getLogger("lakequeue.tables")
+
+# A file of that size is left as it is: each upkeep joins what came since the last one only. And a
+# deletion writes files anew: who reads without Spark knows no deletion vectors.
+SETTINGS = {
+    "spark.databricks.delta.delete.deletionVectors.persistent": "false",
+    "spark.databricks.delta.optimize.minFileSize": "64000000",
+    "spark.databricks.delta.optimize.maxFileSize": "128000000",
+}
+TOGETHER = 500  # partitions in one statement
+_BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
+# Delta wants its log to reach back as far as files that left the table.
+_KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an upkeep does. retention_s: rows are kept that long, 0: for ever; vacuum_hours: how
+    long files, and entries of Delta's log, stay when they are of no use any more."""
+
+    retention_s: float = 0.0
+    vacuum_hours: float = 48.0
+
+
+class Upkeep:
+    """Of one set of tables. stopped: asked between two statements."""
+
+    def __init__(
+        self, spark: SparkSession, folder: Path | str, rules: Rules,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self._spark = spark.newSession()  # its settings are nobody else's
+        self._folder, self._rules, self._stopped = str(folder), rules, stopped
+        for key, value in SETTINGS.items():
+            self._spark.conf.set(key, value)
+
+    def run(self, now_s: float, oldest_s: float | None) -> None:
+        """Do it once. now_s: epoch s; oldest_s: when the oldest message came that is in a queue;
+        None: there is none."""
+        rules = self._rules
+        if rules.retention_s:
+            before = now_s - rules.retention_s
+            if oldest_s is not None and oldest_s < before:
+                log.info("the tables keep more than their retention: a queue has older messages")
+                before = oldest_s
+            self._delete(before)
+        for name in self._there((MESSAGES, JOURNAL, COMMANDS, STEPS, SNAPSHOTS)):
+            if self._stopped():
+                return
+            self._tidy(name)
+
+    # ------------------------------------------------------------ what is too old
+
+    def _delete(self, before_s: float) -> None:
+        time = f"timestamp_millis({round(before_s * 1000)})"
+        own = f"time < {time} AND (message_id IS NOT NULL OR event IN ('rejected', 'discarded'))"
+        history = self._there((COMMANDS, STEPS, SNAPSHOTS))
+        if len(history) < 3:  # micro-batches: nothing is made again of them
+            self._sql(f"DELETE FROM {self._table(JOURNAL)} WHERE {own}")
+            self._sql(f"DELETE FROM {self._table(MESSAGES)} WHERE time < {time}")
+            return
+        bases = self._bases(before_s)
+        if not bases:
+            return
+        taken = self._taken(bases)
+        # In this order: who is killed in between leaves nothing of which a part is missing.
+        for broker, step in sorted(bases.items()):
+            whose = f"broker = '{broker}' AND step"
+            self._sql(f"DELETE FROM {self._table(STEPS)} WHERE {whose} <= {step}")
+            old = f"{whose} < {step}"
+            if (block := self._lowest_block(broker, step)) is not None:
+                old += f" AND NOT coalesce({_BLOCK} >= {block}, false)"
+            self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {old}")
+        for table, said in ((COMMANDS, True), (MESSAGES, False)):
+            places = [_before(place, end) for place, end in sorted(taken.items())
+                      if goes_first(place[0]) is said]  # fmt: skip
+            for at in range(0, len(places), TOGETHER):
+                these = " OR ".join(places[at : at + TOGETHER])
+                self._sql(f"DELETE FROM {self._table(table)} WHERE time < {time} AND ({these})")
+        self._sql(f"DELETE FROM {self._table(JOURNAL)} WHERE {own}")
+
+    def _bases(self, before_s: float) -> dict[str, int]:
+        """Of each broker the step of the whole snapshot with which its past begins; none where a
+        broker has no such snapshot, since it may have read anything."""
+        at = f.timestamp_millis(f.lit(round(before_s * 1000)))
+        closed = self._read(SNAPSHOTS).where("page = '' AND whole").where(f.col("now") < at)
+        found = {r.broker: r.step for r in closed.groupBy("broker").agg(
+            f.max("step").alias("step")).collect()}  # fmt: skip
+        known = {r.broker for r in self._read(STEPS).select("broker").distinct().collect()}
+        return found if known <= set(found) else {}
+
+    def _lowest_block(self, broker: str, step: int) -> int | None:
+        """The first block of payloads that snapshots from this one on find in earlier ones."""
+        mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
+        named = mine.where("value IS NULL AND crc IS NOT NULL").select(f.expr(_BLOCK).alias("n"))
+        row = named.agg(f.min("n").alias("n")).first()
+        return None if row is None or row.n is None else int(row.n)
+
+    def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
+        """Of each partition the last record that was taken up to these steps."""
+        taken: dict[tuple[str, int], int] = {}
+        for broker, step in bases.items():
+            steps = self._read(STEPS).where((f.col("broker") == broker) & (f.col("step") <= step))
+            ranges = steps.select(f.explode("ranges").alias("r")).groupBy("r.topic", "r.partition")
+            for row in ranges.agg(f.max("r.last").alias("last")).collect():
+                place = row.topic, row.partition
+                taken[place] = max(taken.get(place, -1), row.last)
+        return taken
+
+    # ------------------------------------------------------------ files
+
+    def _tidy(self, name: str) -> None:
+        table = self._table(name)
+        wanted = f"interval {round(self._rules.vacuum_hours * 3600)} seconds"
+        properties = {r.key: r.value for r in self._sql(f"SHOW TBLPROPERTIES {table}").collect()}
+        if any(properties.get(key) != wanted for key in _KEPT):
+            said = ", ".join(f"'{key}' = '{wanted}'" for key in _KEPT)
+            self._sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({said})")
+        self._sql(f"OPTIMIZE {table}")
+        self._sql(f"VACUUM {table}")
+
+    def _there(self, names: tuple[str, ...]) -> list[str]:
+        return [n for n in names if any(Path(self._folder, n, "_delta_log").glob("*.json"))]
+
+    def _table(self, name: str) -> str:
+        return f"delta.`{self._folder}/{name}`"
+
+    def _read(self, name: str) -> DataFrame:
+        return self._spark.read.format("delta").load(f"{self._folder}/{name}")
+
+    def _sql(self, text: str) -> DataFrame:
+        return self._spark.sql(text)
+
+
+def _before(place: tuple[str, int], end: int) -> str:
+    """The records of a partition before an offset, as a condition."""
+    name = place[0].replace("\\", "\\\\").replace("'", "\\'")
+    return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end})"

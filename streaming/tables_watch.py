@@ -1,0 +1,134 @@
+"""Looks after the queries that write the Delta tables: whatever happens to them, the brokers go on.
+
+    a query ends ─▶ its disk is full  ─▶ alert, look every second whether there is room
+                    anything else     ─▶ alert at the second time, start again after longer pauses
+    it has written a batch again      ─▶ the alert is cleared
+
+Nothing is lost meanwhile: a query that is started again goes on from its checkpoint, and writes
+what it missed, as far as Kafka still has it. The alert is a line in the log, an event of each VPN
+(`tables_stopped`, `tables_resumed`) and a metric.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..protocol import LakequeueError
+from ..protocol.commands import Tables, encode_command
+from ..sinks.metrics import Metrics
+from .application import SparkApplication
+from .home import HomeFolder
+from .queries import HISTORY_QUERY, TABLES_QUERY, reason
+
+log = logging.getLogger("lakequeue.tables")
+
+PAUSE_S_MAX = 30.0
+LOOK_S = 1.0
+WHY_CHARACTERS_MAX = 500
+
+
+@dataclass(slots=True)
+class Down:
+    """A query that does not run. tries: how often it ended since it last wrote; due: when it is
+    looked at again, monotonic; alerted: somebody was told; full: since its disk is."""
+
+    why: str = ""
+    tries: int = 0
+    due: float = 0.0
+    alerted: bool = False
+    full: bool = False
+
+
+class TablesWatch:
+    """Of one engine. tell: gives a command to the first broker, in each VPN."""
+
+    def __init__(
+        self, application: SparkApplication, folder: HomeFolder, metrics: Metrics,
+        tell: Callable[[bytes], None],
+    ) -> None:  # fmt: skip
+        self._application, self._folder = application, folder
+        self._metrics, self._tell = metrics, tell
+        self._down: dict[str, Down] = {}
+        self._wanted: dict[str, Callable[[], None]] = {}
+
+    def begin(self) -> None:
+        """Start what is to run. Raises LakequeueError for tables that must not be written."""
+        application = self._application
+        if application.tables_interval_s():
+            self._wanted[TABLES_QUERY] = application.start_tables
+        if application.history_interval_s():
+            self._wanted[HISTORY_QUERY] = application.start_history
+        for name in self._wanted:
+            self._metrics.tables_stopped(name, False)
+            try:
+                self._wanted[name]()
+            except LakequeueError:
+                raise
+            except Exception as error:
+                if not self._room_lacks():
+                    raise
+                self._ended(name, str(error))
+
+    def look(self) -> None:
+        """Once: start again what has ended and may run."""
+        for name, start in self._wanted.items():
+            query = self._application.table_queries.get(name)
+            if query is not None and query.isActive:
+                continue
+            down = self._down.get(name)
+            if query is not None:
+                why = reason(query)
+                self._application.table_queries.pop(name)
+                self._ended(name, why)
+            elif down is None or time.monotonic() >= down.due:
+                self._try(name, start)
+
+    def batch(self, name: str) -> None:
+        """A query has written a batch."""
+        down = self._down.pop(name, None)
+        if down is not None and down.alerted:
+            log.warning("the query %r writes the tables again", name)
+            self._metrics.tables_stopped(name, False)
+            self._say("")
+
+    def _try(self, name: str, start: Callable[[], None]) -> None:
+        down = self._down.get(name)
+        if down is not None and down.full and self._room_lacks():
+            down.due = time.monotonic() + LOOK_S
+            return
+        try:
+            start()
+        except Exception as error:
+            if self._application.java_ended():
+                raise
+            self._ended(name, str(error))
+
+    def _ended(self, name: str, why: str) -> None:
+        down = self._down.setdefault(name, Down())
+        lacks = self._room_lacks()
+        down.full, down.tries = bool(lacks), down.tries + 1
+        down.why = (lacks or why or "no reason given").strip().splitlines()[0][:WHY_CHARACTERS_MAX]
+        pause_s = LOOK_S if down.full else min(2.0**down.tries / 2, PAUSE_S_MAX)
+        down.due = time.monotonic() + pause_s
+        if not down.alerted and (down.full or down.tries > 1):
+            down.alerted = True
+            log.error(
+                "the query %r does not write the tables: %s; the queues go on, and what is missed "
+                "is written later", name, down.why,
+            )  # fmt: skip
+            self._metrics.tables_stopped(name, True)
+            self._say(down.why)
+        elif not down.alerted:
+            log.warning("the query %r ended, %s; it is started again", name, down.why)
+
+    def _room_lacks(self) -> str:
+        return self._folder.unwritable(self._folder.tables)
+
+    def _say(self, why: str) -> None:
+        try:
+            self._tell(encode_command(Tables(stopped=why)))
+        except LakequeueError as error:  # Kafka is away; the log and the metric have it
+            log.warning("that is not told in the events: %s", error)

@@ -1,0 +1,71 @@
+"""Upkeep deletes what is too old, and nothing that the queues, `at` or a rebuild need (R1)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+from job.conftest import Job, in_real_time
+from lake.history import write_history
+from lake.test_past import lived, states
+from lakequeue.lake import open_lake
+from lakequeue.lake.past import as_of
+from lakequeue.protocol import ConfigError
+from lakequeue.sinks.upkeep import Rules, Upkeep
+from loop.memory import HOME
+
+pytestmark = pytest.mark.job
+
+WHOLE_EACH = 2
+TABLES = ("messages", "commands", "steps", "snapshots", "journal")
+
+
+def counts(home: Path) -> dict[str, int]:
+    found = {name: deltalake.DeltaTable(home / "tables" / name) for name in TABLES}
+    return {name: table.to_pyarrow_dataset().count_rows() for name, table in found.items()}
+
+
+def journal_of(home: Path, moments: list[int]) -> None:
+    """Of each moment a message's row, a refusal, and a queue's definition."""
+    table = deltalake.DeltaTable(home / "tables" / "journal")
+    rows = [
+        {"broker": HOME.name, "step": 1, "part": 0, "line": 0, "event": event, "message_id": number,
+         "time": datetime.fromtimestamp(ms / 1000, UTC)}
+        for ms in moments
+        for event, number in (("spooled", "1"), ("rejected", None), ("defined", None))
+    ]  # fmt: skip
+    schema = pa.schema(table.schema().to_arrow())
+    deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
+
+
+@in_real_time
+def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path) -> None:
+    walk = lived(3, 400)
+    wanted = states(walk.world)
+    home = write_history(walk.world, tmp_path, walk.saved, WHOLE_EACH)
+    whole = [own for own, _ in walk.saved[::WHOLE_EACH]]
+    base = whole[len(whole) // 2]
+    journal_of(home, [base.now - 5_000, base.now + 5_000])
+    before, begin_s = counts(home), (base.now + 1) / 1000
+    spark = job.engine.application.spark
+    assert spark is not None
+    rules = Rules(retention_s=60.0)
+    held = Upkeep(spark, home / "tables", rules, stopped=lambda: True)
+    held.run(begin_s + 60.0, oldest_s=whole[0].now / 1000 - 1.0)
+    assert counts(home) == before, "a queue has a message that is older"
+    Upkeep(spark, home / "tables", rules).run(begin_s + 60.0, oldest_s=None)
+    after = counts(home)
+    assert all(0 < after[name] < before[name] for name in TABLES), (before, after)
+    assert after["journal"] == 4, "definitions stay"
+    with open_lake(home) as lake:
+        for step in (base.step + 1, (base.step + len(wanted)) // 2, len(wanted)):
+            found = as_of(lake, home, HOME.name, step=step)
+            assert (found.store.pages, found.now) == wanted[step]
+        with pytest.raises(ConfigError, match=f"the tables have steps {base.step + 1:,} to"):
+            as_of(lake, home, HOME.name, step=base.step)
+    again = counts(home)
+    Upkeep(spark, home / "tables", rules, stopped=lambda: True).run(begin_s + 60.0, None)
+    assert counts(home) == again, "there is nothing more to do"

@@ -1,0 +1,130 @@
+"""Queries of the tables fail, and the brokers go on; what is told of it, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lakequeue.sinks.metrics import Metrics
+from lakequeue.streaming import tables_watch
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.queries import TABLES_QUERY
+from lakequeue.streaming.tables_watch import PAUSE_S_MAX, TablesWatch
+
+
+class Query:
+    """A streaming query."""
+
+    isActive = True
+
+    def exception(self) -> str:
+        return "No space left on device\nat some line of Java"
+
+
+class World:
+    """An application whose tables have a disk that may be full, and a clock."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.table_queries: dict[str, Query] = {}
+        self.full, self.broken, self.now = "", False, 1_000.0
+        self.starts = 0
+        self.told: list[dict[str, Any]] = []
+        self.metrics = Metrics()
+        folder = HomeFolder(tmp_path)
+        monkeypatch.setattr(folder, "unwritable", lambda where: self.full)
+        monkeypatch.setattr(tables_watch.time, "monotonic", lambda: self.now)
+        tell = self.told.append
+        self.watch = TablesWatch(
+            self,
+            folder,
+            self.metrics,
+            lambda value: tell(msgspec.json.decode(value)),  # type: ignore[arg-type]
+        )
+
+    def tables_interval_s(self) -> int:
+        return 5
+
+    def history_interval_s(self) -> int:
+        return 0
+
+    def java_ended(self) -> str:
+        return ""
+
+    def start_tables(self) -> None:
+        self.starts += 1
+        if self.broken:
+            raise RuntimeError("the table cannot be made")
+        self.table_queries[TABLES_QUERY] = Query()
+
+    def end(self) -> None:
+        self.table_queries[TABLES_QUERY].isActive = False
+
+    def look(self, seconds: float) -> None:
+        for _ in range(round(seconds * 4)):
+            self.now += 0.25
+            self.watch.look()
+
+    def stopped(self) -> float | None:
+        labels = {"query": TABLES_QUERY}
+        return self.metrics.registry.get_sample_value("lakequeue_tables_stopped", labels)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path, monkeypatch)
+    made.watch.begin()
+    return made
+
+
+def test_a_full_disk_is_told_once_and_waited_for(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.full = "tables cannot be written (No space left on device)"
+    world.end()
+    world.look(600)
+    assert world.starts == 1, "it is not started while there is no room"
+    assert [t["stopped"] for t in world.told] == [world.full]
+    assert world.stopped() == 1
+    assert len([m for m in caplog.messages if "does not write the tables" in m]) == 1
+    world.full = ""
+    world.look(2)
+    assert world.starts == 2
+    assert len(world.told) == 1, "it has written nothing yet"
+    world.watch.batch(TABLES_QUERY)
+    assert world.told[-1]["stopped"] == ""
+    assert world.stopped() == 0
+
+
+def test_what_passes_alarms_nobody(world: World) -> None:
+    world.end()
+    world.look(5)
+    world.watch.batch(TABLES_QUERY)
+    assert (world.starts, world.told) == (2, [])
+
+
+def test_what_does_not_pass_is_tried_for_ever_after_longer_pauses(world: World) -> None:
+    world.broken = True
+    world.end()
+    world.look(3_600)
+    assert 3_600 / PAUSE_S_MAX - 5 < world.starts < 3_600 / PAUSE_S_MAX + 10
+    assert [t["stopped"] for t in world.told] == ["the table cannot be made"]
+
+
+def test_a_start_on_a_full_disk_goes_on_without_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch)
+    world.full, world.broken = "no room", True
+    world.watch.begin()
+    assert [t["stopped"] for t in world.told] == ["no room"]
+    world.full, world.broken = "", False
+    world.look(5)
+    assert world.table_queries[TABLES_QUERY].isActive
+
+
+def test_after_spark_was_started_again_they_are_started_at_once(world: World) -> None:
+    world.table_queries.clear()
+    world.look(0.25)
+    assert (world.starts, world.told) == (2, [])

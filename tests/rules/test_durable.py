@@ -1,0 +1,151 @@
+"""`durability: delta`: receipts wait until the Delta tables have the messages (S1, P1, P3)."""
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
+from lakequeue.state import Batch, Limits, step
+from rules.steps import NOW, Steps, define, subscribe
+
+DELTA = {"producer": "p", "durability": "delta"}
+
+
+def durable(seq: int, **more: Any) -> tuple[str, bytes, dict[str, Any]]:
+    return "orders", b"{}", {**DELTA, "seq": seq, **more}
+
+
+def tables(end: int, partition: int = 0) -> c.Tables:
+    return c.Tables(up_to={f"default.publish/{partition}": end})
+
+
+def receipts(outputs: list[Any]) -> list[Receipts]:
+    return [o for o in outputs if isinstance(o, Receipts)]
+
+
+def told(outputs: list[Any]) -> list[tuple[str, int]]:
+    """Producer and sequence of each message that was told as stored."""
+    return [
+        (r.producer, seq) for r in receipts(outputs) for first, count, _ in r.runs
+        for seq in range(first, first + count)
+    ]  # fmt: skip
+
+
+def started(**options: Any) -> Steps:
+    steps = Steps(**options)
+    steps.run([c.Tables(), define(max_per_subscription_backlog=9), subscribe("s")])
+    return steps
+
+
+def test_the_receipt_comes_with_the_tables_and_the_message_at_once() -> None:
+    steps = started()
+    out = steps.run(publishes=[durable(1), durable(2)])
+    assert told(out) == []
+    assert sum(len(o.payloads) for o in out if isinstance(o, Deliveries)) == 2
+    end = steps.offsets + 1
+    assert told(steps.run([tables(end - 1)])) == [], "the second one is not in the tables"
+    assert told(steps.run([tables(end)])) == [("p", 1), ("p", 2)]
+    assert told(steps.run([tables(end)])) == [], "once"
+
+
+def test_other_producers_do_not_wait_and_other_partitions_do_not_count() -> None:
+    steps = started()
+    plain = ("orders", b"{}", {"producer": "q", "seq": 1})
+    assert told(steps.run(publishes=[durable(1), plain])) == [("q", 1)]
+    assert told(steps.run([tables(1_000, partition=1)])) == []
+    assert told(steps.run([tables(1_000)])) == [("p", 1)]
+
+
+def test_tables_that_are_ahead_of_the_broker_are_not_waited_for() -> None:
+    steps = started()
+    steps.run([tables(1_000)])
+    assert told(steps.run(publishes=[durable(1)])) == [("p", 1)]
+
+
+def test_without_anybody_who_speaks_of_tables_there_are_none_to_wait_for() -> None:
+    steps = Steps()
+    steps.run([define()])
+    assert told(steps.run(publishes=[durable(1)])) == [("p", 1)]
+
+
+def test_where_no_tables_are_written_it_is_refused_with_a_sentence() -> None:
+    steps = Steps()
+    steps.run([c.Tables(written=False), define()])
+    (receipt,) = receipts(steps.run(publishes=[durable(1)]))
+    ((seq, reason, _, detail),) = receipt.nacks
+    assert (seq, reason) == (1, "no_tables")
+    assert "lakequeue.tables_interval_s" in detail
+    steps.run([c.Tables(written=True)])
+    steps.run(publishes=[durable(1)])  # it was not stored, so it may be sent again
+    assert told(steps.run([tables(1_000)])) == [("p", 1)]
+
+
+def test_a_refusal_is_told_at_once() -> None:
+    steps = started()
+    out = steps.run(publishes=[durable(1), ("nowhere", b"{}", {**DELTA, "seq": 2})])
+    (receipt,) = receipts(out)
+    assert [n[0] for n in receipt.nacks] == [2]
+    assert (receipt.up_to, receipt.runs) == (0, []), "the first one is not settled"
+    assert told(steps.run([tables(1_000)])) == [("p", 1)]
+
+
+def test_P1_what_is_sent_again_is_stored_once_and_answered_when_it_is_in_the_tables() -> None:
+    steps = started()
+    steps.run(publishes=[durable(1)])
+    first_end = steps.offsets + 1
+    assert told(steps.run(publishes=[durable(1)])) == []
+    again = tables(steps.offsets + 1)  # of which commands have taken no number yet
+    assert told(steps.run([tables(first_end)])) == [("p", 1)]
+    assert told(steps.run([again])) == [("p", 1)]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_long_row_is_said_in_parts_in_its_order(restart: bool) -> None:
+    """R3: the row is state, so it survives whatever the state survives."""
+    limits = Limits(due_names=7)
+    steps = started(limits=limits)
+    for seq in range(1, 121):  # a page has 50
+        assert told(steps.run(publishes=[durable(seq)])) == []
+    if restart:
+        steps.restart()
+    parts: list[int] = []
+    steps.watch = lambda said: parts.append(len(told(said)))
+    out = steps.run([tables(1_000_000)])
+    assert told(out) == [("p", seq) for seq in range(1, 121)]
+    assert max(parts) == 7
+    assert not [key for key in steps.store.pages if key.startswith("H/") and key != "H/2"]
+    assert [r.up_to for r in receipts(out)] == list(range(1, 121))
+
+
+def test_a_row_that_is_full_refuses_more() -> None:
+    steps = started(limits=Limits(held_receipts=2))
+    steps.run(publishes=[durable(1)])
+    steps.run(publishes=[durable(2)])
+    (receipt,) = receipts(steps.run(publishes=[durable(3)]))
+    assert [n[:2] for n in receipt.nacks] == [(3, "no_tables")]
+
+
+def test_a_step_costs_the_same_however_long_the_row_is() -> None:
+    steps = started()
+    steps.run(publishes=[durable(1)])
+
+    def writes(seq: int) -> int:
+        steps.store.writes = 0
+        steps.run(publishes=[durable(seq)])
+        return steps.store.writes
+
+    few = writes(2)
+    for seq in range(3, 400):
+        steps.run(publishes=[durable(seq)])
+    assert writes(400) <= few + 2  # a block of the spool, now and then
+    row = [len(page) for key, page in steps.store.pages.items() if key.startswith("H/")]
+    assert len(row) == 8
+    assert max(row) < 5_000, "each page has 50 of them"
+
+
+def test_records_of_plain_topics_cannot_ask_for_it() -> None:
+    steps = started()
+    records = steps.publish_records([durable(1)])
+    records.topics[:] = ["orders"]
+    out = step(steps.store, Batch(publishes=records), NOW)
+    assert any(isinstance(o, RejectedRecord) for o in out)
