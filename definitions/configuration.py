@@ -11,7 +11,7 @@ of its own unless it says one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -120,6 +120,7 @@ def parse_configuration(mapping: object) -> Configuration:
             if vpn not in vpns and vpn != DEFAULT_VPN:
                 allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
                 report(where, "vpn", vpn, allowed)
+    problems += names_within_others([*_named(queues, bridges), *vpns], brokers)
     if problems:
         raise ConfigError(problems)
     return Configuration(
@@ -137,6 +138,24 @@ def _named(
     """The VPNs that queues and bridges name, and the default one, each once and in order."""
     named = [one.vpn for _, one in queues] + [one.vpn for _, one in bridges]
     return list(dict.fromkeys([DEFAULT_VPN, *named]))
+
+
+def names_within_others(vpns: Iterable[str], brokers: Iterable[str]) -> list[Problem]:
+    """VPNs and brokers whose topics lie within another one's: whom Kafka's ACLs allow all that
+    begins with a VPN's name would reach them too."""
+    names = [("vpns", vpn) for vpn in sorted(set(vpns))] + [("brokers", b) for b in brokers]
+    owners = {name: "VPN" if where == "vpns" else "broker" for where, name in reversed(names)}
+    problems = []
+    for where, name in names:
+        parts = name.split(".")
+        within = [".".join(parts[:n]) for n in range(1, len(parts))]
+        if where == "brokers" and owners[name] == "VPN":
+            within.append(name)
+        for other in filter(owners.__contains__, within):
+            kind = owners[other]
+            allowed = f"its topics would be among the topics of {kind} {other!r}: rename one"
+            problems.append(Problem(f"{where} {name!r}", "name", name, allowed))
+    return problems
 
 
 def _limits(
@@ -261,9 +280,7 @@ def _bridges(
     return bridges
 
 
-def _check_dead_message_queues(
-    queues: list[tuple[int, QueueDefinition]], report: Report
-) -> None:
+def _check_dead_message_queues(queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
     """X5: dead messages never come back to a queue by way of dead message queues."""
     targets = {(q.vpn, q.name): q.dead_message_queue for _, q in queues}
     for index, queue in queues:

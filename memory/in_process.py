@@ -89,7 +89,16 @@ class MemoryEngine:
         complete = msgspec.structs.replace(configuration, brokers=names)
         for broker in self.brokers:
             for vpn, command in configure_commands(complete, broker=broker.home.name):
-                self.command(topics.topic(vpn, topics.COMMANDS), b"", command, broker.home.name)
+                self.instruct(vpn, command, broker.home.name)
+
+    def instruct(self, vpn: str, command: bytes, broker: str | None = None) -> None:
+        """What only the engine may say, to a broker by its name; the first where none is named."""
+        taker = self.broker(broker)
+        topic = topics.topic(taker.home.name, topics.INSTRUCTIONS)
+        with self._lock:
+            records = self._records(topic, command, vpn.encode(), None, None, None, 0)
+            self._step(taker, Batch(commands=records))
+            self._settle()
 
     def _add_brokers(self, names: tuple[str, ...]) -> None:
         """Brokers that a configuration names; those that have a state stay what they are."""
@@ -201,9 +210,7 @@ class MemoryEngine:
             for topic, inbox in self._inboxes:
                 if topic == record.topic:
                     headers = wire.headers_list(record.headers)
-                    inbox.append(
-                        Record(topic, 0, i, self.now, record.key, record.value, headers)
-                    )
+                    inbox.append(Record(topic, 0, i, self.now, record.key, record.value, headers))
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""

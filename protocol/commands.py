@@ -1,7 +1,10 @@
 """Commands: what clients, administrators and the driver say to the engine, as JSON records.
 
-Each is one JSON object on ``<vpn>.commands``; the field ``command`` names its kind. Unknown fields
-are refused, so that a typing error is heard. Ids are ranges in text (`ids.py`), times are ms.
+Each is one JSON object on ``<vpn>.commands``, or, from the engine, on ``<broker>.instructions``,
+where the record's key names the VPN. What only the engine may say (`OF_ENGINE`) is refused on the
+former, to which every client of a VPN may write. The field ``command`` names its kind. Unknown
+fields are refused, so that a typing error is heard. Ids are ranges in text (`ids.py`), times are
+ms.
 A command with ``reply`` is answered by one record in the inbox that it names.
 """
 
@@ -367,6 +370,7 @@ AnyCommand = (
 
 OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on
 KEEPER = 0  # its number
+OF_ENGINE = (Configure, Peers, RecordsLost, BeginAgain, Tick)  # who runs the brokers, no tenant
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

@@ -65,7 +65,9 @@ class HistoryWriter:
             theirs if fresh is None else theirs & fresh
             for theirs in (
                 topic.endswith(f".{topics.STEPS}"),
-                topic.endswith(f".{topics.COMMANDS}") | topic.endswith(f".{topics.MESH}"),
+                topic.endswith(f".{topics.COMMANDS}")
+                | topic.endswith(f".{topics.MESH}")
+                | topic.endswith(f".{topics.INSTRUCTIONS}"),
             )
         )
         text = f.col("value").cast("string")

@@ -23,7 +23,7 @@ import msgspec
 from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
 from ..definitions import Configuration
-from ..definitions.as_commands import configure_commands
+from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
@@ -158,6 +158,7 @@ class Engine:
             self._begin(broker)
             for vpn, queue in self._folder.rebuilt_queues():
                 self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
+        transport.flush(10.0)  # a loop takes no command before what was said by then
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -190,8 +191,15 @@ class Engine:
                 await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers = {b.name: b.number for b in self.brokers.values()}
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
-        for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
+        begin = commands.encode_command(commands.Begin(epoch=self.epoch))
+        instructions = configure_commands(told, broker.name, numbers)
+        for vpn, command in [(self._vpns[0], begin), *instructions]:
             self._tell(vpn, broker, command)
+        for vpn in vpns_of(told):
+            self._transport.command(
+                topics.topic(vpn, topics.COMMANDS), b"engine", begin,
+                topics.commands_partition(broker.number),
+            )  # fmt: skip
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
 
@@ -200,7 +208,9 @@ class Engine:
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
         with self._lock:
-            add_broker(name, self.application, self.captured, self._folder, self._begin_more)
+            add_broker(
+                name, self.application, self.captured, self._folder, self._vpns, self._begin_more
+            )
 
     def _begin_more(self, new: BrokerQuery) -> None:
         self._begin(new)
@@ -209,6 +219,8 @@ class Engine:
         for broker in self.brokers.values():
             if broker is not new:
                 self._tell(self._vpns[0], broker, peers)
+        assert self._transport is not None
+        self._transport.flush(10.0)  # as at the start: before its loop reads
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
@@ -291,11 +303,10 @@ class Engine:
                 log.warning("a loss is not told in the events: %s", error)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
+        """Say something where no client may: it is carried out in this VPN."""
         assert self._transport is not None
-        self._transport.command(
-            topics.topic(vpn, topics.COMMANDS), b"engine", value,
-            topics.commands_partition(broker.number),
-        )  # fmt: skip
+        instructions = topics.topic(broker.name, topics.INSTRUCTIONS)
+        self._transport.command(instructions, vpn.encode(), value)
 
     def wait(self) -> None:
         """Until stopped; starts again what failed, raises when that does not help."""

