@@ -19,11 +19,14 @@ import msgspec
 from ..protocol import ConfigError, Problem
 from . import definition_values as read
 from .bridge import BridgeDefinition, circle, circle_problem, try_bridge
+from .clients import ClientEntry, read_auth, read_clients
 from .definition import (
+    NEEDS_AUTH,
     UNSUPPORTED,
     QueueDefinition,
     brokers_named,
     dead_message_ring,
+    is_protected,
     name_of,
     try_definition,
 )
@@ -67,6 +70,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     brokers: tuple[str, ...] = (DEFAULT_BROKER,)
     queues: tuple[QueueDefinition, ...] = ()
     bridges: tuple[BridgeDefinition, ...] = ()
+    auth: bool = False  # commands must be signed
+    clients: tuple[ClientEntry, ...] = ()
 
 
 _SYSTEM_KEYS: dict[str, tuple[str, read.Reader]] = {
@@ -87,7 +92,7 @@ _VPN_KEYS: dict[str, tuple[str, read.Reader]] = {
     "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
     "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
 }
-SECTIONS = ("system", "vpns", "brokers", "queues", "bridges")
+SECTIONS = ("system", "vpns", "brokers", "queues", "bridges", "auth", "clients")
 
 
 def parse_configuration(mapping: object) -> Configuration:
@@ -120,6 +125,9 @@ def parse_configuration(mapping: object) -> Configuration:
             if vpn not in vpns and vpn != DEFAULT_VPN:
                 allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
                 report(where, "vpn", vpn, allowed)
+    auth = read_auth(mapping.get("auth"), report)
+    clients = read_clients(mapping.get("clients"), report)
+    _check_auth(auth, brokers, queues, report)
     problems += names_within_others([*_named(queues, bridges), *vpns], brokers)
     if problems:
         raise ConfigError(problems)
@@ -129,7 +137,21 @@ def parse_configuration(mapping: object) -> Configuration:
         brokers=brokers,
         queues=tuple(queue for _, queue in queues),
         bridges=tuple(bridge for _, bridge in bridges),
+        auth=auth,
+        clients=clients,
     )
+
+
+def _check_auth(
+    auth: bool, brokers: tuple[str, ...], queues: list[tuple[int, QueueDefinition]], report: Report
+) -> None:
+    """Nobody shall think that a queue is protected which is not."""
+    if auth and len(brokers) > 1:
+        report("", "auth", "required", "must be one broker's: several do not tell each other yet "
+               "who said what is passed on")  # fmt: skip
+    for index, queue in queues:
+        if not auth and is_protected(queue):
+            report(_place(index, queue.name), "owner", queue.owner, NEEDS_AUTH)
 
 
 def _named(

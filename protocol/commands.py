@@ -57,6 +57,24 @@ class Configure(Command, frozen=True, tag="configure"):
     vpns: dict[str, Any] = {}
 
 
+class KnownClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A client that may speak: its VPN, name, key (sealed, see `signing`), and whether it is an
+    administrator."""
+
+    vpn: Name
+    name: Name
+    sealed: bytes
+    admin: bool = False
+
+
+class Clients(Command, frozen=True, tag="clients"):
+    """Who may speak, and whether it must be proven: with ``required`` every command from a VPN's
+    topic is signed, or refused."""
+
+    required: bool
+    clients: list[KnownClient] = []
+
+
 class Peers(Command, frozen=True, tag="peers"):
     """The brokers of the home, by name, with their numbers, this one among them. The engine says so
     to each broker of a home that has several."""
@@ -361,16 +379,16 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
-    | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
-    | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
-    | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge | Bridges | DescribeBridge
-    | MoveQueue
+    Begin | Configure | Clients | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe
+    | Heartbeat | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage
+    | Describe | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic
+    | UnsubscribeTopic | Events | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge
+    | Bridges | DescribeBridge | MoveQueue
 )
 
 OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on
 KEEPER = 0  # its number
-OF_ENGINE = (Configure, Peers, RecordsLost, BeginAgain, Tick)  # who runs the brokers, no tenant
+OF_ENGINE = (Configure, Clients, Peers, RecordsLost, BeginAgain, Tick)  # of no tenant
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

@@ -22,6 +22,7 @@ import msgspec
 
 from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
+from ..conf.client_keys import clients_command
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, commands, topics
@@ -98,7 +99,10 @@ class Engine:
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
         self._alerts = AlertWatch(bootstrap_servers, self._vpns, self.metrics.times.journal)
-        self._queue_watch = QueueWatch(bootstrap_servers, self._vpns, self.metrics.queues)
+        self._queue_watch = QueueWatch(
+            bootstrap_servers, self._vpns, self.metrics.queues,
+            credentials=lambda: self._folder.credentials,
+        )  # fmt: skip
         self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
@@ -193,7 +197,9 @@ class Engine:
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers))
         begin = commands.encode_command(commands.Begin(epoch=self.epoch))
         instructions = configure_commands(told, broker.name, numbers)
-        for vpn, command in [(self._vpns[0], begin), *instructions]:
+        clients = clients_command(self.configuration, self._folder.secret)
+        first = [(self._vpns[0], begin), (self._vpns[0], clients)]
+        for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
         for vpn in vpns_of(told):
             self._transport.command(
@@ -207,6 +213,8 @@ class Engine:
         """Add a broker to the engine while it runs. Raises LakequeueError."""
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
+        if self.configuration.auth:
+            raise LakequeueError(f"broker {name!r}: with `auth: required` an engine runs one")
         with self._lock:
             add_broker(
                 name, self.application, self.captured, self._folder, self._vpns, self._begin_more

@@ -6,6 +6,8 @@ everything as it was.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ...definitions import (
@@ -15,6 +17,7 @@ from ...definitions import (
     parse_definition,
     redefine,
 )
+from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
 from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
@@ -56,13 +59,15 @@ def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition | None:
 
 
 def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
-    definition = parse_definition({"vpn": vpn, **command.definition})
+    existing = _existing(broker, vpn, command.definition)
+    definition = parse_definition({"vpn": vpn, **_owned(broker, existing, command.definition)})
+    if is_protected(definition) and not broker.header.auth:
+        raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
     if not broker.header.peers:  # else the keeper has looked
         check_names(broker, definition)
     _check_dead_messages(broker, definition)
-    existing = broker.find(vpn, definition.name)
     check_definition(broker, existing, definition)
     if existing is None:
         create(broker, vpn, definition)
@@ -84,6 +89,26 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
     return definition
+
+
+def _existing(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Queue | None:
+    identity = name_of(mapping)
+    return None if identity is None else broker.find(vpn, identity[1])
+
+
+def _owned(broker: Broker, existing: Queue | None, mapping: dict[str, Any]) -> dict[str, Any]:
+    """A definition by a client who has proven who it is: the queue is its own, and one that is
+    there keeps its owner and its permissions where they are not named."""
+    speaker = broker.speaker
+    if speaker is None:
+        return mapping
+    if existing is None:
+        return mapping if speaker.admin else {"owner": speaker.client, **mapping}
+    old = existing.definition
+    if not is_protected(old):
+        return mapping
+    kept = {"owner": old.owner, "permission": old.permission, "permissions": dict(old.permissions)}
+    return {**kept, **mapping}
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:

@@ -19,7 +19,7 @@ from ...definitions import DEFAULT_VPN
 from ...definitions.definition_values import vpn_name
 from ...protocol import commands as c
 from ...protocol.carrying import PassOn
-from ...protocol.errors import ConfigError, LakequeueError, Moved
+from ...protocol.errors import ConfigError, LakequeueError, Moved, PermissionDenied, Reason
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.topics import is_inbox_of, is_instruction
@@ -28,12 +28,15 @@ from ..isolation import Place, Refusals
 from ..mesh.known_places import is_moving, moved, on_its_way
 from ..mesh.saying import say
 from ..rejection import count_of_vpn, reject_record
-from .answers import answer, refuse
+from .answers import answer, refuse, what_is_wrong
 from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
+from .identity import Speaker, command_of, know, speaker_of
+from .permissions import check_permission
 from .turns import begin
 
 ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
-Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
+_BEGIN = b'{"command":"begin",'
+Given = tuple[str, c.AnyCommand, Place, Speaker | None]  # VPN, command, where it stands, by whom
 
 
 class DecodedCommands:
@@ -46,17 +49,26 @@ class DecodedCommands:
             broker.at = place
             value, of_engine = records.values[at], is_instruction(place[0])
             vpn = DEFAULT_VPN if of_engine else place[0].rpartition(".")[0]
+            speaker = None
             try:
                 if of_engine:
                     vpn = _vpn_of(records.keys[at])
                 if place in refused.records:
                     raise ValueError(f"it failed: {refused.records[place]}")
+                unasked = of_engine or _is_beginning(value)
+                if not unasked:
+                    speaker, value = speaker_of(broker, vpn, value)
                 command = c.decode_command(value)
+                if unasked and not of_engine and not isinstance(command, c.Begin):
+                    raise ValueError("command: named twice")
                 _check_inboxes(vpn, command)
                 _check_door(of_engine, command)
-            except ValueError as error:
-                reject_record(broker, vpn, *place, records.keys[at], value, str(error))
-                _answer_what_is_none(broker, vpn, value, str(error))
+            except (ValueError, PermissionDenied) as error:
+                denied = isinstance(error, PermissionDenied)
+                reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
+                bad = records.keys[at], records.values[at]
+                reject_record(broker, vpn, *place, *bad, str(error), reason)
+                _answer_what_is_none(broker, vpn, value, error)
                 continue
             if not _has_begun(broker, ENGINE if of_engine else vpn, command):
                 count_of_vpn(broker, vpn, "earlier_home")
@@ -64,7 +76,9 @@ class DecodedCommands:
                 count_of_vpn(broker, vpn, "other_home")
                 refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
             else:
-                self.given.append((vpn, command, place))
+                if isinstance(command, c.Clients):
+                    know(broker, command)  # now: what follows in this step is asked already
+                self.given.append((vpn, command, place, speaker))
         broker.at = None
 
 
@@ -73,6 +87,11 @@ def _other_home(broker: Broker, command: Any) -> str:
         f"epoch: {command.epoch} – the messages that this command is for belong to another home "
         f"than this one, {broker.header.epoch}: subscribe or look again to learn what is here"
     )
+
+
+def _is_beginning(value: bytes | None) -> bool:
+    """The engine says where a home begins in the commands themselves; it binds nobody."""
+    return value is not None and value.startswith(_BEGIN)
 
 
 def _vpn_of(key: bytes | None) -> str:
@@ -122,11 +141,14 @@ def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
             )
 
 
-def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: str) -> None:
+def _answer_what_is_none(
+    broker: Broker, vpn: str, value: bytes | None, error: Exception
+) -> None:
     """Who asked for an answer gets one, also where the rest cannot be understood."""
-    to = c.reply_of(value)
+    kind, _ = what_is_wrong(error)
+    to = c.reply_of(command_of(value))
     if to is not None and is_inbox_of(vpn, to.topic):
-        broker.emit(Reply(to.topic, to.partition, to.request, None, error, "ConfigError"))
+        broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))
 
 
 def take_commands(broker: Broker, commands: DecodedCommands) -> None:
@@ -140,13 +162,14 @@ def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
 
 
 def _carry_out(broker: Broker, given: list[Given]) -> None:
-    for vpn, command, place in given:
-        broker.at = place
+    for vpn, command, place, speaker in given:
+        broker.at, broker.speaker = place, speaker
         try:
+            check_permission(broker, vpn, command)
             _one(broker, vpn, command)
         except (LakequeueError, ValueError) as error:
             refuse(broker, vpn, command, error)
-    broker.at = None
+    broker.at = broker.speaker = None
 
 
 def _one(broker: Broker, vpn: str, command: Any) -> None:
