@@ -71,6 +71,7 @@ class BrokerHeader(msgspec.Struct):
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
     auth: bool = False  # commands must be signed
+    queues: dict[str, int] = {}  # how many each VPN has
     client_pages: list[str] = []  # where the clients' keys stand
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
 

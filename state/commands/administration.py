@@ -136,6 +136,13 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
 def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = "") -> Queue:
     """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
     captures no topic."""
+    known = broker.header.queues.get(vpn, 0)
+    if known >= broker.limits.queues:
+        raise ValueError(
+            f"queue: {definition.name!r} – VPN {vpn!r} has {known} queues, at most "
+            f"{broker.limits.queues} are allowed"
+        )
+    broker.header.queues[vpn] = known + 1
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
@@ -178,7 +185,8 @@ def forget(broker: Broker, vpn: str, queue: Queue) -> None:
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
     names = dict(broker.values.read(key) or {})
-    names.pop(name, None)
+    if names.pop(name, None) is not None:
+        broker.header.queues[vpn] = max(broker.header.queues.get(vpn, 0) - 1, 0)
     broker.values.write(key, names)
     given_definitions.forget(broker, vpn, name)
     broker.calendar.set(f"q{queue.number}", NEVER)
