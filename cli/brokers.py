@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from .common import connect, connection_options, console, json_option, number, option, say_json
+from .common import (
+    cell,
+    connect,
+    connection_options,
+    console,
+    json_option,
+    number,
+    option,
+    say_json,
+)
 
 
 @click.command()
@@ -51,7 +60,7 @@ def _table(found: list[dict[str, Any]]) -> Any:
     for one in found:
         load = one["load"]
         table.add_row(
-            one["name"], number(one["number"]), one["state"], one["worker"] or "–",
-            number(one["steps"]), "–" if load is None else f"{100 * load:.0f} %", one["why"],
+            cell(one["name"]), number(one["number"]), one["state"], cell(one["worker"] or "–"),
+            number(one["steps"]), "–" if load is None else f"{100 * load:.0f} %", cell(one["why"]),
         )  # fmt: skip
     return table
