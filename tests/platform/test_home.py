@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,20 @@ def test_a_convenience_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
     home.remember_captured({"b", "a"})
     home.remember_port("metrics", 9400)
     assert (home.captured(), home.port("metrics")) == ({"a", "b"}, 9400)
+
+
+def test_its_secret_is_drawn_once_and_its_owners(tmp_path: Path) -> None:
+    home = HomeFolder(tmp_path)
+    home.open()
+    secret = home.secret
+    assert len(secret) == 32
+    assert HomeFolder(tmp_path).secret == secret == home.secret
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+    assert home.credentials == HomeFolder(tmp_path).credentials
+    other = HomeFolder(tmp_path / "other")
+    other.open()
+    assert other.secret != secret
+    assert other.credentials.key != home.credentials.key
 
 
 def test_room_for_the_state(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import lakequeue
@@ -12,6 +13,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import ConfigError, PermissionDenied
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.signing import Credentials, Signature, seal, sign, unseal
+from lakequeue.sinks.history import SIGNATURE
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("owner", "app", "other", "ops")}
 LEVELS = ("no-access", "read-only", "consume", "modify-topic", "delete")
@@ -180,6 +182,11 @@ def test_a_command_without_proof_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert raw(guarded, signed(guarded, 2)) == ""
     counts = guarded.refused()
     assert (counts["permission_denied"], counts["malformed"]) == (12, 4)
+
+
+def test_the_table_of_commands_reads_what_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = signed(Guarded(monkeypatch)).decode()
+    assert json.loads(re.sub(SIGNATURE, "", value)) == {"command": "queues"}
 
 
 def test_nothing_is_carried_out_twice_and_what_overtook_is_heard(
