@@ -77,6 +77,7 @@ class SecuredKafka(EmbeddedKafka):
             f"{_MODULES}.scram.ScramLoginModule required;\n"
             "listener.name.sasl_plaintext.plain.sasl.jaas.config="
             f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{password}";\n'
+            "listener.name.sasl_ssl.sasl.enabled.mechanisms=SCRAM-SHA-512\n"
             "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config="
             f"{_MODULES}.scram.ScramLoginModule required;\n"
             "listener.name.sasl_ssl.ssl.keystore.type=PEM\n"
