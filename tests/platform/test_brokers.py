@@ -12,7 +12,7 @@ from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.client.known_brokers import known_brokers, number_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
-from lakequeue.protocol.commands import Begin, Peers, decode_command
+from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode_command
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
@@ -275,6 +275,8 @@ def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
     brokers = {"a": 0, "b": 1, "c": 2}
     assert peers == {f"{name}.instructions": brokers for name in brokers}
     assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
+    first = [type(c) for topic, _, c in told if topic == "b.instructions"][:4]
+    assert first == [Begin, Clients, Peers, Configure]  # who may speak is known before all else
     told.clear()
     with caplog.at_level(logging.CRITICAL):
         engine._notes("c", "lost:default.publish:3")

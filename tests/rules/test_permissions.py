@@ -12,7 +12,15 @@ from lakequeue.conf import load_configuration_text
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import ConfigError, PermissionDenied
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.signing import Credentials, Signature, seal, sign, unseal
+from lakequeue.protocol.signing import (
+    ENGINE_CLIENT,
+    Credentials,
+    Signature,
+    engines_key,
+    seal,
+    sign,
+    unseal,
+)
 from lakequeue.sinks.history import SIGNATURE
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("owner", "app", "other", "ops")}
@@ -116,6 +124,18 @@ def test_what_is_about_all_queues_is_an_administrators(monkeypatch: pytest.Monke
     for command in (c.Events(), c.Captures(), c.Bridges(), c.DeleteBridge(name="b")):
         with pytest.raises(PermissionDenied, match="no administrator"):
             guarded.connect("app").request(command)
+
+
+def test_the_engines_own_connections_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks at its start what queues capture, and for its metrics what they hold."""
+    guarded = Guarded(monkeypatch)
+    own = guarded.connect("engine", "")
+    own._credentials = Credentials(ENGINE_CLIENT, engines_key(guarded.engine.secret))
+    assert own.request_list(c.Captures(), "start") == ["orders", "spare"]
+    assert [q["name"] for q in own.request_list(c.Queues(), "after")] == ["orders", "spare"]
+    own._credentials = Credentials(ENGINE_CLIENT, engines_key(b"another"))
+    with pytest.raises(PermissionDenied, match="not known with the key"):
+        own.request(c.Captures())
 
 
 def test_who_defines_a_queue_owns_it(monkeypatch: pytest.MonkeyPatch) -> None:
