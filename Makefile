@@ -71,7 +71,7 @@ lint: setup ## ruff, mypy, and which room may import which
 lock: setup ## requirements.lock anew: the newest packages that fit, with their hashes
 	@$(BIN)/pip install --quiet pip-tools
 	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-emit-index-url \
-		--no-emit-trusted-host --allow-unsafe $(SHIPPED:%=--extra %) \
+		--no-emit-trusted-host --no-emit-find-links --allow-unsafe $(SHIPPED:%=--extra %) \
 		--output-file requirements.lock pyproject.toml
 
 audit: setup ## known vulnerabilities of the packages in requirements.lock
