@@ -70,7 +70,7 @@ lint: setup ## ruff, mypy, and which room may import which
 # Both need the network: the package index, and its list of known vulnerabilities.
 lock: setup ## requirements.lock anew: the newest packages that fit, with their hashes
 	@$(BIN)/pip install --quiet pip-tools
-	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-emit-index-url \
+	@CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-emit-index-url \
 		--no-emit-trusted-host --no-emit-find-links --allow-unsafe $(SHIPPED:%=--extra %) \
 		--output-file requirements.lock pyproject.toml
 
