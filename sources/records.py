@@ -21,9 +21,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     offset, the engine's instructions first.
     """
     parts = list(frames)
-    columns = {
-        name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in _NAMES
-    }
+    columns = {name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in _NAMES}
     found, codes = np.unique(columns["topic"].astype(str), return_inverse=True)
     names = sorted(found, key=in_order)
     codes = np.searchsorted(found, names).argsort()[codes]

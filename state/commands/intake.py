@@ -141,9 +141,7 @@ def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
             )
 
 
-def _answer_what_is_none(
-    broker: Broker, vpn: str, value: bytes | None, error: Exception
-) -> None:
+def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
     """Who asked for an answer gets one, also where the rest cannot be understood."""
     kind, _ = what_is_wrong(error)
     to = c.reply_of(command_of(value))
