@@ -8,10 +8,11 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
+SHIPPED := fast demo monitor sql
 ROOMS := bench cli client conf definitions examples expressions lake memory monitor protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo test soak lint wheel bench clean
+.PHONY: help setup tools demo test soak lint lock audit wheel bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -65,6 +66,17 @@ lint: setup ## ruff, mypy, and which room may import which
 	@mkdir -p .venv/src && ln -sfn "$(CURDIR)" .venv/src/lakequeue
 	@MYPYPATH=.venv/src $(BIN)/mypy $(ROOMS:%=-p lakequeue.%)
 	@$(BIN)/lint-imports
+
+# Both need the network: the package index, and its list of known vulnerabilities.
+lock: setup ## requirements.lock anew: the newest packages that fit, with their hashes
+	@$(BIN)/pip install --quiet pip-tools
+	@CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-emit-index-url \
+		--no-emit-trusted-host --no-emit-find-links --allow-unsafe $(SHIPPED:%=--extra %) \
+		--output-file requirements.lock pyproject.toml
+
+audit: setup ## known vulnerabilities of the packages in requirements.lock
+	@$(BIN)/pip install --quiet pip-audit
+	@$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip
 
 # build/ is removed on both sides: setuptools would put modules that are long gone into the wheel.
 wheel: $(INSTALLED) ## the package as one file in dist/, to install without this checkout

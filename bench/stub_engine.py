@@ -20,6 +20,7 @@ from ..definitions.as_commands import configure_commands
 from ..protocol import NotConnected, topics, wire
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Deadline
+from ..sources.step_batch import goes_first
 from ..state import Batch, DictStore, step
 from ..streaming.topics_admin import ensure_topics
 
@@ -60,7 +61,7 @@ class StubEngine:
             for partition in range(self._partitions[name]):
                 self._transport.listen(name, partition)
         first = [
-            Record(topics.topic(vpn, topics.COMMANDS), 0, i, 0, None, value, [])
+            Record(topics.topic("stub", topics.INSTRUCTIONS), 0, i, 0, vpn.encode(), value, [])
             for i, (vpn, value) in enumerate(configure_commands(configuration))
         ]
         self._step(first)
@@ -112,11 +113,10 @@ class StubEngine:
             time.sleep(max(0.0, started + self.pace_s - time.monotonic()))
 
     def _step(self, records: list[Record]) -> None:
-        commands = topics.topic(VPN, topics.COMMANDS)
         ordered = sorted(records, key=lambda r: (r.topic, r.partition, r.offset))
         batch = Batch(
-            commands=_records([r for r in ordered if r.topic == commands]),
-            publishes=_records([r for r in ordered if r.topic != commands]),
+            commands=_records([r for r in ordered if goes_first(r.topic)]),
+            publishes=_records([r for r in ordered if not goes_first(r.topic)]),
         )
         outputs = step(self.store, batch, _now_ms())
         self.steps += 1

@@ -200,6 +200,20 @@ def _burst(messages: int, rate: int, trigger: str) -> list[dict[str, Any]]:
 
 
 @_add(
+    "flood", "A tenant's flood, beside another tenant's traffic",
+    "One VPN says very much: garbage, acks for unknown ids, subscriptions, session names; what it "
+    "costs another VPN's messages, and the worker's memory.",
+    click.option("--commands", default=1_000_000, show_default=True, help="Of the flood, in all."),
+    click.option("--rate", default=100, show_default=True, help="Of the other VPN, a second."),
+    click.option("--trigger", type=click.Choice(TRIGGERS), default=TRIGGERS[0], show_default=True),
+)  # fmt: skip
+def _flood(commands: int, rate: int, trigger: str) -> list[dict[str, Any]]:
+    from .flood import run
+
+    return run(commands, rate, trigger, _say)
+
+
+@_add(
     "idle-queues", "Queues that nobody uses",
     "Ten queues, then thousands of which ten are used: what a start and a step take.",
     click.option("--counts", default="10,10000", show_default=True, help="Queues, in each run."),

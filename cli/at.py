@@ -14,9 +14,9 @@ from ..lake.looks import admin_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
 from .browse import show_browsed
-from .common import console, json_option, option, payload_fields, say_json
+from .common import console, json_option, one_line, option, payload_fields, say_json
 from .queues import look_and_show
-from .sql import asked, home_option, one_line
+from .sql import asked, home_option
 
 WHATS = ("queues", "describe", "browse", "events", "step")
 VALUE_MAX = 120

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from .common import connect, connection_options, console, json_option, number, option, say_json
+from .common import (
+    cell,
+    connect,
+    connection_options,
+    console,
+    json_option,
+    number,
+    option,
+    say_json,
+)
 
 
 @click.command()
@@ -56,8 +65,9 @@ def _table(found: list[dict[str, Any]]) -> Any:
     for one in found:
         load = one["load"]
         table.add_row(
-            one["name"], number(one["number"]), *([one["group"] or "–"] if grouped else []),
-            one["state"], one["worker"] or "–", number(one["steps"]),
-            "–" if load is None else f"{100 * load:.0f} %", one["why"],
+            cell(one["name"]), number(one["number"]),
+            *([cell(one["group"] or "–")] if grouped else []), one["state"],
+            cell(one["worker"] or "–"), number(one["steps"]),
+            "–" if load is None else f"{100 * load:.0f} %", cell(one["why"]),
         )  # fmt: skip
     return table

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .common import (
+    cell,
     connect,
     connection_options,
     console,
     json_option,
     key_fields,
     number,
+    one_line,
     option,
     payload_fields,
     say_json,
@@ -91,8 +93,8 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
             fields["id"],
             fields["state"],
             *counts,
-            *(map(Text, _death(fields["dead"] or {})) if some_dead else ()),
-            Text(_preview(fields), overflow="ellipsis", no_wrap=True),
+            *(map(cell, _death(fields["dead"] or {})) if some_dead else ()),
+            Text(one_line(_preview(fields)), overflow="ellipsis", no_wrap=True),
         )
     return table
 

@@ -22,6 +22,7 @@ from .group import EnvironmentFault
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 DEFAULT_URL = "kafka://127.0.0.1:9092"
 DEFAULT_HOME = ".lakequeue"
@@ -109,6 +110,18 @@ def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
             raise click.BadParameter(problem, param_hint=option_name)
         out[key] = text
     return out
+
+
+def one_line(text: str) -> str:
+    """What somebody sent, without what would break a line or speak to a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def cell(text: str) -> Text:
+    """What somebody named or sent, in a table: as it is, whatever rich would read into it."""
+    from rich.text import Text
+
+    return Text(one_line(text))
 
 
 def console(stderr: bool = False) -> Console:

@@ -12,6 +12,7 @@ from .common import (
     connect,
     connection_options,
     json_option,
+    one_line,
     option,
     plain_value,
     stop_on_signals,
@@ -97,4 +98,4 @@ def _line(event: dict[str, Any]) -> str:
     details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
     text = " ".join(f"{key}={value}" for key, value in details.items())
     time = event["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"{time}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip()
+    return one_line(f"{time}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip())

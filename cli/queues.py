@@ -11,11 +11,13 @@ import click
 from ..monitor.describing import described
 from ..monitor.words import size
 from .common import (
+    cell,
     connect,
     connection_options,
     console,
     json_option,
     number,
+    one_line,
     option,
     percent,
     say_json,
@@ -113,7 +115,7 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
     for queue in described:
         age = queue.get("oldest_age_s")
         table.add_row(
-            queue["name"],
+            cell(queue["name"]),
             *(number(queue.get(name)) for name in ("depth", "ready", "leased", "delayed")),
             size(queue.get("spool_bytes")),
             number(len(queue.get("consumers") or ())),
@@ -161,7 +163,7 @@ def _one(queue: dict[str, Any]) -> RenderableType:
 
     parts: list[RenderableType] = [_table([queue]), ""]
     for reason in queue["why"]:
-        parts.append(Text(reason["text"], style="bold" if reason["stuck"] else ""))
+        parts.append(Text(one_line(reason["text"]), style="bold" if reason["stuck"] else ""))
     parts += [""] * bool(queue["why"])
     counts = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     counts.add_column("counter")
@@ -179,10 +181,10 @@ def _one(queue: dict[str, Any]) -> RenderableType:
             consumers.add_column(column)
         for one in queue["consumers"]:
             consumers.add_row(
-                one.get("name") or one.get("subscription", ""),
+                cell(one.get("name") or one.get("subscription", "")),
                 number(one.get("held")),
                 number(one.get("backlog")),
-                one.get("filter") or "",
+                cell(one.get("filter") or ""),
                 (one.get("why") or "yes") if one.get("blocked") else "",
             )
         parts.append(consumers)

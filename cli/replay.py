@@ -15,11 +15,11 @@ from .common import (
     json_option,
     nearest_home,
     note,
+    one_line,
     option,
     payload_fields,
     say_json,
 )
-from .sql import one_line
 
 PREVIEW_MAX = 80
 

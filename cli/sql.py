@@ -16,7 +16,7 @@ import click
 
 from ..lake import NoLake, open_lake
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import DEFAULT_HOME, json_option, option, plain_value, say_json
+from .common import DEFAULT_HOME, json_option, one_line, option, plain_value, say_json
 from .group import EnvironmentFault
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # rows that are fetched at once
 CELL_MAX = 80
+FORMULA = tuple("=+-@\t\r")  # what makes a cell a formula, by its first character
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NOT_READ = re.compile(r"stream registered as '(\w+)' failed: (.*)")
 NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
@@ -116,7 +118,7 @@ def _show(names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_js
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(names)
-        writer.writerows([_cell(value) for value in row] for row in rows)
+        writer.writerows([_harmless(_cell(value)) for value in row] for row in rows)
     elif names:
         for line in _lines(names, [[_short(value) for value in row] for row in rows]):
             click.echo(line)
@@ -142,9 +144,12 @@ def _cell(value: Any) -> str:
     return json.dumps(shown, ensure_ascii=False, default=plain_value)
 
 
-def one_line(text: str) -> str:
-    """What somebody sent, without what would break a line or speak to a terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
+def _harmless(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula: what began like one begins with a quote, as
+    such programs have it for text. Numbers stay what they are."""
+    if text[:1] not in FORMULA or NUMBER.fullmatch(text):
+        return text
+    return f"'{text}"
 
 
 def _short(value: Any) -> str:

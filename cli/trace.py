@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from ..lake import trace as life_of
-from .common import counted, json_option, say_json
-from .sql import asked, home_option, one_line
+from .common import counted, json_option, one_line, say_json
+from .sql import asked, home_option
 
 HOLDS = {"leased": "held", "delayed": "delayed", "ready": "waited"}
 WORDS = {

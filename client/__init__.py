@@ -12,6 +12,7 @@ from ..protocol import ConfigError
 from .admin import Admin, Redriven
 from .connection import Connection
 from .consumer import Consumer
+from .credentials import credentials
 from .message import BrowsedMessage, Message
 from .producer import Producer, Receipt
 
@@ -38,25 +39,30 @@ def connect(
     client_name: str | None = None,
     broker: str | None = None,
     config: Mapping[str, Any] | str | None = None,
+    key: str | None = None,
 ) -> Connection:
     """Connect to an engine.
 
     url: ``kafka://host:port[,host:port]``, or ``memory://[name][?config=FILE][&keep=true]`` for an
     engine in this process: connections to one name share it, and the last close ends it unless it
     is kept; without a name it is a new one. broker: the name of the broker to talk to; None for the
-    first. config (memory only): a configuration as a mapping or a file's path. Raises ConfigError
-    for an address that is not understood and a broker that is not there, NotConnected when Kafka
-    does not answer.
+    first. key: ``NAME:KEY``, to sign commands where the engine asks for it; by default what
+    ``$LAKEQUEUE_CLIENT_KEY`` says, or the file that ``$LAKEQUEUE_CLIENT_KEY_FILE`` names. config
+    (memory only): a configuration as a mapping or a file's path. Raises ConfigError for an address
+    that is not understood and a broker that is not there, NotConnected when Kafka does not answer.
     """
     parts = urlsplit(url)
+    signed_by = credentials(key)
     if parts.scheme == "memory":
         # By name: the engine in the process stands above the client, and imports it.
         memory = importlib.import_module("..memory", __package__)
-        return memory.open_memory(parts.netloc, parts.query, vpn, client_name, config, broker)
+        return memory.open_memory(
+            parts.netloc, parts.query, vpn, client_name, config, broker, signed_by
+        )
     if parts.scheme == "kafka" and parts.netloc:
         if config is not None:
             raise ConfigError("config: only for memory://; over Kafka the engine has its own")
         from .kafka_library import connect_kafka
 
-        return connect_kafka(parts.netloc, vpn, client_name, broker)
+        return connect_kafka(parts.netloc, vpn, client_name, broker, signed_by)
     raise ConfigError(f"url: {url!r} – allowed are 'kafka://HOST:PORT' and 'memory://NAME'")

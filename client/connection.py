@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
+from ..protocol.signing import Credentials
 from .admin import Admin
 from .asked_again import AskedAgain
 from .consumer import Consumer
@@ -29,8 +30,9 @@ class Connection(Session):
         client_name: str,
         runner: Runner | None = None,
         number: int = 0,
+        credentials: Credentials | None = None,
     ) -> None:
-        super().__init__(transport, runner or Threads(), vpn, client_name, number)
+        super().__init__(transport, runner or Threads(), vpn, client_name, number, credentials)
 
     def producer(self, **options: Any) -> Producer:
         """A producer; see `Producer` for the options."""

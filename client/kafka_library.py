@@ -6,7 +6,9 @@ import importlib.util
 import os
 
 from ..protocol.errors import ConfigError, Problem
+from ..protocol.signing import Credentials
 from .connection import Connection
+from .credentials import credentials
 from .known_brokers import known_brokers, number_of
 from .transport import Transport
 
@@ -15,14 +17,17 @@ LIBRARIES = ("confluent-kafka", "kafka-python")
 
 
 def connect_kafka(
-    addresses: str, vpn: str, client_name: str | None, broker: str | None = None
-) -> Connection:
-    """A connection over Kafka at these addresses, to a broker by its name; None: the first."""
+    addresses: str, vpn: str, client_name: str | None, broker: str | None = None,
+    signed_by: Credentials | None = None,
+) -> Connection:  # fmt: skip
+    """A connection over Kafka at these addresses, to a broker by its name; None: the first.
+    signed_by: who says its commands; by default as the environment says."""
     name = client_name or f"client-{os.getpid()}"
+    signed_by = signed_by or credentials()
     transport = open_kafka(addresses, name)
     try:
         number = 0 if broker is None else number_of(broker, known_brokers(transport, vpn))
-        return Connection(transport, vpn, name, number=number)
+        return Connection(transport, vpn, name, number=number, credentials=signed_by)
     except BaseException:
         transport.close()
         raise

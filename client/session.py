@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from ..protocol import LakequeueError, Timeout, commands
+from ..protocol.signing import Credentials
 from ..protocol.wire import FRAMING
 from .runner import Runner
 from .speaking import Answer, Speaking
@@ -90,9 +91,10 @@ class Session(Speaking):
     thread."""
 
     def __init__(
-        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int = 0
-    ) -> None:
-        super().__init__(transport, runner, vpn, client_name, number)
+        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int = 0,
+        credentials: Credentials | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(transport, runner, vpn, client_name, number, credentials)
         self._consumers: dict[str, Consuming] = {}
         self._producers: dict[str, Producing] = {}
         self._hooks: dict[Consuming, Callable[[], None]] = {}

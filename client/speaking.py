@@ -6,6 +6,7 @@ that a queue is elsewhere asks there.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -17,7 +18,8 @@ from zlib import crc32
 import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
-from ..protocol.errors import Moved
+from ..protocol.errors import Moved, PermissionDenied
+from ..protocol.signing import Credentials, Signature, sign
 from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .transport import Transport
@@ -37,8 +39,9 @@ class Speaking:
     particular."""
 
     def __init__(
-        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int
-    ) -> None:
+        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int,
+        credentials: Credentials | None = None,
+    ) -> None:  # fmt: skip
         self._transport = transport
         self.runner = runner
         self.vpn = vpn
@@ -48,6 +51,8 @@ class Speaking:
         self.session = f"{client_name}-{runner.tag}"
         self.changed = threading.Condition()
         self.epoch = 0  # of the home that gave the newest result that somebody asked for
+        self._credentials = credentials
+        self._signed = itertools.count(1)
         self._names = 0
         self._pid = os.getpid()
         self._asked: dict[str, Callable[[Answer], None]] = {}
@@ -197,10 +202,20 @@ class Speaking:
         number = self._taker(command) if broker is None else broker
         self._spoken_to.add(number)
         self._transport.command(
-            self._commands, self.session.encode(), commands.encode_command(command),
+            self._commands, self.session.encode(), self._as_said(command, number),
             topics.commands_partition(number),
         )  # fmt: skip
         self.runner.sent()
+
+    def _as_said(self, command: commands.Command, number: int) -> bytes:
+        """The record's value: signed, where there is a key."""
+        value = commands.encode_command(command)
+        if self._credentials is None:
+            return value
+        who = Signature(
+            self._credentials.client, self.session, next(self._signed), self.now_ms(), number
+        )
+        return sign(self._credentials, self.vpn, who, value)
 
     def ask(
         self, command: commands.Command, told: Callable[[Answer], None], broker: int | None = None
@@ -319,4 +334,6 @@ class Speaking:
             raise Moved(answer["error"], answer["result"]["hosts"])
         if answer["kind"] == "ConfigError":
             raise ConfigError(answer["error"])
+        if answer["kind"] == "PermissionDenied":
+            raise PermissionDenied(answer["error"])
         raise LakequeueError(answer["error"])

@@ -9,21 +9,26 @@ import msgspec
 
 from ..protocol import commands
 from .bridge import bridge_to_wire
-from .configuration import Configuration
+from .configuration import DEFAULT_VPN, Configuration
 from .definition import to_wire
+
+
+def vpns_of(configuration: Configuration) -> list[str]:
+    """The VPNs that a configuration names."""
+    first = next(iter(configuration.vpns), DEFAULT_VPN)
+    return sorted({first, *configuration.vpns, *(q.vpn for q in configuration.queues)})
 
 
 def configure_commands(
     configuration: Configuration,
-    epoch: int = 0,
     broker: str | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> list[tuple[str, bytes]]:
-    """The commands, each with its VPN, that make a broker what a configuration says. Queues are
-    the keeper's affair, the first broker's: it places them.
+    """The engine's instructions, each with its VPN, that make a broker what a configuration says.
+    Queues are the keeper's affair, the first broker's: it places them.
 
-    epoch: the home's; 0 where there is no other (in memory); broker: one of the configuration's,
-    None for the first; numbers: of the brokers, by default their places.
+    broker: one of the configuration's, None for the first; numbers: of the brokers, by default
+    their places.
     """
 
     def plain(value: Any) -> dict[str, Any]:
@@ -35,11 +40,8 @@ def configure_commands(
 
     system = plain(configuration.system)
     vpns = {name: plain(limits) for name, limits in configuration.vpns.items()}
-    first = next(iter(configuration.vpns), "default")
+    first = next(iter(configuration.vpns), DEFAULT_VPN)
     out: list[tuple[str, commands.Command]] = []
-    if epoch:
-        names = sorted({first, *configuration.vpns, *(q.vpn for q in configuration.queues)})
-        out += [(vpn, commands.Begin(epoch=epoch)) for vpn in names]
     brokers = configuration.brokers
     if len(brokers) > 1:
         given = numbers or {name: number for number, name in enumerate(brokers)}

@@ -11,7 +11,7 @@ of its own unless it says one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,9 +20,12 @@ from ..protocol import ConfigError, Problem
 from . import definition_values as read
 from .bridge import BridgeDefinition, circle, circle_problem, try_bridge, unknown_ends
 from .broker_section import DEFAULT_BROKER, read_brokers
+from .clients import ClientEntry, read_auth, read_clients
 from .definition import (
+    NEEDS_AUTH,
     QueueDefinition,
     dead_message_ring,
+    is_protected,
     name_of,
     try_definition,
 )
@@ -67,6 +70,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, str] = {}
     queues: tuple[QueueDefinition, ...] = ()
     bridges: tuple[BridgeDefinition, ...] = ()
+    auth: bool = False  # commands must be signed
+    clients: tuple[ClientEntry, ...] = ()
 
 
 _SYSTEM_KEYS: dict[str, tuple[str, read.Reader]] = {
@@ -87,7 +92,7 @@ _VPN_KEYS: dict[str, tuple[str, read.Reader]] = {
     "spool_usage_high_percent": ("spool_usage_high_percent", read.percent),
     "spool_usage_clear_percent": ("spool_usage_clear_percent", read.percent),
 }
-SECTIONS = ("system", "vpns", "brokers", "queues", "bridges")
+SECTIONS = ("system", "vpns", "brokers", "queues", "bridges", "auth", "clients")
 
 
 def parse_configuration(mapping: object) -> Configuration:
@@ -120,6 +125,10 @@ def parse_configuration(mapping: object) -> Configuration:
             if vpn not in vpns and vpn != DEFAULT_VPN:
                 allowed = f"must be a VPN that the section vpns names: {', '.join(sorted(vpns))}"
                 report(where, "vpn", vpn, allowed)
+    auth = read_auth(mapping.get("auth"), report)
+    clients = read_clients(mapping.get("clients"), report)
+    _check_auth(auth, brokers, queues, report)
+    problems += names_within_others([*_named(queues, bridges), *vpns], brokers)
     if problems:
         raise ConfigError(problems)
     return Configuration(
@@ -129,7 +138,21 @@ def parse_configuration(mapping: object) -> Configuration:
         groups=groups,
         queues=tuple(queue for _, queue in queues),
         bridges=tuple(bridge for _, bridge in bridges),
+        auth=auth,
+        clients=clients,
     )
+
+
+def _check_auth(
+    auth: bool, brokers: tuple[str, ...], queues: list[tuple[int, QueueDefinition]], report: Report
+) -> None:
+    """Nobody shall think that a queue is protected which is not."""
+    if auth and len(brokers) > 1:
+        report("", "auth", "required", "must be one broker's: several do not tell each other yet "
+               "who said what is passed on")  # fmt: skip
+    for index, queue in queues:
+        if not auth and is_protected(queue):
+            report(_place(index, queue.name), "owner", queue.owner, NEEDS_AUTH)
 
 
 def _named(
@@ -143,6 +166,24 @@ def _named(
 
 def _vpns_of(bridge: BridgeDefinition) -> list[str]:
     return [bridge.vpn] if bridge.far_vpn is None else [bridge.vpn, bridge.far_vpn]
+
+
+def names_within_others(vpns: Iterable[str], brokers: Iterable[str]) -> list[Problem]:
+    """VPNs and brokers whose topics lie within another one's: whom Kafka's ACLs allow all that
+    begins with a VPN's name would reach them too."""
+    names = [("vpns", vpn) for vpn in sorted(set(vpns))] + [("brokers", b) for b in brokers]
+    owners = {name: "VPN" if where == "vpns" else "broker" for where, name in reversed(names)}
+    problems = []
+    for where, name in names:
+        parts = name.split(".")
+        within = [".".join(parts[:n]) for n in range(1, len(parts))]
+        if where == "brokers" and owners[name] == "VPN":
+            within.append(name)
+        for other in filter(owners.__contains__, within):
+            kind = owners[other]
+            allowed = f"its topics would be among the topics of {kind} {other!r}: rename one"
+            problems.append(Problem(f"{where} {name!r}", "name", name, allowed))
+    return problems
 
 
 def _limits(

@@ -21,12 +21,14 @@ from ..expressions import ExpressionError, compile_program
 from ..protocol import ConfigError, Problem
 from ..protocol.patterns import REGEX_CHARACTERS, compiled
 from . import definition_values as read
+from .clients import client_name
 from .units import format_duration, format_size
 
 TYPES = ("Queue", "LocalQueue", "GroupLocalQueue")
 TYPE_TAGS = {**{tag: tag for tag in TYPES}, "QueueDefinition": "Queue"}
 EXPRESSION_KEYS = ("filter", "priority", "barrier_expression", "partition_key")
 TARGET_QUEUE_DEPTH_MIN = 1000
+PERMISSIONS = ("no-access", "read-only", "consume", "modify-topic", "delete")
 
 
 class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,9 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     underlying_topic: str  # Q2
     default_publish_target: str  # Q3
     subscriptions: tuple[str, ...] = ()  # initial topic subscriptions (Q2)
+    owner: str | None = None  # a client that may do everything; these need `auth: required`
+    permission: str = "delete"  # of other clients; with an owner: no-access
+    permissions: tuple[tuple[str, str], ...] = ()  # of some by name, before `permission`
     filter: str | None = None  # Q4
     initial_owner: str | None = None  # Q5, H4
     group_local_queue_domain: str | None = None
@@ -95,6 +100,9 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
     "underlying_topic": ("underlying_topic", read.text),
     "default_publish_target": ("default_publish_target", read.text),
     "subscriptions": ("subscriptions", read.topic_patterns),
+    "owner": ("owner", client_name),
+    "permission": ("permission", read.choice(*PERMISSIONS)),
+    "permissions": ("permissions", read.by_name(client_name, read.choice(*PERMISSIONS))),
     "filter": ("filter", read.text),
     "initial_owner": ("initial_owner", read.text),
     "group_local_queue_domain": ("group_local_queue_domain", read.text),
@@ -152,6 +160,15 @@ class _Values(dict[str, Any]):
     def __init__(self) -> None:
         super().__init__()
         self.unread: set[str] = set()
+
+
+NEEDS_AUTH = "owner, permission and permissions need `auth: required`: else nobody is asked"
+
+
+def is_protected(definition: QueueDefinition) -> bool:
+    """Whether a definition says who may do what."""
+    given = (definition.owner, definition.permission, definition.permissions)
+    return given != (None, PERMISSIONS[-1], ())
 
 
 def parse_definition(mapping: object, where: str = "") -> QueueDefinition:
@@ -356,6 +373,8 @@ def _settle(values: _Values) -> dict[str, Any]:
     settled.setdefault("default_publish_target", settled["underlying_topic"])
     at_most_once = values.get("semantics") == "at-most-once"
     settled.setdefault("fairness_model", "round-robin" if at_most_once else "proportional")
+    if "owner" in values:
+        settled.setdefault("permission", PERMISSIONS[0])
     if values.get("respect_ttl") is False:
         settled["expiration_model"] = "queue"
     elif "max_ttl" in values or "respect_ttl" in values:
@@ -426,5 +445,7 @@ def to_wire(definition: QueueDefinition) -> dict[str, Any]:
             value = format_duration(value)
         elif reader in (read.size, read.message_size):
             value = format_size(value)
+        elif key == "permissions":
+            value = dict(value)
         mapping[key] = value
     return mapping

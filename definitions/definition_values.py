@@ -91,6 +91,17 @@ def choice(*allowed: str) -> Reader:
     return read
 
 
+def by_name(name: Reader, of_each: Reader) -> Reader:
+    """A mapping of names to values, as sorted pairs."""
+
+    def read(value: object) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, dict) or len(value) > PATTERNS_MAX:
+            raise ValueError(f"must be a mapping of at most {PATTERNS_MAX} names")
+        return tuple(sorted((name(key), of_each(one)) for key, one in value.items()))
+
+    return read
+
+
 def count(minimum: int) -> Reader:
     """A whole number from a minimum up."""
 

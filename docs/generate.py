@@ -51,6 +51,8 @@ def all_commands() -> str:
     for kind in get_args(commands.AnyCommand):
         tag = kind.__struct_config__.tag
         doc = _one_paragraph(kind.__doc__)
+        if kind in commands.OF_ENGINE:
+            doc += " Only on `<broker>.instructions`."
         parts.append(f"#### `{tag}`\n\n{doc}\n\n{_fields(kind, ('reply',))}")
     return "\n\n".join(parts)
 

@@ -188,13 +188,20 @@ def _start(
         if found == total and "broker" in there:
             own = _snapshot(value)
             header = msgspec.msgpack.decode(there["broker"])
-            whose = Home(broker, header["number"], header["epoch"])
+            whose = Home(broker, header["number"], header["epoch"], _secret(home))
             store = DictStore(there)
             return Moment(broker, whose, store, own.step, own.now, step, own, notes)
         notes.append(f"The snapshot of step {step:,} does not match its digest and is passed over")
     nothing = Snapshot()
-    number, epoch = _who(lake, home, broker)
-    return Moment(broker, Home(broker, number, epoch), DictStore(), 0, 0, 0, nothing, notes)
+    whose = Home(broker, *_who(lake, home, broker), _secret(home))
+    return Moment(broker, whose, DictStore(), 0, 0, 0, nothing, notes)
+
+
+def _secret(home: Path) -> bytes:
+    """What seals clients' keys: without it, what was signed is not understood again."""
+    with contextlib.suppress(OSError):
+        return (home / "secret").read_bytes()
+    return b""
 
 
 def _stored_before(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 import time
 import weakref
@@ -23,7 +24,8 @@ import msgspec
 
 from ..client.transport import Headers, Record
 from ..client.values import duration_ms
-from ..definitions import DEFAULT_BROKER, Configuration
+from ..conf.client_keys import clients_command
+from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
 from ..definitions.as_commands import configure_commands
 from ..protocol import ConfigError, commands, topics, wire
 from ..protocol.journal import Journal
@@ -67,6 +69,7 @@ class MemoryEngine:
         self.limits = limits or Limits()
         self.now = round(time.time() * 1000)
         self.checking = False
+        self.secret = secrets.token_bytes(32)
         self.brokers = [self._broker(DEFAULT_BROKER, 0)]  # by number
         self._lock = threading.RLock()
         self._groups: dict[str, str] = {}
@@ -79,6 +82,7 @@ class MemoryEngine:
         self._clients: list[weakref.ref[AttendedClient]] = []
         self._beat_ms = 0
         self.homes = JoinedHomes(self, lambda name: None)  # who else is in this process
+        self._asks = False  # for signed commands
         if configuration is not None:
             self.configure(configuration)
 
@@ -91,9 +95,22 @@ class MemoryEngine:
         names = tuple(broker.home.name for broker in self.brokers)
         self._groups |= configuration.groups
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self._groups)
+        asks, self._asks = self._asks, configuration.auth
         for broker in self.brokers:
+            if asks or configuration.auth:
+                told = clients_command(configuration, self.secret)
+                self.instruct(DEFAULT_VPN, told, broker.home.name)
             for vpn, command in configure_commands(complete, broker=broker.home.name):
-                self.command(topics.topic(vpn, topics.COMMANDS), b"", command, broker.home.name)
+                self.instruct(vpn, command, broker.home.name)
+
+    def instruct(self, vpn: str, command: bytes, broker: str | None = None) -> None:
+        """What only the engine may say, to a broker by its name; the first where none is named."""
+        taker = self.broker(broker)
+        topic = topics.topic(taker.home.name, topics.INSTRUCTIONS)
+        with self._lock:
+            records = self._records(topic, command, vpn.encode(), None, None, None, 0)
+            self._step(taker, Batch(commands=records))
+            self._settle()
 
     def _add_brokers(self, names: tuple[str, ...]) -> None:
         """Brokers that a configuration names; those that have a state stay what they are."""
@@ -106,7 +123,7 @@ class MemoryEngine:
                     self.brokers.append(self._broker(name, len(self.brokers)))
 
     def _broker(self, name: str, number: int) -> MemoryBroker:
-        return self.BROKER(Home(name, number), self.limits)
+        return self.BROKER(Home(name, number, secret=self.secret), self.limits)
 
     def broker(self, name: str | None = None) -> MemoryBroker:
         """A broker by its name; the first where none is named. Raises ConfigError."""
@@ -259,14 +276,14 @@ class MemoryEngine:
         return [client for _, client in clients if client is not None and client.is_open]
 
     def _heartbeats(self) -> None:
-        """Living sessions send theirs, just before they would be missed."""
+        """Living sessions send theirs, just before they would be missed; said for them by the
+        engine, for it has no keys."""
         for broker in self.brokers:
             records = Records()
-            partition = topics.commands_partition(broker.home.number)
+            topic = topics.topic(broker.home.name, topics.INSTRUCTIONS)
             for vpn, session in self._sessions:  # who does not know it passes over it
                 value = commands.encode_command(commands.Heartbeat(session=session))
-                topic = topics.topic(vpn, topics.COMMANDS)
-                one = self._records(topic, value, None, None, None, None, partition)
+                one = self._records(topic, value, vpn.encode(), None, None, None, 0)
                 for name in Records.__slots__:
                     getattr(records, name).extend(getattr(one, name))
             if records:

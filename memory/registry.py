@@ -18,6 +18,7 @@ from ..client.connection import Connection
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
 from ..protocol import ConfigError
+from ..protocol.signing import Credentials
 from .in_process import MemoryEngine
 from .inline import Inline
 from .loopback import MemoryTransport
@@ -43,11 +44,14 @@ class MemoryConnection(Connection):
     tests look into."""
 
     def __init__(
-        self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None
-    ) -> None:
+        self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None,
+        signed_by: Credentials | None = None,
+    ) -> None:  # fmt: skip
         self.engine = engine
         number = engine.broker(broker).home.number
-        super().__init__(MemoryTransport(engine), vpn, client_name, Inline(engine), number)
+        super().__init__(
+            MemoryTransport(engine), vpn, client_name, Inline(engine), number, signed_by
+        )
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way."""
@@ -72,11 +76,12 @@ class _NamedConnection(MemoryConnection):
     """One that keeps a named engine alive until it is closed or forgotten."""
 
     def __init__(
-        self, name: str, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None
-    ) -> None:
+        self, name: str, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None,
+        signed_by: Credentials | None = None,
+    ) -> None:  # fmt: skip
         self._release = weakref.finalize(self, _leave, name)
         self._release.atexit = False
-        super().__init__(engine, vpn, client_name, broker)
+        super().__init__(engine, vpn, client_name, broker, signed_by)
 
     def close(self) -> None:
         """See `Connection.close`; the last one ends the engine."""
@@ -93,6 +98,7 @@ def open_memory(
     client_name: str | None,
     config: Mapping[str, Any] | str | None,
     broker: str | None = None,
+    signed_by: Credentials | None = None,
 ) -> MemoryConnection:
     """Connect to the engine of that name, or to a new one. query: of the URL, ``config=FILE`` and
     ``keep=true``. broker: of the engine's; None for the first."""
@@ -107,7 +113,7 @@ def open_memory(
     configuration = _configuration(source)
     client_name = client_name or CLIENT_NAME
     if not name:
-        return MemoryConnection(_engine(configuration), vpn, client_name, broker)
+        return MemoryConnection(_engine(configuration), vpn, client_name, broker, signed_by)
     with _lock:
         named = _named.get(name)
         if named is None:
@@ -116,7 +122,7 @@ def open_memory(
             named.engine.configure(configuration)
         named.users += 1
         named.keep = named.keep or keep == "true"
-        return _NamedConnection(name, named.engine, vpn, client_name, broker)
+        return _NamedConnection(name, named.engine, vpn, client_name, broker, signed_by)
 
 
 def _find(name: str) -> MemoryEngine | None:

@@ -93,7 +93,7 @@ def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[Rende
     queues = ordered(seen, view)
     parts: list[RenderableType] = [_totals(sight.past(), len(queues))]
     for alert in words.alerts(seen):
-        parts.append(Text(f"alert {alert['name']}: {alert['of']}", "bold yellow"))
+        parts.append(Text(plain(f"alert {alert['name']}: {alert['of']}"), "bold yellow"))
     if not queues:
         return [*parts, Text("No queue is defined here.")]
     at = next((n for n, q in enumerate(queues) if q["name"] == view.at), 0)
@@ -108,7 +108,7 @@ def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[Rende
     for queue in queues[start : start + room]:
         levels = (words.number(queue[k]) for k in ("depth", "ready", "leased", "delayed"))
         table.add_row(
-            Text(queue["name"]), *levels, str(len(queue["consumers"])),
+            Text(plain(queue["name"])), *levels, str(len(queue["consumers"])),
             words.age(queue["oldest_age_s"]), words.rate(queue["in_s"]),
             words.rate(queue["out_s"]), Text(words.waits(queue), "red"),
             style="reverse" if queue["name"] == view.at else "",
@@ -132,7 +132,7 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
         queue, messages = sight.queue(name)
     except LakequeueError as error:
         return [Text(str(error), "bold red")]
-    parts: list[RenderableType] = [Text(name, "bold")]
+    parts: list[RenderableType] = [Text(plain(name), "bold")]
     for reason in queue["why"]:
         parts.append(Text(reason["text"], "red" if reason["stuck"] else ""))
     levels = ", ".join(

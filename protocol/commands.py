@@ -1,7 +1,10 @@
 """Commands: what clients, administrators and the driver say to the engine, as JSON records.
 
-Each is one JSON object on ``<vpn>.commands``; the field ``command`` names its kind. Unknown fields
-are refused, so that a typing error is heard. Ids are ranges in text (`ids.py`), times are ms.
+Each is one JSON object on ``<vpn>.commands``, or, from the engine, on ``<broker>.instructions``,
+where the record's key names the VPN. What only the engine may say (`OF_ENGINE`) is refused on the
+former, to which every client of a VPN may write. The field ``command`` names its kind. Unknown
+fields are refused, so that a typing error is heard. Ids are ranges in text (`ids.py`), times are
+ms.
 A command with ``reply`` is answered by one record in the inbox that it names.
 """
 
@@ -53,6 +56,24 @@ class Configure(Command, frozen=True, tag="configure"):
 
     system: dict[str, Any] = {}
     vpns: dict[str, Any] = {}
+
+
+class KnownClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A client that may speak: its VPN, name, key (sealed, see `signing`), and whether it is an
+    administrator."""
+
+    vpn: Name
+    name: Name
+    sealed: bytes
+    admin: bool = False
+
+
+class Clients(Command, frozen=True, tag="clients"):
+    """Who may speak, and whether it must be proven: with ``required`` every command from a VPN's
+    topic is signed, or refused."""
+
+    required: bool
+    clients: list[KnownClient] = []
 
 
 class Peers(Command, frozen=True, tag="peers"):
@@ -375,6 +396,7 @@ class Tick(Command, frozen=True, tag="tick"):
 AnyCommand = (
     Begin
     | Configure
+    | Clients
     | Peers
     | Define
     | Delete
@@ -415,6 +437,7 @@ AnyCommand = (
 
 OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on
 KEEPER = 0  # its number
+OF_ENGINE = (Configure, Clients, Peers, RecordsLost, BeginAgain, Tables, Tick)  # of no tenant
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

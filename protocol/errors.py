@@ -68,6 +68,16 @@ class Moved(LakequeueError):
         super().__init__(sentence)
 
 
+class PermissionDenied(LakequeueError):
+    """Who says a command may not, or has not proven who it is; ``reason`` is `permission_denied`,
+    ``queue`` the queue that it is about, if any."""
+
+    def __init__(self, why: str, queue: str | None = None) -> None:
+        self.reason = Reason.PERMISSION_DENIED.value
+        self.queue = queue
+        super().__init__(why)
+
+
 class WindowFull(LakequeueError):
     """The producer's window is full, and it was told not to wait (P5)."""
 

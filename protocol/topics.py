@@ -1,7 +1,8 @@
 """The Kafka topics of a message VPN. The VPN's name is the prefix, so ACLs are tenant borders.
 
-A broker has three of its own: the log of its steps, what the engine says to its loop, and what
-other brokers say to it.
+A broker has four of its own: the log of its steps, what the engine says to its loop, what the
+engine says to the broker itself, and what other brokers say to it. No client of any VPN writes
+there.
 
 Of the topics that clients write to, partitions are shared out among the brokers of a home by their
 numbers: of a VPN's commands, partition *n* is broker *n*'s; of its publish topic, a block of
@@ -23,6 +24,7 @@ MESH = "mesh"  # what other brokers say to this one
 BRIDGE_OUT = "bridge-out"  # a broker's: what it says to other homes
 BRIDGE_IN = "bridge-in"  # a VPN's: what other homes say to it
 BRIDGE_ANSWERS = "bridge-answers"  # a VPN's: what it answers them
+INSTRUCTIONS = "instructions"  # what the engine says to this one: peers, limits, queues, time
 ENGINE = "engine"  # heartbeats: the engine says that it lives
 
 DIRECTORY_QUEUE = "queue/"  # keys of the directory: where the queue of this name is
@@ -30,8 +32,8 @@ DIRECTORY_BRIDGE = "bridge/"  # where bridges between homes are
 DIRECTORY = "directory"  # compacted: which brokers there are
 
 OWN = (
-    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, ENGINE,
-    DIRECTORY, BRIDGE_OUT, BRIDGE_IN, BRIDGE_ANSWERS,
+    PUBLISH, COMMANDS, DELIVERIES, RECEIPTS, JOURNAL, REJECTED, STEPS, CONTROL, MESH, INSTRUCTIONS,
+    ENGINE, DIRECTORY, BRIDGE_OUT, BRIDGE_IN, BRIDGE_ANSWERS,
 )  # fmt: skip
 
 
@@ -63,6 +65,17 @@ def split(name: str) -> tuple[str, str] | None:
     """``"default.commands"`` → ``("default", "commands")``; None for a topic that is not ours."""
     vpn, dot, kind = name.rpartition(".")
     return (vpn, kind) if dot and vpn and kind in OWN else None
+
+
+def is_instruction(name: str) -> bool:
+    """Whether a topic holds what the engine says to a broker: commands that no client may give."""
+    own = split(name)
+    return own is not None and own[1] == INSTRUCTIONS
+
+
+def is_within(name: str, owner: str) -> bool:
+    """Whether an ACL for the prefix of an owner's topics, a VPN's or a broker's, opens this one."""
+    return name.startswith(f"{owner}.")
 
 
 def is_inbox_of(vpn: str, name: str) -> bool:

@@ -32,6 +32,8 @@ _RANGE = pa.struct(
     ]
 )  # fmt: skip
 _TIME = pa.timestamp("us", "UTC")
+# What stands before a signed command (`protocol.signing`), in Java's words and Python's.
+SIGNATURE = r"^signed [0-9a-f]{64} [^\n]*\n"
 STEP_ROWS = pa.schema(
     [
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME), ("acked", pa.int64()),
@@ -65,14 +67,17 @@ class HistoryWriter:
             theirs if fresh is None else theirs & fresh
             for theirs in (
                 topic.endswith(f".{topics.STEPS}"),
-                topic.endswith(f".{topics.COMMANDS}") | topic.endswith(f".{topics.MESH}"),
+                topic.endswith(f".{topics.COMMANDS}")
+                | topic.endswith(f".{topics.MESH}")
+                | topic.endswith(f".{topics.INSTRUCTIONS}"),
             )
         )
-        text = f.col("value").cast("string")
+        valid = f.make_valid_utf8(f.col("value").cast("string"))
+        text = f.regexp_replace(valid, SIGNATURE, "")
         self._command = [
             topic, f.col("partition"), f.col("offset"), f.col("timestamp").alias("time"),
-            f.get_json_object(f.make_valid_utf8(text), "$.command").alias("command"),
-            f.get_json_object(f.make_valid_utf8(text), "$.queue").alias("queue"),
+            f.get_json_object(text, "$.command").alias("command"),
+            f.get_json_object(text, "$.queue").alias("queue"),
             f.col("key"), f.col("value"), headers_column().alias("headers"),
         ]  # fmt: skip
         self._step = [topic, f.col("offset"), f.col("timestamp").alias("time"), f.col("value")]

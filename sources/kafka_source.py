@@ -32,18 +32,20 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str
 
 
 def history_topics(vpns: Iterable[str], brokers: Iterable[str]) -> dict[str, str]:
-    """What the history's tables are written from: commands, what brokers say to each other, and the
-    logs of steps. Those are read uncommitted, as the source does: their transactions are a fence
-    and stay open for long."""
+    """What the history's tables are written from: commands, what the engine and brokers say to
+    brokers, and the logs of steps. Those are read uncommitted, as the source does: their
+    transactions are a fence and stay open for long."""
     named = sorted(brokers)
-    kinds = (topics.STEPS, topics.MESH) if len(named) > 1 else (topics.STEPS,)
+    alone = (topics.STEPS, topics.INSTRUCTIONS)
+    kinds = (*alone, topics.MESH) if len(named) > 1 else alone
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
     return _list(names + [topics.topic(b, kind) for b in named for kind in kinds], ())
 
 
-def commands_topics(vpns: Iterable[str]) -> dict[str, str]:
-    """The commands topics of the VPNs."""
-    return _list([topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)], ())
+def commands_topics(vpns: Iterable[str], broker: str) -> dict[str, str]:
+    """What the engine says to a broker, and the commands topics of the VPNs."""
+    names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
+    return _list([topics.topic(broker, topics.INSTRUCTIONS), *names], ())
 
 
 def _list(own: list[str], captured: Iterable[str]) -> dict[str, str]:

@@ -4,8 +4,9 @@ Two consumers, each with a thread that reads ahead into memory up to a limit: on
 for what other brokers say, so that acks never wait behind publishes, one for messages. A step takes
 the first that are there and then messages, within its limits in records and in bytes, from the
 partitions by turns: what one of them holds, in large records or in very many, does not stand before
-another's. At the start, messages wait until the commands were read to their end: definitions come
-before the messages that they are for. Offsets are the loop's own, kept in its snapshot; Kafka's
+another's. At the start, commands wait until what the engine told the broker was read to its end
+(its peers, its limits), and messages until the commands were: definitions come before the messages
+that they are for. Offsets are the loop's own, kept in its snapshot; Kafka's
 groups are not used.
 """
 
@@ -244,6 +245,7 @@ class LiveInputs:
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
+        self._later: dict[Place, int] = {}  # read when the engine's instructions are
         self.notes: list[str] = []
         self._ready = False
         self._heard = 0.0  # when something came
@@ -266,12 +268,14 @@ class LiveInputs:
         """Read these too, those that are not read yet."""
         new = {place: at for place, at in places.items() if place not in self._expected}
         self._expected |= new
-        self._commands.assign({p: at for p, at in new.items() if goes_first(p[0])})
+        self._commands.assign({p: at for p, at in new.items() if topics.is_instruction(p[0])})
+        self._later |= {p: at for p, at in new.items() if _waits(p[0])}
         self._messages.assign({p: at for p, at in new.items() if not goes_first(p[0])})
 
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         readers = (self._commands, self._messages)
+        self._read_the_others()
         if not self._commands.ahead and not (self._messages.ahead and self._all_commands_read()):
             self._wait(timeout_s)
         self.arrived.clear()
@@ -297,6 +301,13 @@ class LiveInputs:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
+
+    def _read_the_others(self) -> None:
+        """Read commands too, once all that the engine had told before was taken."""
+        told = {place for place in self._expected if topics.is_instruction(place[0])}
+        if self._later and told <= self._commands.at_end and not self._commands.ahead:
+            self._commands.assign(self._later)
+            self._later = {}
 
     def _wait(self, seconds: float) -> None:
         begun = time.monotonic()
@@ -389,6 +400,11 @@ class LiveInputs:
         self._asked.close()
 
 
+def _waits(topic: str) -> bool:
+    """Whether a topic is read after the engine's instructions."""
+    return goes_first(topic) and not topics.is_instruction(topic)
+
+
 def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
     """The partitions of topics, those that are there."""
     return [(t, p) for t in inputs for p in range(sizes.get(t, 0))]
@@ -398,10 +414,11 @@ def own_places(
     sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool
 ) -> list[Place]:
     """What a broker reads beside captured topics, of those partitions that are there: its own of
-    its VPNs' topics, what other brokers say to it, and what other homes do. One that is alone reads
-    all of its VPNs' topics, for others' programs may have made these."""
+    its VPNs' topics, what the engine and other brokers say to it, and what other homes do. One that
+    is alone reads all of its VPNs' topics, for others' programs may have made these."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
-    mesh = places_of(sizes, [topics.topic(broker, topics.MESH)])
+    own = [topics.topic(broker, k) for k in (topics.INSTRUCTIONS, topics.MESH)]
+    mesh = places_of(sizes, own)
     door = topics.bridge_partition(number)
     homes = [topics.topic(v, topics.BRIDGE_IN) for v in vpns]
     mesh += [(t, door) for t in homes if door < sizes.get(t, 0)]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pandas as pd
 
-from ..protocol import topics
 from ..protocol.messages import Records
 from ..state import Batch
+from .step_batch import goes_first, in_order
 
 _NAMES = ("topic", "partition", "offset", "timestamp", "key", "value", "meta", "headers")
 
@@ -18,16 +18,18 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     """The batch of a broker, and its time (epoch ms).
 
     Spark gives the rows in no order; commands and publishes are each sorted by topic, partition,
-    offset.
+    offset, the engine's instructions first.
     """
     parts = list(frames)
     columns = {name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in _NAMES}
-    names, codes = np.unique(columns["topic"].astype(str), return_inverse=True)
+    found, codes = np.unique(columns["topic"].astype(str), return_inverse=True)
+    names = sorted(found, key=in_order)
+    codes = np.searchsorted(found, names).argsort()[codes]
     order = np.lexsort((columns["offset"], columns["partition"], codes))
-    is_command = np.array([_is_command(name) for name in names], bool)[codes[order]]
+    first = np.array([goes_first(name) for name in names], bool)[codes[order]]
     batch = Batch(
-        commands=_records(columns, order[is_command]),
-        publishes=_records(columns, order[~is_command]),
+        commands=_records(columns, order[first]),
+        publishes=_records(columns, order[~first]),
     )
     return batch, int(parts[0]["now"].iloc[0])
 
@@ -60,11 +62,6 @@ def _slice(records: Records, start: int, stop: int) -> Records:
     if start == 0 and stop == len(records):
         return records
     return Records(*(getattr(records, name)[start:stop] for name in Records.__slots__))
-
-
-def _is_command(name: str) -> bool:
-    own = topics.split(name)
-    return own is not None and own[1] == topics.COMMANDS
 
 
 def _records(columns: dict[str, np.ndarray], order: np.ndarray) -> Records:

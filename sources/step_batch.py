@@ -1,7 +1,7 @@
 """Messages of the Kafka client as the step's batch: columns, in their one fixed order.
 
-A step sees records sorted by topic, partition and offset, however they came in; so do logged steps
-that are taken again.
+A step sees records sorted by topic, partition and offset, however they came in, the engine's
+instructions first; so do logged steps that are taken again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def size_of(message: Any) -> int:
 
 
 def is_command(topic: str) -> bool:
-    """Whether a topic holds commands; all others hold messages."""
+    """Whether a topic holds clients' commands."""
     own = topics.split(topic)
     return own is not None and own[1] == topics.COMMANDS
 
@@ -43,19 +43,24 @@ def is_mesh(topic: str) -> bool:
 
 def goes_first(topic: str) -> bool:
     """Whether a topic's records do not wait behind messages."""
-    return is_command(topic) or is_mesh(topic)
+    return is_command(topic) or is_mesh(topic) or topics.is_instruction(topic)
+
+
+def in_order(topic: str) -> tuple[bool, str]:
+    """By what a step's topics are sorted: what the engine says comes before all commands."""
+    return not topics.is_instruction(topic), topic
 
 
 def to_batch(found: dict[Place, list[Any]]) -> Taken:
     """The batch of what was read of each partition, and where it stands."""
     batch = Batch()
     ranges = []
-    for place in sorted(found):
+    for place in sorted(found, key=lambda place: (in_order(place[0]), place[1])):
         messages = found[place]
         topic, partition = place
         n = len(messages)
         ranges.append(Range(topic, partition, messages[0].offset(), messages[-1].offset(), n))
-        if is_command(topic):
+        if is_command(topic) or topics.is_instruction(topic):
             records = batch.commands
         else:
             records = batch.mesh if is_mesh(topic) else batch.publishes

@@ -6,7 +6,7 @@ when it is first touched and written back once at the end of the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -32,11 +32,12 @@ DETAIL_CHARACTERS_MAX = 1_000
 class Home:
     """Whose state this is. name, number: the broker's; number: the top 16 bits of its message ids;
     epoch: what tells this home's ids and commands from those of another on the same Kafka (0 where
-    there is no other: in memory)."""
+    there is no other: in memory); secret: of the home, seals clients' keys."""
 
     name: str = DEFAULT_BROKER
     number: int = 0
     epoch: int = 0
+    secret: bytes = field(default=b"", repr=False)
 
 
 class Undecided(msgspec.Struct, array_like=True):
@@ -82,6 +83,9 @@ class BrokerHeader(msgspec.Struct):
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
     crossing: dict[int, bool] = {}  # of these, those that bring to another VPN in the next step
+    auth: bool = False  # commands must be signed
+    queues: dict[str, int] = {}  # how many each VPN has
+    client_pages: list[str] = []  # where the clients' keys stand
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
     away: dict[str, list[int]] = {}  # per VPN: patterns that others' queues take, by kind
     went: int = 0  # queues that have moved away from here
@@ -127,6 +131,8 @@ class Broker:
         self.voted: dict[str, None] = {}  # lanes of which something may be decided now (S5)
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
+        self.secret = b""  # of the home
+        self.speaker: Any = None  # who says what is being carried out (`identity.Speaker`)
         self.at: Any = None  # what is being done, should it fail: see `isolation`
         self._queues: dict[int, Queue | None] = {}
         self._vpn_names = {number: name for name, number in header.vpns.items()}
@@ -142,7 +148,9 @@ class Broker:
             header = BrokerHeader(FORMAT, home.name, home.number, home.epoch)
         header.step += first
         header.time = max(header.time, now)
-        return cls(store, header, header.time, limits)
+        broker = cls(store, header, header.time, limits)
+        broker.secret = home.secret
+        return broker
 
     # ------------------------------------------------------------ queues
 

@@ -30,6 +30,7 @@ class Subscription(msgspec.Struct):
     priority: int = 0  # who is asked first under `fast` (F1)
     ending: str = ""  # why it ends; it gets nothing more, what it holds is being returned
     # Of its flow (`transport_acks`): who does not want transport acks leaves these as they are.
+    client: str = ""  # who has proven to be (`auth: required`)
     transport_acks: bool = False
     sent: int = 0  # number of the last message sent
     base: int = 1  # numbers below are confirmed, or were sent again under others

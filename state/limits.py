@@ -43,6 +43,7 @@ class Limits:
     # What waits for its turn, or for its message.
     pending_commands: int = 10_000  # of one queue
     subscriptions: int = 10_000  # of one queue, and of one session
+    queues: int = 100_000  # of one VPN
     filter_characters: int = 1_000_000  # of all subscriptions of one queue
     early_acks: int = 10_000  # ranges of one queue (L9)
     held_receipts: int = 1_000_000  # that wait for the Delta tables

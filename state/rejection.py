@@ -28,14 +28,15 @@ def reject_record(
     key: bytes | None,
     value: bytes | None,
     error: str,
+    reason: Reason = Reason.MALFORMED,
 ) -> None:
-    """A record that cannot be understood: to ``<vpn>.rejected``, and counted."""
-    count_of_vpn(broker, vpn, Reason.MALFORMED.value)
+    """A record that is not taken: to ``<vpn>.rejected``, and counted."""
+    count_of_vpn(broker, vpn, reason.value)
     broker.journal.segments.append(
         Segment(
             "rejected",
             vpn,
-            reason=Reason.MALFORMED.value,
+            reason=reason.value,
             topic=topic,
             partitions=[partition],
             offsets=[offset],

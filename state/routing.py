@@ -1,9 +1,11 @@
 """Which queues take a message: topics and the queues that capture them (Q2, Q3).
 
 Queues that name a topic stand in buckets by topic; queues with a regular expression stand in one
-list per VPN and are tried against each topic that comes by, once per step. Topic subscriptions come
-on top (`topic_subscriptions`): of whatever is published to a destination, and of plain records
-where a queue of the VPN captures their topic, so that a wildcard takes nothing of another tenant's.
+list per VPN and are tried against each topic that comes by, once per step. Topics whose names begin
+with a VPN's are its own: no other VPN's queue captures them, so a definition is no way there. Topic
+subscriptions come on top (`topic_subscriptions`): of whatever is published to a destination, and of
+plain records where a queue of the VPN captures their topic, so that a wildcard takes nothing of
+another tenant's.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from ..definitions import QueueDefinition, is_regex
 from ..protocol.messages import QUEUE_ALONE
 from ..protocol.outputs import Capture
 from ..protocol.patterns import compiled
+from ..protocol.topics import is_within
 from .bridges.endpoint import is_endpoint
 from .broker import Broker, bucket
 from .commands.topic_subscriptions import subscribed
@@ -96,7 +99,7 @@ class Routes:
         found = self._of_record.get(topic)
         if found is None:
             found = []
-            for vpn in sorted(self._broker.header.vpns):
+            for vpn in self._may_capture(topic):
                 numbers = set(self._capturing(vpn, topic))
                 if numbers:
                     # each broker reads such a topic by itself: bridges do not carry it (H1)
@@ -105,6 +108,12 @@ class Routes:
                     found.append((vpn, self._queues(numbers)))
             self._of_record[topic] = found
         return found
+
+    def _may_capture(self, topic: str) -> list[str]:
+        """The VPNs whose queues may take records of a topic: all of them, but what begins with a
+        VPN's name is its own, whatever the others name or match with an expression."""
+        vpns = sorted(self._broker.header.vpns)
+        return [vpn for vpn in vpns if is_within(topic, vpn)] or vpns
 
     def _capturing(self, vpn: str, topic: str) -> list[int]:
         values = self._broker.values

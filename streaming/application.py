@@ -154,7 +154,7 @@ class SparkApplication:
         from ..sources.kafka_source import RECORDS_PER_BATCH
 
         assert self.spark is not None
-        home = Home(broker.name, broker.number, self._folder.epoch)
+        home = Home(broker.name, broker.number, self._folder.epoch, self._folder.secret)
         name = query_name(broker.name, self._alone)
         checkpoint, given = self._folder.path / CHECKPOINT, self._settings.spark
         if self._real_time:
@@ -187,6 +187,7 @@ class SparkApplication:
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
             home.epoch, self._vpns, code_version(), run,
             alone=self._alone,
+            secret=home.secret,
             keep=int(retained) + 3,
             rebuilt=self._folder.rebuilt(home.name),
             log_kept_s=LOG_KEPT_S if self.history_interval_s() else 0.0,

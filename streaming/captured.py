@@ -128,7 +128,10 @@ class CapturedTopics:
         for broker, vpn in sorted(self.unasked):
             number = self._brokers[broker].number
             transport = open_kafka(self._bootstrap, "lakequeue-start")
-            connection = Connection(transport, vpn, "lakequeue-start", number=number)
+            whose = self._folder.credentials
+            connection = Connection(
+                transport, vpn, "lakequeue-start", number=number, credentials=whose
+            )
             try:
                 asked = commands.Captures()
                 for text in connection.request_list(asked, "start", timeout=timeout_s):

@@ -22,8 +22,9 @@ import msgspec
 
 from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
+from ..conf.client_keys import clients_command
 from ..definitions import Configuration
-from ..definitions.as_commands import configure_commands
+from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, commands, topics
 from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
@@ -103,7 +104,10 @@ class Engine:
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
         self._alerts = AlertWatch(bootstrap_servers, self._vpns, self.metrics.times.journal)
-        self._queue_watch = QueueWatch(bootstrap_servers, self._vpns, self.metrics.queues)
+        self._queue_watch = QueueWatch(
+            bootstrap_servers, self._vpns, self.metrics.queues,
+            credentials=lambda: self._folder.credentials,
+        )  # fmt: skip
         self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
@@ -175,6 +179,7 @@ class Engine:
             self._begin(broker)
             for vpn, queue in self._folder.rebuilt_queues():
                 self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
+        transport.flush(10.0)  # a loop takes no command before what was said by then
         self._heartbeat.start()
         self._alerts.start()
         self._answers.start()
@@ -216,8 +221,17 @@ class Engine:
                 await_partition(self._transport, topics.topic(vpn, topics.COMMANDS), own)
         numbers, groups = self._numbers_and_groups()
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
-        for vpn, command in configure_commands(told, self.epoch, broker.name, numbers):
+        begin = commands.encode_command(commands.Begin(epoch=self.epoch))
+        instructions = configure_commands(told, broker.name, numbers)
+        clients = clients_command(self.configuration, self._folder.secret)
+        first = [(self._vpns[0], begin), (self._vpns[0], clients)]
+        for vpn, command in [*first, *instructions]:
             self._tell(vpn, broker, command)
+        for vpn in vpns_of(told):
+            self._transport.command(
+                topics.topic(vpn, topics.COMMANDS), b"engine", begin,
+                topics.commands_partition(broker.number),
+            )  # fmt: skip
         self._marks.begin(broker, self.application.tables_interval_s() > 0)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
@@ -226,9 +240,13 @@ class Engine:
         """Add a broker to the engine while it runs. Raises LakequeueError."""
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
+        if self.configuration.auth:
+            raise LakequeueError(f"broker {name!r}: with `auth: required` an engine runs one")
         with self._lock:
             new = BrokerQuery(name, 0, group=group)
-            add_broker(new, self.application, self.captured, self._folder, self._begin_more)
+            add_broker(
+                new, self.application, self.captured, self._folder, self._vpns, self._begin_more
+            )
 
     def _begin_more(self, new: BrokerQuery) -> None:
         self._begin(new)
@@ -237,6 +255,8 @@ class Engine:
         for broker in self.brokers.values():
             if broker is not new:
                 self._tell(self._vpns[0], broker, peers)
+        assert self._transport is not None
+        self._transport.flush(10.0)  # as at the start: before its loop reads
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
@@ -326,11 +346,10 @@ class Engine:
             self._tell(vpn, first, value)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
+        """Say something where no client may: it is carried out in this VPN."""
         assert self._transport is not None
-        self._transport.command(
-            topics.topic(vpn, topics.COMMANDS), b"engine", value,
-            topics.commands_partition(broker.number),
-        )  # fmt: skip
+        instructions = topics.topic(broker.name, topics.INSTRUCTIONS)
+        self._transport.command(instructions, vpn.encode(), value)
 
     def wait(self) -> None:
         """Until stopped; starts again what failed, raises when that does not help."""

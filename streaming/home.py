@@ -23,12 +23,14 @@ from typing import Any
 
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
+from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
 log = logging.getLogger("lakequeue.engine")
 
 ABOUT, CAPTURED, PORTS = "lakequeue.json", "captured.json", "ports.json"
+SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT, TABLES = "checkpoint", "tables"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
@@ -146,6 +148,26 @@ class HomeFolder:
         found = self._checkpoints()
         if about and found != about.get("checkpoints"):
             _write(self.path / ABOUT, {**about, "checkpoints": found})
+
+    @property
+    def secret(self) -> bytes:
+        """What seals clients' keys in the state; drawn once, and for the home's owner alone. Who
+        loses it gives the keys again at the next start. Raises LakequeueError."""
+        file = self.path / SECRET
+        try:
+            if not file.exists():
+                draft = file.with_suffix(".draft")
+                draft.touch(0o600)
+                draft.write_bytes(secrets.token_bytes(SECRET_BYTES))
+                draft.replace(file)
+            return file.read_bytes()
+        except OSError as error:
+            raise LakequeueError(f"{file} cannot be used: {error.strerror or error}") from error
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of the engine's own connections."""
+        return Credentials(ENGINE_CLIENT, engines_key(self.secret))
 
     # ------------------------------------------------------------ what was rebuilt (R3)
 

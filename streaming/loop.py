@@ -48,9 +48,10 @@ STOPPED_S = 0.3
 @dataclass(frozen=True)
 class Options:
     """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
-    name on the control topic; alone: there is no other broker; alone_s: how long steps go on when
-    no batch follows; rebuilt: a file with the state to begin with where there is none, see
-    `rebuilt`; log_kept_s: how long the log is kept beyond what snapshots need, for the tables."""
+    name on the control topic; secret: of the home, see `Home`; alone: there is no other broker;
+    alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
+    with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
+    snapshots need, for the tables."""
 
     kafka: dict[str, Any]
     broker: str
@@ -60,6 +61,7 @@ class Options:
     code: str
     run: str
     alone: bool = True
+    secret: bytes = field(default=b"", repr=False)
     keep: int = 8
     batch_s: float = 30.0
     batch_bytes: int = 128_000_000
@@ -138,7 +140,7 @@ class Loop:
             saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
         self._cache = PageCache(state, o.cache_bytes)
         snapshot = Snapshot() if saved is None else _decode(saved)
-        home = Home(o.broker, o.number, o.epoch)
+        home = Home(o.broker, o.number, o.epoch, o.secret)
         self.driver = Driver(home, o.code, self._cache, snapshot, self._log, self._outbox, clock)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
         self._discovery = Discovery(

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..client.transport import Transport
-from ..definitions import BROKERS_MAX
+from ..definitions.broker_section import BROKERS_MAX
+from ..definitions.configuration import names_within_others
 from ..definitions.definition_values import broker_name
 from ..protocol import LakequeueError, NotConnected, topics
 from ..sources.live import kafka_client
@@ -40,6 +41,7 @@ def add_broker(
     application: SparkApplication,
     captured: CapturedTopics,
     folder: HomeFolder,
+    vpns: list[str],
     begin: Callable[[BrokerQuery], None],
 ) -> None:
     """Add a broker, which gets its number here, and start its query. begin: tells all brokers of
@@ -54,6 +56,9 @@ def add_broker(
     if name in groups or new.group in {*brokers, name}:
         both = name if name in groups else new.group
         raise LakequeueError(f"broker {name!r}: {both!r} would be a broker and a group of brokers")
+    within = names_within_others(vpns, [*brokers, name])
+    if within:
+        raise LakequeueError(f"broker {name!r}: {within[0].allowed}")
     if name in brokers:
         raise LakequeueError(f"broker {name!r} is there already")
     if len(brokers) >= BROKERS_MAX:

@@ -70,7 +70,7 @@ def start_batches(
     from ..sources import kafka_source as source
     from .processor import BrokerProcessor
 
-    commands_in = source.read_stream(spark, bootstrap, source.commands_topics(vpns))
+    commands_in = source.read_stream(spark, bootstrap, source.commands_topics(vpns, home.name))
     publishes = source.read_stream(
         spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
     )

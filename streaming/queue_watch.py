@@ -15,6 +15,7 @@ from typing import Any
 
 from ..client.kafka_library import connect_kafka
 from ..protocol import LakequeueError, commands
+from ..protocol.signing import Credentials
 from ..sinks.queue_figures import Look, QueueFigures
 
 log = logging.getLogger("lakequeue.queue_watch")
@@ -33,7 +34,8 @@ Open = dict[tuple[str, str | None], Any]
 
 
 class QueueWatch:
-    """Of one engine. connect: gives a connection to a VPN of a broker; None: the first one."""
+    """Of one engine. connect: gives a connection to a VPN of a broker; None: the first one.
+    credentials: the engine's own, once its home is open."""
 
     def __init__(
         self,
@@ -42,10 +44,11 @@ class QueueWatch:
         figures: QueueFigures,
         connect: Connect | None = None,
         every_s: float = EVERY_S,
+        credentials: Callable[[], Credentials | None] = lambda: None,
     ) -> None:
         self._vpns, self._figures, self._every_s = vpns, figures, every_s
         self._connect = connect or (
-            lambda vpn, broker: connect_kafka(bootstrap, vpn, CLIENT, broker)
+            lambda vpn, broker: connect_kafka(bootstrap, vpn, CLIENT, broker, credentials())
         )
         self._others: tuple[float, list[str]] = (0.0, [])  # until when, brokers beside the first
         self._lock = threading.Lock()

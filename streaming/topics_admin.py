@@ -32,6 +32,7 @@ ASK_S_MAX = 10.0
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 # What one broker says to another may wait for a week, and is not taken away for its size.
 MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
+INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may what the engine says
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
 DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
@@ -60,6 +61,7 @@ def ensure_topics(
     wanted = {topics.topic(vpn, kind): n for vpn in vpns for kind, n in PARTITIONS.items()} | shared
     own = {topics.topic(b, topics.STEPS): STEPS_CONFIG for b in brokers}
     own |= {topics.topic(b, topics.CONTROL): CONTROL_CONFIG for b in brokers}
+    own |= {topics.topic(b, topics.INSTRUCTIONS): INSTRUCTIONS_CONFIG for b in brokers}
     if count > 1:
         own |= {topics.topic(b, topics.MESH): MESH_CONFIG for b in brokers}
     wanted |= dict.fromkeys(own, 1)

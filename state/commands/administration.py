@@ -6,6 +6,8 @@ everything as it was.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ...definitions import (
@@ -15,6 +17,7 @@ from ...definitions import (
     parse_definition,
     redefine,
 )
+from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
 from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
@@ -59,13 +62,15 @@ def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition | None:
 
 
 def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
-    definition = parse_definition({"vpn": vpn, **command.definition})
+    existing = _existing(broker, vpn, command.definition)
+    definition = parse_definition({"vpn": vpn, **_owned(broker, existing, command.definition)})
+    if is_protected(definition) and not broker.header.auth:
+        raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
     if not broker.header.peers:  # else the keeper has looked
         check_names(broker, definition)
     _check_dead_messages(broker, definition)
-    existing = broker.find(vpn, definition.name)
     check_definition(broker, existing, definition)
     if existing is None:
         create(broker, vpn, definition)
@@ -89,6 +94,26 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
     return definition
+
+
+def _existing(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Queue | None:
+    identity = name_of(mapping)
+    return None if identity is None else broker.find(vpn, identity[1])
+
+
+def _owned(broker: Broker, existing: Queue | None, mapping: dict[str, Any]) -> dict[str, Any]:
+    """A definition by a client who has proven who it is: the queue is its own, and one that is
+    there keeps its owner and its permissions where they are not named."""
+    speaker = broker.speaker
+    if speaker is None:
+        return mapping
+    if existing is None:
+        return mapping if speaker.admin else {"owner": speaker.client, **mapping}
+    old = existing.definition
+    if not is_protected(old):
+        return mapping
+    kept = {"owner": old.owner, "permission": old.permission, "permissions": dict(old.permissions)}
+    return {**kept, **mapping}
 
 
 def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
@@ -116,6 +141,13 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
 def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = "") -> Queue:
     """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
     captures no topic."""
+    known = broker.header.queues.get(vpn, 0)
+    if known >= broker.limits.queues:
+        raise ValueError(
+            f"queue: {definition.name!r} – VPN {vpn!r} has {known} queues, at most "
+            f"{broker.limits.queues} are allowed"
+        )
+    broker.header.queues[vpn] = known + 1
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
@@ -128,8 +160,8 @@ def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = ""
     else:
         add_route(broker, definition, queue.number)
     follow_definition(broker, vpn, queue, None, definition)
-    known = find(broker, vpn, definition.name)
-    partitions.begin(queue, known.hosts if known is not None else all_hosts(broker, queue))
+    entry = find(broker, vpn, definition.name)
+    partitions.begin(queue, entry.hosts if entry is not None else all_hosts(broker, queue))
     join(broker, queue)
     broker.event("defined", vpn, definition.name)
     _write_down(broker, vpn, definition)
@@ -160,7 +192,8 @@ def forget(broker: Broker, vpn: str, queue: Queue) -> None:
     remove(broker, vpn, queue, topics_of(broker, queue))
     key = f"n/{vpn}/{bucket(name)}"
     names = dict(broker.values.read(key) or {})
-    names.pop(name, None)
+    if names.pop(name, None) is not None:
+        broker.header.queues[vpn] = max(broker.header.queues.get(vpn, 0) - 1, 0)
     broker.values.write(key, names)
     given_definitions.forget(broker, vpn, name)
     broker.calendar.set(f"q{queue.number}", NEVER)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.commands import Command
-from ...protocol.errors import ConfigError, Moved
+from ...protocol.errors import ConfigError, Moved, PermissionDenied
 from ...protocol.outputs import Reply
 from ..broker import Broker
+from ..rejection import count_of_vpn
 
 Problems = list[tuple[str, str, str | int | float | None, str]] | None
 
@@ -46,6 +47,8 @@ def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None
     if isinstance(error, Moved):  # who asks will know; it is nobody's mistake
         hosts = {"hosts": error.hosts}
     else:
+        if isinstance(error, PermissionDenied):
+            count_of_vpn(broker, vpn, error.reason)
         name = getattr(command, "queue", "")
         broker.event("command_refused", vpn, name, command=type(command).__name__, why=text)
     to = command.reply
@@ -55,8 +58,8 @@ def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None
 
 def what_is_wrong(error: Exception) -> tuple[str, Problems]:
     """The kind of an error and its problems, as a reply says them."""
-    if isinstance(error, Moved):
-        return "Moved", None
+    if isinstance(error, Moved | PermissionDenied):
+        return type(error).__name__, None
     kind = "ConfigError" if isinstance(error, ValueError) else "LakequeueError"
     if not isinstance(error, ConfigError):
         return kind, None

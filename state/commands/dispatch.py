@@ -17,6 +17,7 @@ from .turns import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
     c.Begin: lambda broker, vpn, command: None,  # see `intake`
+    c.Clients: lambda broker, vpn, command: None,  # see `intake`
     c.Configure: administration.configure,
     c.Peers: keeper.meet,
     c.Define: keeper.define,

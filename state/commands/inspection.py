@@ -28,6 +28,7 @@ from ..rules.filters import matching
 from ..rules.order import first_key_of, generation_of, seq_of
 from ..storage import Array, Content, Overlay
 from .answers import PartialAnswer
+from .permissions import READ_ONLY, may
 from .topic_subscriptions import topics_of
 
 
@@ -40,9 +41,10 @@ def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
     names = [n for n in broker.queue_names(vpn) if n > command.after and not is_endpoint(n)]
     part = names[: broker.limits.queues_listed]
-    found = [broker.find(vpn, name) for name in part]
+    found = [q for q in (broker.find(vpn, name) for name in part) if q is not None]
     more = part[-1] if len(part) < len(names) else None
-    return PartialAnswer([describe(broker, q) for q in found if q is not None], more)
+    seen = [q for q in found if may(broker.speaker, q.definition, READ_ONLY)]
+    return PartialAnswer([describe(broker, q) for q in seen], more)
 
 
 def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:

@@ -5,28 +5,38 @@ A record that is no command, or whose fields are out of bounds, changes nothing:
 reason that only the rules know (no such queue, a bad expression) is answered with a sentence and
 changes nothing either. Commands that stand before the beginning of this home in their topic were
 for an earlier one: they are passed over and counted (see `Home`).
+
+The engine has a door of its own, a topic that no client writes to: there it says who the brokers
+are, what their limits, which queues the configuration has. What only the engine may say is refused
+on a VPN's topic like any other bad command, so no tenant changes what belongs to all.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...definitions import DEFAULT_VPN
+from ...definitions.definition_values import vpn_name
 from ...protocol import commands as c
 from ...protocol.carrying import PassOn
-from ...protocol.errors import ConfigError, LakequeueError, Moved
+from ...protocol.errors import ConfigError, LakequeueError, Moved, PermissionDenied, Reason
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
-from ...protocol.topics import is_inbox_of
+from ...protocol.topics import is_inbox_of, is_instruction
 from ..broker import Broker
 from ..isolation import Place, Refusals
 from ..mesh.known_places import is_moving, moved, on_its_way
 from ..mesh.saying import say
 from ..rejection import count_of_vpn, reject_record
-from .answers import answer, refuse
+from .answers import answer, refuse, what_is_wrong
 from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
+from .identity import Speaker, command_of, know, speaker_of
+from .permissions import check_permission
 from .turns import begin
 
-Given = tuple[str, c.AnyCommand, Place]  # VPN, command, where it stands
+ENGINE = "/engine"  # its door, among the VPNs that have begun: no VPN has such a name
+_BEGIN = b'{"command":"begin",'
+Given = tuple[str, c.AnyCommand, Place, Speaker | None]  # VPN, command, where it stands, by whom
 
 
 class DecodedCommands:
@@ -37,23 +47,38 @@ class DecodedCommands:
         for at in range(len(records)):
             place = records.topics[at], records.partitions[at], records.offsets[at]
             broker.at = place
-            vpn, value = place[0].rpartition(".")[0], records.values[at]
+            value, of_engine = records.values[at], is_instruction(place[0])
+            vpn = DEFAULT_VPN if of_engine else place[0].rpartition(".")[0]
+            speaker = None
             try:
+                if of_engine:
+                    vpn = _vpn_of(records.keys[at])
                 if place in refused.records:
                     raise ValueError(f"it failed: {refused.records[place]}")
+                unasked = of_engine or _is_beginning(value)
+                if not unasked:
+                    speaker, value = speaker_of(broker, vpn, value)
                 command = c.decode_command(value)
+                if unasked and not of_engine and not isinstance(command, c.Begin):
+                    raise ValueError("command: named twice")
                 _check_inboxes(vpn, command)
-            except ValueError as error:
-                reject_record(broker, vpn, *place, records.keys[at], value, str(error))
-                _answer_what_is_none(broker, vpn, value, str(error))
+                _check_door(of_engine, command)
+            except (ValueError, PermissionDenied) as error:
+                denied = isinstance(error, PermissionDenied)
+                reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
+                bad = records.keys[at], records.values[at]
+                reject_record(broker, vpn, *place, *bad, str(error), reason)
+                _answer_what_is_none(broker, vpn, value, error)
                 continue
-            if not _has_begun(broker, vpn, command):
+            if not _has_begun(broker, ENGINE if of_engine else vpn, command):
                 count_of_vpn(broker, vpn, "earlier_home")
             elif _names_others(broker, command):
                 count_of_vpn(broker, vpn, "other_home")
                 refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
             else:
-                self.given.append((vpn, command, place))
+                if isinstance(command, c.Clients):
+                    know(broker, command)  # now: what follows in this step is asked already
+                self.given.append((vpn, command, place, speaker))
         broker.at = None
 
 
@@ -64,14 +89,38 @@ def _other_home(broker: Broker, command: Any) -> str:
     )
 
 
-def _has_begun(broker: Broker, vpn: str, command: c.AnyCommand) -> bool:
-    """Whether this home has begun in the topic; what stands before was for an earlier one."""
+def _is_beginning(value: bytes | None) -> bool:
+    """The engine says where a home begins in the commands themselves; it binds nobody."""
+    return value is not None and value.startswith(_BEGIN)
+
+
+def _vpn_of(key: bytes | None) -> str:
+    """The VPN in which an instruction of the engine's is carried out."""
+    try:
+        return vpn_name((key or b"").decode())
+    except ValueError as error:
+        raise ValueError(f"key: {key!r:.200} – names the VPN, and {error}") from error
+
+
+def _check_door(of_engine: bool, command: c.AnyCommand) -> None:
+    """A tenant says nothing that concerns others."""
+    if isinstance(command, c.OF_ENGINE) and not of_engine:
+        kind = type(command).__struct_config__.tag
+        raise ValueError(
+            f"command: {kind!r} – only the engine says it, on the broker's own topic, which no "
+            "client of a VPN may write to"
+        )
+
+
+def _has_begun(broker: Broker, door: str, command: c.AnyCommand) -> bool:
+    """Whether this home has begun in the topic; what stands before was for an earlier one. door:
+    the VPN of the topic, or ENGINE."""
     header = broker.header
     if not header.epoch:
         return True
-    if isinstance(command, c.Begin) and command.epoch == header.epoch and vpn not in header.begun:
-        header.begun.append(vpn)
-    return vpn in header.begun
+    if isinstance(command, c.Begin) and command.epoch == header.epoch and door not in header.begun:
+        header.begun.append(door)
+    return door in header.begun
 
 
 def _names_others(broker: Broker, command: c.AnyCommand) -> bool:
@@ -92,11 +141,12 @@ def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
             )
 
 
-def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: str) -> None:
+def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
     """Who asked for an answer gets one, also where the rest cannot be understood."""
-    to = c.reply_of(value)
+    kind, _ = what_is_wrong(error)
+    to = c.reply_of(command_of(value))
     if to is not None and is_inbox_of(vpn, to.topic):
-        broker.emit(Reply(to.topic, to.partition, to.request, None, error, "ConfigError"))
+        broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))
 
 
 def take_commands(broker: Broker, commands: DecodedCommands) -> None:
@@ -110,13 +160,14 @@ def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
 
 
 def _carry_out(broker: Broker, given: list[Given]) -> None:
-    for vpn, command, place in given:
-        broker.at = place
+    for vpn, command, place, speaker in given:
+        broker.at, broker.speaker = place, speaker
         try:
+            check_permission(broker, vpn, command)
             _one(broker, vpn, command)
         except (LakequeueError, ValueError) as error:
             refuse(broker, vpn, command, error)
-    broker.at = None
+    broker.at = broker.speaker = None
 
 
 def _one(broker: Broker, vpn: str, command: Any) -> None:

@@ -79,6 +79,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         max_backlog=command.max_backlog,
         transport_acks=command.transport_acks and not removes,
         priority=command.priority,
+        client="" if broker.speaker is None else broker.speaker.client,
     )
     header.subscriptions.append(subscription)
     header.next_subscription += 1

@@ -197,9 +197,9 @@ def test_S1_nothing_stops_the_job_and_all_is_counted(engine: tuple[EngineProcess
 
 
 def still_serves(servers: str) -> None:
-    """What came behind all of them is done: limits that a record set are taken back first."""
+    """What came behind all of them is done."""
     with lakequeue.connect(f"kafka://{servers}") as connection:
-        connection.request(commands.Configure(), timeout=SECONDS_MAX)
+        connection.request(commands.Queues(), timeout=SECONDS_MAX)
         connection.admin().define({"name": "after", "message_type": "json"})
         receipt = connection.producer().send("after", b"{}", timeout=60)
         with connection.consumer("after", ack_mode="auto") as consumer:

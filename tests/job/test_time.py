@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import lakequeue
 import pytest
 from job.conftest import BATCH_S, Job
+from job.instructing import instruct
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
 from lakequeue.protocol import commands, journal
@@ -122,7 +123,7 @@ def test_a_message_that_expires(clock: lakequeue.Connection, watcher: Watcher) -
 
 def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher: Watcher) -> None:
     """Its last heartbeat is at most 4 s old; 6 s after that one its messages return (C3)."""
-    clock.request(commands.Configure(system={"heartbeat_timeout": "6s"}))
+    instruct(clock, commands.Configure(system={"heartbeat_timeout": "6s"}))
     message = clock.producer().send("clock", "x").message_id
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, job.url], stdout=subprocess.PIPE, text=True
@@ -136,7 +137,7 @@ def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher:
     finally:
         holder.kill()
         holder.wait()
-        clock.request(commands.Configure(system={"heartbeat_timeout": "15s"}))
+        instruct(clock, commands.Configure(system={"heartbeat_timeout": "15s"}))
     assert returned["reason"] == "heartbeats missed"
     assert 1_000 <= written_ms - killed_ms <= 6_000 + LATE_MS_MAX
     assert clock.admin().describe("clock")["ready"] == 1
@@ -147,10 +148,10 @@ def test_a_consumer_that_was_given_up_comes_back(
 ) -> None:
     """As after a pause (SIGSTOP, sleep, a long outage): the session ended, the client lives on."""
     with clock.consumer("clock", ack_mode="auto") as consumer:
-        clock.request(commands.Configure(system={"heartbeat_timeout": "1s"}))
+        instruct(clock, commands.Configure(system={"heartbeat_timeout": "1s"}))
         clock.command(commands.Heartbeat(session=clock.session))
         until(lambda: not clock.admin().describe("clock")["consumers"], 20, "it is given up")
-        clock.request(commands.Configure(system={"heartbeat_timeout": "15s"}))
+        instruct(clock, commands.Configure(system={"heartbeat_timeout": "15s"}))
         clock.producer().send("clock", "x")
         assert consumer.receive(10) is not None
 

@@ -17,6 +17,7 @@ from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import headers_json
 from lakequeue.sinks.history import STEP_ROWS, step_row
+from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import DictStore
 from lakequeue.streaming.driver import Snapshot
 from loop.memory import HOME, Message, World
@@ -112,9 +113,9 @@ def write_history(
     commands = [
         {**place_of(m), **named(m.value_), "key": m.key_, "value": m.value_,
          "headers": headers_json(list(m.headers_ or []))}
-        for m in there if m.topic_.endswith(".commands")
+        for m in there if goes_first(m.topic_)
     ]  # fmt: skip
-    messages = [row for m in there if not m.topic_.endswith(".commands") for row in message_rows(m)]
+    messages = [row for m in there if not goes_first(m.topic_) for row in message_rows(m)]
     journal = pa.schema([("line", pa.int32()), ("broker", pa.string()), ("vpn", pa.string()),
         ("queue", pa.string()), ("event", pa.string()), ("message_id", pa.string()),
         ("subscription", pa.string()), ("reason", pa.string()), ("deliveries", pa.int32()),

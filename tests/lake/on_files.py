@@ -12,6 +12,7 @@ import pyarrow as pa
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.wire import STEP
 from lakequeue.sinks import delta
+from lakequeue.sources.step_batch import goes_first
 
 MESSAGES = pa.schema(
     [
@@ -34,7 +35,7 @@ class Recorded:
             topic: str, value: bytes, key: Any, meta: Any, own: Any, when: Any, partition: int
         ) -> Any:
             found = take(topic, value, key, meta, own, when, partition)
-            if not topic.endswith(".commands"):
+            if not goes_first(topic):
                 at = partition, found.offsets[0]
                 self._note(topic, at, found.timestamps[0], value, key, meta, own)
             return found

@@ -60,8 +60,9 @@ class New:
 
     def begin_again(self) -> None:
         """What the engine says at its start."""
+        self.world.instruct(command="begin", epoch=HOME.epoch)
         for queue in ("orders",):
-            self.world.command(command="begin_again", queue=queue)
+            self.world.instruct(command="begin_again", queue=queue)
         self.settle()
 
     def seen(self) -> dict[str, tuple[bytes, str, int]]:

@@ -21,10 +21,14 @@ from lakequeue.streaming.driver import Driver, Snapshot
 
 HOME = Home("broker-0", 0, 7)
 COMMANDS, PUBLISH, PLAIN = "default.commands", "default.publish", "orders"
-PLACES: list[Place] = [(COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0)]
+INSTRUCTIONS = "broker-0.instructions"
+PLACES: list[Place] = [
+    (COMMANDS, 0), (PUBLISH, 0), (PUBLISH, 1), (PLAIN, 0), (INSTRUCTIONS, 0),
+]  # fmt: skip
 SIZES = {
     "default.commands": 1, "default.directory": 1, "default.publish": 2, "default.deliveries": 2,
     "default.receipts": 2, "default.journal": 1, "default.rejected": 1, "orders": 1,
+    "broker-0.instructions": 1,
 }  # fmt: skip
 POINTS = ("appended", "computed", "half sent", "sent")
 
@@ -86,6 +90,12 @@ class World:
 
     def command(self, **fields: Any) -> None:
         self.write((COMMANDS, 0), json.dumps(fields).encode())
+
+    def instruct(self, **fields: Any) -> None:
+        """The engine says something."""
+        log = self.topics[INSTRUCTIONS, 0]
+        value = json.dumps(fields).encode()
+        log.append(Message(INSTRUCTIONS, 0, len(log), self.now, b"default", value, None))
 
     def logged(self, start: int = 0) -> list[tuple[int, StepRecord]]:
         return [(at, steplog.decode(v)) for at, v in enumerate(self.log) if at >= start]

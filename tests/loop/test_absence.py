@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         transport = open_kafka(kafka.bootstrap_servers, "configure")
         system = {"heartbeat_timeout": f"{TIMEOUT_S:g}s"}
         value = commands.encode_command(commands.Configure(system=system, vpns={}))
-        transport.command("default.commands", b"", value)
+        transport.command("broker-0.instructions", b"default", value)
         transport.flush(5)
         transport.close()
         place.start()

@@ -97,9 +97,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def begin(bootstrap: str) -> None:
-    """The home begins here, in the VPN's commands."""
+    """The home begins here, in the VPN's commands and in what the engine says."""
     transport = open_kafka(bootstrap, "begin")
     value = commands.encode_command(commands.Begin(epoch=EPOCH))
+    transport.command("broker-0.instructions", b"default", value)
     transport.command("default.commands", b"", value)
     transport.flush(5)
     transport.close()

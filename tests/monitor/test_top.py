@@ -46,6 +46,27 @@ def test_all_queues_and_what_they_wait_for(sight: Sight) -> None:
     assert "partition_key" in text
 
 
+CRAFTED = [
+    "\x1b[31mred", "\x1b]0;title\x07", "a\nb\rc", "[red]markup[/red]", "\x9b2J",
+    "\N{RIGHT-TO-LEFT OVERRIDE}gnp", "<b>x</b>", "../../etc", "x" * 200,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CRAFTED)
+def test_what_others_named_does_not_speak_to_the_terminal(text: str) -> None:
+    name = "".join(c for c in text if c >= " " and not "\x7f" <= c <= "\x9f")  # as queues have them
+    with lakequeue.connect("memory://crafted") as engine:
+        engine.admin().define({"name": name, "message_type": "json", "underlying_topic": "t"})
+        for _ in range(2):
+            engine.producer().send(name, text.encode(), headers={"k": text})
+        engine.consumer(name, name=text[:100], max_backlog=1, filter="@key IS NULL").receive(0)
+        sight = Sight(lambda: lakequeue.connect("memory://crafted"), every_s=0)
+        for view in (Screen(), Screen(name, open=True)):
+            wrong = {c for c in shown(sight, view) if not c.isprintable()} - {"\n"}
+            assert not wrong
+        sight.close()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
 def test_one_queue_says_why(sight: Sight, case: Any) -> None:
     ids = [m.id for m in sight.queue(case.code)[1]]

@@ -22,10 +22,10 @@ KINDS = ("journal", "receipts", "rejected", "deliveries")
 SIZES = {f"{vpn}.{kind}": 1 for vpn in ("default", "east") for kind in KINDS}
 
 
-def records(topic: str, start: int, *values: bytes) -> Records:
+def records(topic: str, start: int, *values: bytes, keys: list[bytes] | None = None) -> Records:
     n = len(values)
     return Records(
-        [topic] * n, [0] * n, [*range(start, start + n)], [0] * n, [b"k"] * n, [*values],
+        [topic] * n, [0] * n, [*range(start, start + n)], [0] * n, keys or [b"k"] * n, [*values],
         [None] * n, [None] * n,
     )  # fmt: skip
 
@@ -34,11 +34,15 @@ def records(topic: str, start: int, *values: bytes) -> Records:
 def journals() -> list[WireRecord]:
     """The journal of steps: definitions; 3 bytes; 9 bytes in all, at the queue's limit and near
     the VPN's."""
-    store, home = DictStore(), Home("broker-0", 0, 7)
-    given = configure_commands(parse_configuration(CONFIG), 7)
+    store, home = DictStore(), Home("broker-0", 0)
+    given = configure_commands(parse_configuration(CONFIG))
+    told = [
+        records("broker-0.instructions", 0, *own, keys=[vpn.encode()] * len(own))
+        for vpn in ("default", "east")
+        if (own := [c for v, c in given if v == vpn])
+    ]
     steps = [
-        Batch(commands=records("default.commands", 0, *(c for v, c in given if v == "default"))),
-        Batch(commands=records("east.commands", 0, *(c for v, c in given if v == "east"))),
+        *(Batch(commands=those) for those in told),
         Batch(publishes=records("large", 0, b"123")),
         Batch(publishes=records("small", 0, b"123456")),
     ]

@@ -12,7 +12,7 @@ from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.client.known_brokers import known_brokers, number_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
-from lakequeue.protocol.commands import Begin, Peers, decode_command
+from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode_command
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
@@ -261,7 +261,7 @@ def test_no_broker_waits_for_anothers_pause(
     assert not engine.brokers["b"].is_active
 
 
-def test_what_is_told_to_a_broker_stands_in_its_partition(
+def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[tuple[str, int, Any]] = []
@@ -269,6 +269,9 @@ def test_what_is_told_to_a_broker_stands_in_its_partition(
     class Transport:
         def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
             told.append((topic, partition, decode_command(value)))
+
+        def flush(self, timeout: float) -> bool:
+            return True
 
         def publish(self, *record: Any) -> None:
             pass
@@ -281,12 +284,16 @@ def test_what_is_told_to_a_broker_stands_in_its_partition(
         engine._begin(broker)
     begun = [at for topic, at, c in told if isinstance(c, Begin) and topic == "default.commands"]
     assert begun == [0, 1, 2]
-    peers = {at: c.brokers for _, at, c in told if isinstance(c, Peers)}
-    assert peers == {at: {"a": 0, "b": 1, "c": 2} for at in range(3)}
+    peers = {topic: c.brokers for topic, _, c in told if isinstance(c, Peers)}
+    brokers = {"a": 0, "b": 1, "c": 2}
+    assert peers == {f"{name}.instructions": brokers for name in brokers}
+    assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
+    first = [type(c) for topic, _, c in told if topic == "b.instructions"][:4]
+    assert first == [Begin, Clients, Peers, Configure]  # who may speak is known before all else
     told.clear()
     with caplog.at_level(logging.CRITICAL):
         engine._notes("c", "lost:default.publish:3")
-    assert [(topic, at) for topic, at, _ in told] == [("default.commands", 2)]
+    assert [topic for topic, _, _ in told] == ["c.instructions"]
 
 
 # ---------------------------------------------------------------- a broker more

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 from lakequeue.definitions import Configuration, parse_configuration
-from lakequeue.definitions.as_commands import configure_commands
-from lakequeue.protocol.commands import Begin, decode_command
+from lakequeue.definitions.as_commands import vpns_of
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import FORMAT
 from lakequeue.streaming import Engine
@@ -62,11 +62,7 @@ def test_the_epoch_begins_in_every_vpns_commands() -> None:
     """Also in that of the default VPN, which only queues name."""
     queues = [{"name": "a", "message_type": "text"}]
     text = {"vpns": {"east": {}, "north": {}}, "queues": queues}
-    told = configure_commands(parse_configuration(text), epoch=5)
-    found = [(vpn, decode_command(value)) for vpn, value in told]
-    begun = [(vpn, c) for vpn, c in found if isinstance(c, Begin)]
-    assert sorted(vpn for vpn, _ in begun) == ["default", "east", "north"]
-    assert {c.epoch for _, c in begun} == {5}
+    assert vpns_of(parse_configuration(text)) == ["default", "east", "north"]
 
 
 def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:
@@ -155,6 +151,20 @@ def test_a_convenience_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
     home.remember_captured({"b", "a"})
     home.remember_port("metrics", 9400)
     assert (home.captured(), home.port("metrics")) == ({"a", "b"}, 9400)
+
+
+def test_its_secret_is_drawn_once_and_its_owners(tmp_path: Path) -> None:
+    home = HomeFolder(tmp_path)
+    home.open()
+    secret = home.secret
+    assert len(secret) == 32
+    assert HomeFolder(tmp_path).secret == secret == home.secret
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+    assert home.credentials == HomeFolder(tmp_path).credentials
+    other = HomeFolder(tmp_path / "other")
+    other.open()
+    assert other.secret != secret
+    assert other.credentials.key != home.credentials.key
 
 
 def test_room_for_the_state(tmp_path: Path) -> None:

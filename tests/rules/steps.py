@@ -84,10 +84,21 @@ class Steps:
         return self.run()
 
     def command_records(self, commands: Any) -> Records:
+        """Records of commands, each in the topic in which it may be said."""
         records = Records()
         for command in commands:
             value = command if isinstance(command, bytes) else c.encode_command(command)
-            self._add(records, "default.commands", value)
+            if isinstance(command, (*c.OF_ENGINE, c.Begin)):
+                self._add(records, "broker-0.instructions", value, b"default")
+            if not isinstance(command, c.OF_ENGINE):
+                self._add(records, "default.commands", value)
+        return records
+
+    def instructions(self, told: list[tuple[str, bytes]]) -> Records:
+        """What the engine says to a broker, each in a VPN."""
+        records = Records()
+        for vpn, value in told:
+            self._add(records, "broker-0.instructions", value, vpn.encode())
         return records
 
     def publish_records(self, publishes: Any) -> Records:

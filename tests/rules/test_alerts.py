@@ -315,7 +315,7 @@ def test_B4_whatever_frees_room_wakes_who_waits(way: str) -> None:
         from lakequeue.protocol import commands
 
         command = commands.Configure(system={"max_delivered_unacked": 2})
-        bench.connection.request(command)
+        bench.engine.instruct("default", commands.encode_command(command))
     assert len(drain(two)) == 1
 
 
@@ -421,6 +421,7 @@ def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
     bench.define(message_type="binary")
     bench.send(b"x" * 9)
     assert alerts(bench, "vpn") == [("spool_usage_high", 9)]
-    bench.connection.request(commands.Configure(vpns={"default": {}}))
+    command = commands.Configure(vpns={"default": {}})
+    bench.engine.instruct("default", commands.encode_command(command))
     assert [a[0] for a in alerts(bench, "vpn")[1:]] == ["spool_usage_cleared"]
     bench.send(b"x")

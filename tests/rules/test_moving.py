@@ -181,7 +181,7 @@ def test_a_move_that_cannot_be_is_refused_with_a_sentence(
 def configure(mesh: Mesh, broker: str, max_spool_usage: int) -> None:
     system = {"max_spool_usage": f"{max_spool_usage}B"}
     command = c.encode_command(c.Configure(system=system))
-    mesh.engine.command("default.commands", b"", command, broker)
+    mesh.engine.instruct("default", command, broker)
 
 
 def test_while_the_other_broker_is_away_a_queue_stays_in_use(mesh: Mesh) -> None:

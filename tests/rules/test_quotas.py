@@ -32,8 +32,10 @@ class Core:
     def run(self, *given: c.Command, publishes: Records | None = None) -> list[Any]:
         n = len(given)
         values: list[bytes | None] = [c.encode_command(g) for g in given]
+        of_engine = [isinstance(g, c.OF_ENGINE) for g in given]
         records = Records(
-            ["default.commands"] * n, [0] * n, list(range(n)), [0] * n, [None] * n, values,
+            ["broker-0.instructions" if one else "default.commands" for one in of_engine], [0] * n,
+            list(range(n)), [0] * n, [b"default" if one else None for one in of_engine], values,
             [None] * n, [None] * n,
         )  # fmt: skip
         self.now += 1

@@ -30,10 +30,10 @@ class Told:
     """Takes an engine's commands to a step."""
 
     def __init__(self) -> None:
-        self.commands: list[tuple[str, bytes]] = []
+        self.commands: list[tuple[str, bytes, bytes]] = []
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-        self.commands.append((topic, value))
+        self.commands.append((topic, key, value))
 
 
 @pytest.fixture
@@ -47,12 +47,10 @@ def events_after(engine: Engine) -> list[dict[str, Any]]:
     """The losses that the journal shows, once the state has heard what the engine sent."""
     steps = Steps(DictStore())
     given = configure_commands(CONFIGURATION)
-    definitions = steps.command_records([command for _, command in given])
-    definitions.topics[:] = [f"{vpn}.commands" for vpn, _ in given]
-    step(steps.store, Batch(definitions), NOW)
+    step(steps.store, Batch(steps.instructions(given)), NOW)
     sent = engine._transport.commands  # type: ignore[attr-defined]
-    records = steps.command_records([value for _, value in sent])
-    records.topics[:] = [topic for topic, _ in sent]
+    assert {topic for topic, _, _ in sent} == {"broker-0.instructions"}
+    records = steps.instructions([(key.decode(), value) for _, key, value in sent])
     out = step(steps.store, Batch(records), NOW)
     rows = [row for o in out if isinstance(o, Journal) for row in o.rows()]
     return [row for row in rows if row["event"] == "records_lost"]

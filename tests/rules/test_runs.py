@@ -52,7 +52,7 @@ class Engine:
         self.outputs: list[Any] = []
         first = Records()
         for at, (vpn, text) in enumerate(configure_commands(definitions)):
-            add(first, f"{vpn}.commands", at, text, None)
+            add(first, "broker-0.instructions", at, text, None, vpn.encode())
         self.step(Batch(commands=first))
         self.outputs.clear()
 

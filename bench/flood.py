@@ -1,0 +1,101 @@
+"""A tenant that floods its VPN, beside another tenant's steady traffic.
+
+Four kinds of commands, each with names or ids of its own: bytes that are none, acks for ids that
+nobody ever gave, subscriptions, heartbeats of sessions. Partitions are read by turns, so another
+VPN's commands and messages stand before a flood and not behind it; what is kept of one has an end,
+and what is refused is counted. The traffic's 99 % during the flood is held against what it was
+before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..client import connect
+from ..client.kafka_library import open_kafka
+from ..protocol import commands as c
+from ..protocol.errors import LakequeueError, Timeout
+from .harness import Say, percentile, process, running, url, wait_for
+from .os_processes import PeakMemory
+from .steady import traffic
+
+STEADY, VPN, QUEUE = "steady", "flood", "flooded"
+USUAL_S = 20.0
+FLUSH_S, FLOOD_S_MAX = 60.0, 1_800.0
+QUEUES: list[dict[str, Any]] = [
+    {"name": STEADY, "message_type": "binary", "max_per_subscription_backlog": 5_000},
+    {"name": QUEUE, "vpn": VPN, "message_type": "binary"},
+]
+_INBOX = c.Inbox(f"{VPN}.deliveries")
+KINDS: dict[str, Callable[[int], bytes]] = {
+    "garbage": lambda n: b"{%d" % n,
+    "acks": lambda n: c.encode_command(c.Ack(queue=QUEUE, ids=str(10**12 + 2 * n))),
+    "subscriptions": lambda n: c.encode_command(
+        c.Subscribe(queue=QUEUE, subscription=f"s{n}", inbox=_INBOX, session="one")
+    ),
+    "sessions": lambda n: c.encode_command(c.Heartbeat(session=f"session-{n}")),
+}
+
+
+def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+    """other_p99_ratio: of another VPN's messages, during the flood over before it; worker_peak_mb;
+    refused: what the engine counted of the flood."""
+    with (
+        running(say, trigger=trigger, queues=QUEUES) as engine,
+        PeakMemory() as memory,
+        traffic(url(engine), STEADY, rate) as flow,
+        connect(url(engine), vpn=VPN, client_name="bench") as connection,
+    ):
+        say("the other VPN alone")
+        time.sleep(5)
+        begin = time.time()
+        time.sleep(USUAL_S)
+        usual = begin, time.time()
+        say(f"{commands:,} commands")
+        begin = time.time()
+        child = process(_flood, url(engine).removeprefix("kafka://"), commands // len(KINDS))
+        child.join(FLOOD_S_MAX)
+        if child.exitcode != 0:
+            raise LakequeueError(f"the process that floods ended with {child.exitcode}")
+        sent = time.time()
+        admin, answers = connection.admin(), []
+
+        def is_through() -> bool:
+            with suppress(Timeout):  # it stands behind the flood: that is this tenant's own affair
+                answers.append(admin.usage())
+            return bool(answers)
+
+        wait_for(is_through, FLOOD_S_MAX, "an answer behind the flood")
+        end = time.time()
+        flow.check()
+    usual_ms = percentile(flow.between(*usual), 99)
+    flooded_ms = percentile(flow.between(begin, end), 99)
+    return [
+        {
+            "trigger": trigger,
+            "commands": commands,
+            "other_p99_ratio": flooded_ms / usual_ms,
+            "usual_p99_ms": usual_ms,
+            "flooded_p99_ms": flooded_ms,
+            "sent_s": sent - begin,
+            "through_s": end - begin,
+            "worker_peak_mb": memory.peak_mb,
+            "refused": sum(answers[0]["vpn"]["refused"].values()),
+        }
+    ]
+
+
+def _flood(address: str, each: int) -> None:
+    """A process: so many of each kind."""
+    transport = open_kafka(address, "bench-flood")
+    topic = f"{VPN}.commands"
+    try:
+        for make in KINDS.values():
+            for n in range(each):
+                transport.command(topic, b"flood", make(n))
+        transport.flush(FLUSH_S)
+    finally:
+        transport.close()

@@ -1,0 +1,37 @@
+"""The keys of clients, read from where the configuration says that they stand; never shown."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from ..definitions import Configuration
+from ..protocol import ConfigError, commands
+from ..protocol.signing import derived, seal
+
+
+def clients_command(configuration: Configuration, secret: bytes) -> bytes:
+    """What the engine tells its brokers of who may speak, the keys sealed with the home's secret.
+    Raises ConfigError for a key that is not there."""
+    told = []
+    for client in configuration.clients:
+        where = f"clients: {client.name!r}: {client.place} {client.key!r}"
+        key = derived(_text(client.place, client.key, where), where)
+        sealed = seal(secret, client.vpn, client.name, key, secrets.token_bytes(16))
+        told.append(commands.KnownClient(client.vpn, client.name, sealed, client.admin))
+    command = commands.Clients(required=configuration.auth, clients=told)
+    return commands.encode_command(command)
+
+
+def _text(place: str, name: str, where: str) -> str:
+    if place == "env":
+        found = os.environ.get(name)
+        if found is None:
+            raise ConfigError(f"{where} – there is no such environment variable")
+        return found
+    try:
+        return Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"{where} – cannot be read: {why}") from error

@@ -1,0 +1,125 @@
+"""Signed commands: who says a command, proven with a key that only this client and the engine have.
+
+A signed command is one record: the word ``signed``, an HMAC-SHA256 in hex, a line of JSON, and the
+command as it is without all this:
+
+    signed 5f…c2 {"client":"app-1","session":"app-1-7","seq":17,"time":1700000000000,"broker":0}
+    {"command":"ack","queue":"orders","ids":"1-5"}
+
+The code covers the VPN, the line and the command, so none of them can be changed, nor carried to
+another VPN or broker. ``session`` and ``seq`` say the same command but once; ``time`` bounds for
+how long that must be remembered (`state/commands/identity.py`).
+
+Keys stand nowhere in clear: the engine tells a broker each key *sealed* with a secret of its home,
+and so it stands in topics, in the state and in tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+
+import msgspec
+
+from .bounds import Count, Name
+from .errors import ConfigError
+from .mesh import BrokerNumber
+
+WORD = b"signed "
+KEY_CHARACTERS_MIN = 16
+ENGINE_CLIENT = "#engine"  # the engine's own connections; no configuration can name it
+_MAC = 64  # characters
+_NONCE = 16
+
+
+class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a signed command says beside the command."""
+
+    client: Name
+    session: Name
+    seq: Count
+    time: Count
+    broker: BrokerNumber
+
+
+_decoder = msgspec.json.Decoder(Signature)
+_encode = msgspec.json.encode
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A client's name and key. The key is never shown."""
+
+    client: str
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str, where: str = "key") -> Credentials:
+        """Read ``name:key``. Raises ConfigError, which does not show it."""
+        client, colon, key = text.strip().rpartition(":")
+        if not colon or not client:
+            raise ConfigError(f"{where}: must be NAME:KEY, a client's name and its key")
+        return cls(client, derived(key, where))
+
+
+def derived(text: str, where: str) -> bytes:
+    """The key itself, of the text that an operator wrote. Raises ConfigError for a short one."""
+    if len(text.strip()) < KEY_CHARACTERS_MIN:
+        raise ConfigError(
+            f"{where}: the key has fewer than {KEY_CHARACTERS_MIN} characters; make one with "
+            "`openssl rand -hex 32`"
+        )
+    return hashlib.sha256(text.strip().encode()).digest()
+
+
+def engines_key(secret: bytes) -> bytes:
+    """The key of the engine's own connections."""
+    return hmac.digest(secret, b"engine", "sha256")
+
+
+def sign(credentials: Credentials, vpn: str, signature: Signature, command: bytes) -> bytes:
+    """A command as a signed record value."""
+    said = _encode(signature) + b"\n" + command
+    return WORD + _mac(credentials.key, vpn, said) + b" " + said
+
+
+def split(value: bytes) -> tuple[Signature, bytes, bytes, bytes] | None:
+    """A record's signature, its code, what that covers, and the command; None: it is not signed.
+    Raises ValueError for one that is half a signature."""
+    if not value.startswith(WORD):
+        return None
+    start = len(WORD) + _MAC
+    code, said = value[len(WORD) : start], value[start + 1 :]
+    line, newline, command = said.partition(b"\n")
+    try:
+        if not newline or value[start : start + 1] != b" ":
+            raise ValueError("a line of JSON is missing")
+        return _decoder.decode(line), code, said, command
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ValueError(f"signature: cannot be read: {error}") from error
+
+
+def is_signed(key: bytes, vpn: str, code: bytes, said: bytes) -> bool:
+    """Whether who wrote this has the key."""
+    return hmac.compare_digest(code, _mac(key, vpn, said))
+
+
+def _mac(key: bytes, vpn: str, said: bytes) -> bytes:
+    whole = b"\n".join((b"lakequeue", vpn.encode(), said))
+    return hmac.digest(key, whole, "sha256").hex().encode()
+
+
+def seal(secret: bytes, vpn: str, client: str, key: bytes, nonce: bytes) -> bytes:
+    """A key as it may be written down. nonce: 16 random bytes, others for each key."""
+    return nonce + _mixed(secret, vpn, client, key, nonce)
+
+
+def unseal(secret: bytes, vpn: str, client: str, sealed: bytes) -> bytes:
+    """The key again; with another secret, another one."""
+    return _mixed(secret, vpn, client, sealed[_NONCE:], sealed[:_NONCE])
+
+
+def _mixed(secret: bytes, vpn: str, client: str, key: bytes, nonce: bytes) -> bytes:
+    pad = hmac.digest(secret, b"\n".join((b"seal", vpn.encode(), client.encode(), nonce)), "sha256")
+    return bytes(a ^ b for a, b in zip(key, pad, strict=True))

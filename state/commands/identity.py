@@ -1,0 +1,125 @@
+"""Who says a command: the proof of signed ones, and that none is carried out twice.
+
+Theory. A signature names the client, its session, a number that the session counts up, and the
+time. The broker remembers of each session the highest number and which of the `WINDOW` below it
+have come, as IPsec does: what is older or came already is refused, what overtook another is not. A
+session that was silent for longer than `SKEW_MS` is forgotten; its commands are too old by then.
+
+Time is the step's, which does not run ahead of commands that wait: what stood in Kafka while the
+engine was away is as young as it was when it came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol import commands as c
+from ...protocol.errors import PermissionDenied
+from ...protocol.signing import (
+    ENGINE_CLIENT,
+    Signature,
+    engines_key,
+    is_signed,
+    split,
+    unseal,
+)
+from ..broker import Broker, bucket
+
+WINDOW = 64
+SKEW_MS = 600_000
+SESSIONS_MAX = 1_000  # of a client, within that time
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A client that has proven who it is. admin: has all rights in its VPN."""
+
+    client: str
+    session: str
+    admin: bool
+
+
+def know(broker: Broker, command: c.Clients) -> None:
+    """From now on these are the clients, and no others."""
+    header = broker.header
+    header.auth = command.required
+    for key in header.client_pages:
+        broker.values.write(key, None)
+    pages: dict[str, dict[str, tuple[bytes, bool]]] = {}
+    for one in command.clients:
+        pages.setdefault(_key(one.vpn, one.name), {})[one.name] = (one.sealed, one.admin)
+    for key, page in pages.items():
+        broker.values.write(key, page)
+    header.client_pages = sorted(pages)
+
+
+def _key(vpn: str, client: str) -> str:
+    return f"N/{vpn}/{bucket(client)}"
+
+
+def speaker_of(broker: Broker, vpn: str, value: bytes | None) -> tuple[Speaker | None, bytes]:
+    """Who says this, and the command. None: nobody is asked. Raises PermissionDenied where the
+    engine asks and has no proof, ValueError for half a signature."""
+    value = value or b""
+    found = split(value)
+    if not broker.header.auth:
+        return None, value if found is None else found[3]
+    if found is None:
+        raise PermissionDenied("the command is not signed, and this engine takes no others")
+    signature, code, said, command = found
+    key, admin = _known(broker, vpn, signature.client)
+    if key is None or not is_signed(key, vpn, code, said):
+        raise PermissionDenied(
+            f"client {signature.client!r} of VPN {vpn!r} is not known with the key that signed this"
+        )
+    if signature.broker != broker.header.number:
+        raise PermissionDenied(f"the command is for broker {signature.broker}")
+    _take_number(broker, vpn, signature)
+    return Speaker(signature.client, signature.session, admin), command
+
+
+def command_of(value: bytes | None) -> bytes | None:
+    """What a record says, signed or not, for whom to answer."""
+    try:
+        found = split(value or b"")
+    except ValueError:
+        return value
+    return value if found is None else found[3]
+
+
+def _known(broker: Broker, vpn: str, client: str) -> tuple[bytes | None, bool]:
+    if client == ENGINE_CLIENT:
+        return engines_key(broker.secret), True
+    sealed, admin = (broker.values.read(_key(vpn, client)) or {}).get(client, (None, False))
+    return (None if sealed is None else unseal(broker.secret, vpn, client, sealed)), admin
+
+
+def _take_number(broker: Broker, vpn: str, signature: Signature) -> None:
+    """Once only. Raises PermissionDenied."""
+    now = broker.now
+    if abs(signature.time - now) > SKEW_MS:
+        raise PermissionDenied(
+            f"the command was signed at {signature.time}, and the engine's time is {now}: at most "
+            f"{SKEW_MS // 60_000} minutes may lie between them"
+        )
+    key = f"S/{vpn}/{signature.client}"
+    sessions = dict(broker.values.read(key) or {})
+    highest, seen, _ = sessions.get(signature.session, (0, 0, 0))
+    ahead = signature.seq - highest
+    if ahead > 0:
+        seen = ((seen << ahead) | 1) & ((1 << WINDOW) - 1) if ahead < WINDOW else 1
+        highest = signature.seq
+    elif ahead <= -WINDOW or seen >> -ahead & 1:
+        raise PermissionDenied(
+            f"command {signature.seq} of session {signature.session!r} was heard before"
+        )
+    else:
+        seen |= 1 << -ahead
+    if signature.session not in sessions and len(sessions) >= SESSIONS_MAX:
+        sessions = {s: v for s, v in sessions.items() if v[2] >= now - SKEW_MS}
+        if len(sessions) >= SESSIONS_MAX:
+            raise PermissionDenied(
+                f"client {signature.client!r} has {len(sessions)} sessions, as many as may be"
+            )
+    sessions[signature.session] = (highest, seen, max(now, signature.time))
+    broker.values.write(key, sessions)

@@ -1,0 +1,117 @@
+"""Names, headers and texts that somebody crafted, wherever the command line prints or exports them:
+a terminal obeys none of them, a table shows them as they are, a spreadsheet computes nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
+from lakequeue.cli.brokers import _table as brokers_table
+from lakequeue.cli.common import console
+from memory_shell import Engine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lake.on_files import Recorded
+from rules.harness import Bench, drain
+
+# What a queue's name may be; and, with what is no name, what a consumer's, a reason's, a header's.
+NAMES = [
+    "../../etc/passwd", "=HYPERLINK(0,1)", "[red]markup[/red]", "<b>&amp;</b>", "+1+1", "%s%n",
+    "\N{RIGHT-TO-LEFT MARK}\N{SNOWMAN}", "@SUM(A1)", "-2+3", "x" * 200, "'; drop table t;--",
+]  # fmt: skip
+TEXTS = [
+    "\x1b[31mred", "\x1b]0;title\x07", "a\nb\rc\td", "\N{RIGHT-TO-LEFT OVERRIDE}gnp", "\x9b2J",
+    "\x00", *NAMES,
+]  # fmt: skip
+
+
+def assert_harmless(text: str) -> None:
+    wrong = {c for c in text if not c.isprintable()} - {"\n"}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_queues_name_is_shown_as_it_is(shell: Engine, name: str) -> None:
+    shell.admin.define({"name": name, "message_type": "text", "underlying_topic": "t"})
+    shell.send(name, b"x")
+    shown = "".join(c if c.isprintable() else " " for c in name)
+    for command in (["queues"], ["events"], ["queues", *([name] if name[0] != "-" else [])]):
+        out = shell.run(*command).stdout
+        assert_harmless(out)
+        assert shown in out or len(name) > 100  # a column is not as wide
+    assert shell.json("queues")[0]["name"] == name
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_consumers_say_does_not_speak_to_the_terminal(shell: Engine, text: str) -> None:
+    shell.admin.define({"name": "q", "message_type": "text", "dead_message_queue": "dead"})
+    shell.admin.define({"name": "dead", "message_type": "text"})
+    producer = shell.connection.producer()
+    for _ in range(2):
+        producer.send("q", text.encode(), headers={"k": text})
+    consumer = shell.connection.consumer("q", name=text[:100], max_backlog=2, ack_mode="individual")
+    message = consumer.receive(0)
+    assert message is not None
+    message.reject(reason=text)
+    for command in (["queues"], ["queues", "q"], ["events"], ["browse", "q"], ["browse", "dead"]):
+        assert_harmless(shell.run(*command).stdout)
+    assert shell.json("browse", "q")  # one line of JSON, whatever is in it
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_brokers_say_it_plainly(text: str) -> None:
+    one = {"name": text, "number": 1, "state": "failed", "worker": text, "steps": 1, "load": None,
+           "why": text}  # fmt: skip
+    out = console()
+    with out.capture() as captured:
+        out.print(brokers_table([one]))
+    assert_harmless(captured.get())
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Each text as payload, consumer's name, reason; each name as a queue."""
+    bench = Bench()
+    recorded = Recorded(bench.engine)
+    for name in NAMES:
+        bench.admin.define({"name": name, "message_type": "text", "underlying_topic": "t"})
+    bench.define("q", message_type="text", max_per_subscription_backlog=99)
+    for text in TEXTS:
+        bench.producer.send("q", text.encode("utf-8", "replace"))
+        with bench.consumer("q", name=text[:100]) as consumer:
+            drain(consumer)[0].reject(reason=text)
+    return recorded.write(tmp_path)
+
+
+def asked(home: Path, *arguments: str) -> str:
+    done = CliRunner().invoke(main, [*arguments, "--home", str(home)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_no_cell_of_an_export_is_a_formula(home: Path) -> None:
+    query = "select queue, subscription, reason, message_id, -1 as below, -0.5 as half from journal"
+    rows = list(csv.reader(io.StringIO(asked(home, "sql", query, "--csv"))))
+    assert len(rows) > len(TEXTS)
+    found = {cell for row in rows[1:] for cell in row[:4]}
+    assert not {cell for cell in found if cell[:1] in tuple("=+-@\t\r")}
+    assert {"'=HYPERLINK(0,1)", "'+1+1", "'@SUM(A1)", "'-2+3"} <= found
+    assert {row[4] for row in rows[1:]} == {"-1"}  # numbers are numbers
+    assert {row[5] for row in rows[1:]} == {"-0.5"}
+    told = [json.loads(line) for line in asked(home, "sql", query, "--json").splitlines()]
+    assert {"=HYPERLINK(0,1)", "-2+3"} <= {row["reason"] or row["queue"] for row in told} | {
+        row["queue"] for row in told
+    }  # programs get what was said
+
+
+def test_tables_and_lives_are_harmless(home: Path) -> None:
+    assert_harmless(asked(home, "sql", "select * from journal"))
+    for number in range(1, len(TEXTS) + 1):
+        assert_harmless(asked(home, "trace", str(number)))

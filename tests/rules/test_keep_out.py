@@ -1,0 +1,115 @@
+"""What a client of one VPN may not do to another, nor to the brokers: each attempt is refused like
+any other bad command, counted, and found in ``<vpn>.rejected``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import ConfigError
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Deliveries, RejectedRecord
+from lakequeue.state import Batch, Home, step
+from rules.steps import NOW, REPLY, Steps, define, described, replies, subscribe
+
+FORGED = [
+    c.Configure(system={"max_spool_usage": 0}, vpns={"default": {"max_spool_usage": 0}}),
+    c.Peers(brokers={"broker-0": 0, "evil": 1}),
+    c.RecordsLost(topic="default.publish", records=7),
+    c.BeginAgain(queue="orders"),
+    c.Tick(),
+]
+
+
+def say_as_tenant(steps: Steps, command: c.Command, vpn: str = "default") -> list[Any]:
+    records = steps.instructions([(vpn, c.encode_command(command))])
+    records.topics[:], records.keys[:] = [f"{vpn}.commands"], [b"session"]
+    return step(steps.store, Batch(records), steps.now, **steps.options)
+
+
+def usage(steps: Steps) -> dict[str, Any]:
+    return replies(steps.run([c.Usage(reply=REPLY)]))[0].result
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=lambda command: type(command).__name__)
+def test_what_only_the_engine_says_is_refused_from_a_tenant(forged: c.Command) -> None:
+    steps = Steps()
+    steps.run([define(), subscribe("a")], [("orders", b"1")])
+    before = described(steps), usage(steps)
+    said = say_as_tenant(steps, msgspec.structs.replace(forged, reply=REPLY))
+    (rejected,) = [o for o in said if isinstance(o, RejectedRecord)]
+    assert "only the engine says it" in rejected.error
+    assert rejected.vpn == "default"
+    (answer,) = replies(said)
+    assert (answer.kind, answer.error) == ("ConfigError", rejected.error)
+    after = described(steps), usage(steps)
+    assert after[1]["vpn"]["refused"].pop("malformed") == 1
+    assert after[0]["consumers"] == before[0]["consumers"]
+    assert after[1]["broker"].get("peers") == before[1]["broker"].get("peers")
+    assert steps.run([], [("orders", b"2")])  # the spool's limit is as it was
+    assert described(steps)["depth"] == 2
+
+
+def test_the_engine_says_the_same_by_its_own_door() -> None:
+    steps = Steps()
+    steps.run([define(), *FORGED[1:], c.Configure(system={"max_delivered_unacked": 1})])
+    assert [p["name"] for p in usage(steps)["broker"]["peers"]] == ["evil"]
+    assert not usage(steps)["vpn"]["refused"]
+
+
+@pytest.mark.parametrize("key", [None, b"", b"\xff", b"a b", b"x" * 300])
+def test_an_instruction_without_a_vpn_is_refused(key: bytes | None) -> None:
+    steps = Steps()
+    records = steps.instructions([("default", c.encode_command(define()))])
+    records.keys[:] = [key]
+    said = step(steps.store, Batch(records), NOW)
+    (rejected,) = [o for o in said if isinstance(o, RejectedRecord)]
+    assert "names the VPN" in rejected.error
+
+
+def test_instructions_of_another_home_are_passed_over() -> None:
+    """An old topic of the same name: what stands there was for an earlier home."""
+    steps = Steps(home=Home(epoch=7))
+    old = [("default", c.encode_command(command)) for command in (c.Begin(epoch=6), define())]
+    step(steps.store, Batch(steps.instructions(old)), NOW, **steps.options)
+    steps.run([c.Begin(epoch=7)])
+    assert "no such queue" in replies(steps.run([c.Describe(queue="orders", reply=REPLY)]))[0].error
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"vpns": {"a": {}, "a.b": {}}}, "vpns 'a.b'"),
+        ({"vpns": {"a": {}, "a.deliveries": {}}}, "vpns 'a.deliveries'"),
+        ({"vpns": {"a": {}}, "brokers": ["x", "a"]}, "brokers 'a'"),
+        ({"vpns": {"a": {}}, "brokers": ["a.x"]}, "brokers 'a.x'"),
+        ({"vpns": {"a.x": {}}, "brokers": ["a"]}, "vpns 'a.x'"),
+    ],
+)
+def test_no_name_lies_within_a_vpns_topics(names: dict[str, Any], said: str) -> None:
+    """An ACL for one VPN's prefix would open the other's topics, or a broker's."""
+    with pytest.raises(ConfigError, match="topics of") as caught:
+        parse_configuration(names)
+    assert said in str(caught.value)
+    assert parse_configuration({"vpns": {"a": {}, "ab": {}, "b.a": {}}, "brokers": ["c", "a-b"]})
+
+
+@pytest.mark.parametrize("topic", ["b.deliveries.mine", "b.publish", "b.x", "b.deliveries"])
+@pytest.mark.parametrize("pattern", ["{}", ".*", "b[.].*"])
+def test_no_queue_captures_a_topic_of_another_vpn(topic: str, pattern: str) -> None:
+    """Its publish topic is read for it alone, and what else begins with its name is its own."""
+    steps = Steps()
+    of_b = c.encode_command(define("own", underlying_topic="b.x"))
+    keys: dict[str, Any] = {"underlying_topic": pattern.format(topic)}
+    if pattern != "{}":
+        keys["default_publish_target"] = "b.x"
+    thief = define("thief", **keys)
+    step(steps.store, Batch(steps.instructions([("b", of_b)])), NOW)
+    steps.run([thief, subscribe("t", queue="thief")])
+    records = steps.instructions([("b", b"secret")])
+    records.topics[:] = [topic]
+    said = step(steps.store, Batch(publishes=records), NOW)
+    assert not [o for o in said if isinstance(o, Deliveries)]
+    assert described(steps, "thief")["depth"] == 0

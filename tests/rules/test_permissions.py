@@ -1,0 +1,366 @@
+"""Who may do what: signed commands, their proof, and the permissions of queues ([spool])."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import lakequeue
+import pytest
+from lakequeue.conf import load_configuration_text
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import ConfigError, PermissionDenied
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.signing import (
+    ENGINE_CLIENT,
+    Credentials,
+    Signature,
+    engines_key,
+    seal,
+    sign,
+    unseal,
+)
+from lakequeue.sinks.history import SIGNATURE
+
+KEYS = {name: f"{name}-0123456789abcdef" for name in ("owner", "app", "other", "ops")}
+LEVELS = ("no-access", "read-only", "consume", "modify-topic", "delete")
+NEEDS: dict[str, str] = {
+    "describe": "read-only", "browse": "read-only", "consume": "consume", "ack": "consume",
+    "subscribe_topic": "modify-topic", "unsubscribe_topic": "modify-topic",
+    "purge": "delete", "move": "delete", "edit": "delete", "shutdown": "delete",
+    "redrive": "delete", "define": "delete", "delete": "delete",
+}  # fmt: skip
+
+
+class Guarded:
+    """An engine that asks, with the queue `orders` of the client `owner`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> None:
+        for name, key in KEYS.items():
+            monkeypatch.setenv(f"KEY_{name.upper()}", key)
+        clients = [{"name": name, "key": {"env": f"KEY_{name.upper()}"}} for name in KEYS]
+        clients[-1]["admin"] = True
+        queue = {"name": "orders", "message_type": "json", "owner": "owner",
+                 "max_per_subscription_backlog": 10}  # fmt: skip
+        spare = {"name": "spare", "message_type": "json"}
+        config = {"auth": "required", "clients": clients, "queues": [queue | keys, spare]}
+        self.first = lakequeue.connect("memory://", config=config, key=f"ops:{KEYS['ops']}")
+        self.engine = self.first.engine
+        self.engine.checking = True
+
+    def connect(self, name: str, key: str | None = None) -> Any:
+        from lakequeue.memory.registry import MemoryConnection
+
+        key = KEYS[name] if key is None else key
+        signed_by = Credentials.parse(f"{name}:{key}") if key else None
+        return MemoryConnection(self.engine, "default", name, None, signed_by)
+
+    def refused(self) -> dict[str, int]:
+        return self.first.admin().usage()["vpn"]["refused"]
+
+
+def attempt(connection: Any, what: str) -> None:
+    admin = connection.admin()
+    match what:
+        case "consume":
+            connection.consumer("orders").close()
+        case "ack":
+            connection.request(c.Ack(queue="orders", ids="1"))
+        case "subscribe_topic" | "unsubscribe_topic":
+            getattr(admin, what)("orders", "a/b")
+        case "move":
+            admin.move("orders", to="spare")
+        case "edit":
+            admin.edit("orders", headers={"k": "v"})
+        case "shutdown":
+            admin.shutdown("orders", ingress=False, egress=False)
+        case "define":
+            admin.define({"name": "orders", "message_type": "json", "max_backlog": 7})
+        case _:
+            result = getattr(admin, what)("orders")
+            list(result) if what == "browse" else None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_has_its_rights_and_those_before(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = Guarded(monkeypatch, permissions={"app": level})
+    guarded.connect("owner").admin().subscribe_topic("orders", "a/b")
+    app = guarded.connect("app")
+    denied = 0
+    for what, needed in NEEDS.items():
+        if LEVELS.index(level) >= LEVELS.index(needed):
+            attempt(app, what)
+            continue
+        before = guarded.first.admin().describe("orders")
+        with pytest.raises(PermissionDenied, match=f"has '{level}' on queue 'orders'") as caught:
+            attempt(app, what)
+        assert caught.value.reason == "permission_denied"
+        assert guarded.first.admin().describe("orders") == before
+        denied += 1
+    assert guarded.refused().get("permission_denied", 0) == denied
+    if level != "delete":
+        seen = [queue["name"] for queue in app.admin().queues()]
+        assert seen == (["spare"] if level == "no-access" else ["orders", "spare"])
+
+
+@pytest.mark.parametrize("who", ["owner", "ops"])
+def test_the_owner_and_an_administrator_may_do_everything(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = Guarded(monkeypatch)
+    for what in NEEDS:
+        if what == "unsubscribe_topic":
+            continue
+        attempt(guarded.connect(who), what)
+    assert "permission_denied" not in guarded.refused()
+
+
+def test_what_is_about_all_queues_is_an_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(monkeypatch)
+    guarded.first.admin().events()
+    for command in (c.Events(), c.Captures(), c.Bridges(), c.DeleteBridge(name="b")):
+        with pytest.raises(PermissionDenied, match="no administrator"):
+            guarded.connect("app").request(command)
+
+
+def test_the_engines_own_connections_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks at its start what queues capture, and for its metrics what they hold."""
+    guarded = Guarded(monkeypatch)
+    own = guarded.connect("engine", "")
+    own._credentials = Credentials(ENGINE_CLIENT, engines_key(guarded.engine.secret))
+    assert sorted(own.request_list(c.Captures(), "start")) == ["orders", "spare"]
+    assert [q["name"] for q in own.request_list(c.Queues(), "after")] == ["orders", "spare"]
+    own._credentials = Credentials(ENGINE_CLIENT, engines_key(b"another"))
+    with pytest.raises(PermissionDenied, match="not known with the key"):
+        own.request(c.Captures())
+
+
+def test_who_defines_a_queue_owns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(monkeypatch)
+    mine = {"name": "mine", "message_type": "json"}
+    app = guarded.connect("app").admin()
+    app.define(mine)
+    assert guarded.first.admin().describe("mine")["definition"]["owner"] == "app"
+    for other in (mine | {"owner": "other"}, {"topic": "mine", "message_type": "json"}):
+        with pytest.raises(PermissionDenied):
+            guarded.connect("other").admin().define(other)
+    app.define(mine | {"permissions": {"other": "read-only"}})
+    app.define(mine | {"max_backlog": 3})
+    definition = guarded.connect("other").admin().describe("mine")["definition"]
+    assert (definition["owner"], definition["permissions"]) == ("app", [["other", "read-only"]])
+    assert (definition["permission"], definition["max_backlog"]) == ("no-access", 3)
+
+
+# ---------------------------------------------------------------- proof
+
+
+def raw(guarded: Guarded, value: bytes) -> str:
+    """What a record is answered; empty where it is carried out."""
+    connection = guarded.first
+    inbox = guarded.engine.open_inbox("default.rejected")
+    guarded.engine.command("default.commands", b"", value)
+    said = [dict(record.headers)["lq-error"].decode() for record in inbox]
+    guarded.engine.close_inbox(inbox)
+    assert connection.is_open
+    return said[0] if said else ""
+
+
+def signed(
+    guarded: Guarded, seq: int = 1, key: str = "", vpn: str = "default", client: str = "owner",
+    late: int = 0, session: str = "s", broker: int = 0, body: bytes = b'{"command":"queues"}',
+) -> bytes:  # fmt: skip
+    credentials = Credentials.parse(f"{client}:{key or KEYS.get(client, KEYS['app'])}")
+    when = guarded.engine.now - late
+    return sign(credentials, vpn, Signature(client, session, seq, when, broker), body)
+
+
+def test_a_command_without_proof_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(monkeypatch)
+    assert raw(guarded, signed(guarded)) == ""
+    for value, why in {
+        b'{"command":"queues"}': "is not signed",
+        b"": "is not signed",
+        b'{"command":"begin","command":"purge","queue":"orders"}': "command",
+        b'{"command":"begin","epoch":1,"queue":"orders","command":"delete"}': "command",
+        signed(guarded, 2, key=KEYS["app"]): "not known with the key",
+        signed(guarded, 2, client="nobody"): "not known with the key",
+        signed(guarded, 2, client="#engine"): "not known with the key",
+        signed(guarded, 2, vpn="west"): "not known with the key",
+        signed(guarded, 2, broker=1): "is for broker 1",
+        signed(guarded, 2).replace(b'"queues"', b'"usage" '): "not known with the key",
+        signed(guarded, 2).replace(b'"seq":2', b'"seq":9'): "not known with the key",
+        signed(guarded, 2, late=600_001): "minutes may lie between",
+        signed(guarded, 2, late=-600_001): "minutes may lie between",
+        signed(guarded, 1): "was heard before",
+        signed(guarded, 2)[:80]: "signature: cannot be read",
+        b"signed ": "signature: cannot be read",
+    }.items():
+        assert why in raw(guarded, value), value
+    assert raw(guarded, signed(guarded, 2)) == ""
+    counts = guarded.refused()
+    assert (counts["permission_denied"], counts["malformed"]) == (12, 4)
+
+
+def test_the_table_of_commands_reads_what_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = signed(Guarded(monkeypatch)).decode()
+    assert json.loads(re.sub(SIGNATURE, "", value)) == {"command": "queues"}
+
+
+def test_nothing_is_carried_out_twice_and_what_overtook_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guarded = Guarded(monkeypatch)
+    heard = [raw(guarded, signed(guarded, seq)) for seq in (3, 1, 70, 2, 69, 7, 6)]
+    assert [bool(said) for said in heard] == [False, False, False, True, False, False, True]
+    for seq in (1, 3, 7, 69, 70):
+        assert "heard before" in raw(guarded, signed(guarded, seq))
+    assert raw(guarded, signed(guarded, 1, session="another")) == ""
+    guarded.engine.restart()
+    assert "heard before" in raw(guarded, signed(guarded, 70))
+    assert raw(guarded, signed(guarded, 71)) == ""
+
+
+def test_sessions_of_a_client_are_bounded_and_forgotten_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from lakequeue.state.commands import identity
+
+    monkeypatch.setattr(identity, "SESSIONS_MAX", 3)
+    guarded = Guarded(monkeypatch)
+    said = [raw(guarded, signed(guarded, session=f"s{n}")) for n in range(4)]
+    assert said[:3] == ["", "", ""]
+    assert "as many as may be" in said[3]
+    assert raw(guarded, signed(guarded, client="app", session="s9")) == ""  # another's are not less
+    guarded.engine.advance("11m")
+    assert raw(guarded, signed(guarded, session="s4")) == ""
+
+
+def test_nobody_settles_what_another_session_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(monkeypatch, leasing="strict", permissions={"app": "consume"})
+    guarded.connect("ops").producer().send("orders", b"{}")
+    holder = guarded.connect("owner").consumer("orders", ack_mode="individual")
+    message = holder.receive(0)
+    bound = guarded.first.admin().describe("orders")["consumers"][0]["subscription"]
+    theirs: dict[str, Any] = {"queue": "orders", "subscription": bound}
+    for thief in (guarded.connect("app"), guarded.connect("owner")):  # it has another session
+        for command in (
+            c.Ack(**theirs, ids=message.id), c.Cancel(**theirs, ids=message.id),
+            c.Reject(**theirs, ids=message.id), c.Renew(**theirs, ids=message.id),
+            c.Returned(**theirs, ids=message.id), c.Unsubscribe(**theirs),
+            c.SetBacklog(**theirs, max_backlog=0), c.TransportAck(**theirs, received=9),
+        ):  # fmt: skip
+            with pytest.raises(PermissionDenied, match="is another session's"):
+                thief.request(command)
+        for command in (c.Bye(session="x"), c.Heartbeat(session="x")):
+            with pytest.raises(PermissionDenied, match="speaks as session"):
+                thief.request(command)
+        assert thief.request(c.Ack(queue="orders", ids=message.id)) == 0  # strict: not its lease
+    assert guarded.first.admin().describe("orders")["leased"] == 1
+    message.ack()
+    holder._session.attend()
+    assert guarded.first.admin().describe("orders")["depth"] == 0
+
+
+def test_consumers_live_on_and_a_lost_one_returns_its_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guarded = Guarded(monkeypatch)
+    consumer = guarded.connect("owner").consumer("orders", ack_mode="individual")
+    guarded.first.producer().send("orders", b"{}")
+    assert consumer.receive(0) is not None
+    guarded.engine.advance("10m")
+    assert guarded.first.admin().describe("orders")["leased"] == 1
+
+
+# ---------------------------------------------------------------- configuration and keys
+
+
+def test_a_key_is_nowhere_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded = Guarded(monkeypatch)
+    guarded.connect("owner").admin().describe("orders")
+    dump = guarded.engine.dump() + json.dumps(guarded.engine.journal()).encode()
+    for name, key in KEYS.items():
+        credentials = Credentials.parse(f"{name}:{key}")
+        assert key.encode() not in dump
+        assert credentials.key not in dump
+        assert key not in repr(credentials)
+        assert "key=" not in repr(credentials)
+    assert guarded.engine.secret not in dump
+    assert "secret" not in repr(guarded.engine.brokers[0].home)
+
+
+def test_a_sealed_key_opens_with_its_secret_alone() -> None:
+    key = Credentials.parse("a:0123456789abcdef").key
+    sealed = seal(b"s" * 32, "v", "a", key, b"n" * 16)
+    assert unseal(b"s" * 32, "v", "a", sealed) == key
+    for other in ((b"t" * 32, "v", "a"), (b"s" * 32, "w", "a"), (b"s" * 32, "v", "b")):
+        assert unseal(*other, sealed) != key
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("auth: perhaps", "must be one of required, none"),
+        ("clients: 5", "must be a list of clients"),
+        ("clients: [{name: a, key: topsecret}]", "must say where the key stands"),
+        ("clients: [{name: a, key: {vault: topsecret}}]", "must say where the key stands"),
+        ("clients: [{name: 'a:b', key: {env: A}}]", "must not hold ':'"),
+        ("clients: [{name: '#engine', key: {env: A}}]", "nor begin with '#'"),
+        ("clients: [{name: a, key: {env: A}, keys: topsecret}]", "did you mean key"),
+        ("clients: [{name: a, key: {env: A}}, {name: a, key: {env: B}}]", "is named already"),
+        ("queues: [{name: q, message_type: json, owner: a}]", "need `auth: required`"),
+        ("queues: [{name: q, message_type: json, permission: consume}]", "need `auth: required`"),
+        ("auth: required\nbrokers: [a, b]", "must be one broker's"),
+        ("auth: required\nqueues: [{name: q, message_type: json, permission: all}]", "no-access"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_and_shows_no_key(text: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_configuration_text(text)
+    assert why in str(caught.value)
+    assert "topsecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", [{"env": "NO_SUCH_KEY"}, {"file": "/no/such/file"}])
+def test_a_key_that_is_not_there_is_said_at_the_start(place: dict[str, str]) -> None:
+    config = {"auth": "required", "clients": [{"name": "a", "key": place}]}
+    with pytest.raises(ConfigError, match=r"NO_SUCH_KEY|/no/such/file"):
+        lakequeue.connect("memory://", config=config)
+
+
+def test_a_short_key_and_half_of_one_are_refused(tmp_path: Any) -> None:
+    file = tmp_path / "key"
+    file.write_text("topsecret\n")
+    config = {"clients": [{"name": "a", "key": {"file": str(file)}}], "auth": "required"}
+    with pytest.raises(ConfigError, match="fewer than 16") as caught:
+        lakequeue.connect("memory://", config=config)
+    assert "topsecret" not in str(caught.value)
+    for key in ("topsecret", ":topsecret", "a:topsecret"):
+        with pytest.raises(ConfigError) as caught:
+            lakequeue.connect("memory://", key=key)
+        assert "topsecret" not in str(caught.value)
+
+
+def test_who_needs_no_proof_may_sign(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """So keys are given to clients first, and asked for later."""
+    file = tmp_path / "key"
+    file.write_text(f"app:{KEYS['app']}\n")
+    monkeypatch.setenv("LAKEQUEUE_CLIENT_KEY_FILE", str(file))
+    with lakequeue.connect("memory://") as connection:
+        connection.admin().define({"name": "q", "message_type": "json"})
+        assert connection.admin().describe("q")["definition"]["owner"] is None
+        with pytest.raises(ConfigError, match="need `auth: required`"):
+            connection.admin().define({"name": "p", "message_type": "json", "owner": "app"})
+
+
+def test_a_configuration_is_read_with_its_clients() -> None:
+    found = parse_configuration(
+        {"auth": "required", "clients": [{"name": "a", "vpn": "w", "key": {"env": "A"}}]}
+    )
+    (client,) = found.clients
+    assert (found.auth, client.name, client.vpn, client.place, client.key, client.admin) == (
+        True, "a", "w", "env", "A", False,
+    )  # fmt: skip
