@@ -96,8 +96,17 @@ class Admin:
 
     def usage(self) -> dict[str, Any]:
         """What the VPN (`["vpn"]`) and the broker (`["broker"]`) use of their limits, which alerts
-        are set, and under `refused` how many messages were refused without a queue, by reason."""
-        return self._session.request(commands.Usage())
+        are set, and under `refused` how many messages were refused without a queue, by reason.
+        The broker is the connection's own; with several, each that runs stands in `["brokers"]`."""
+        session = self._session
+        found: dict[str, Any] = session.request(commands.Usage())
+        known = session.brokers()
+        if len(known) > 1:
+            found["brokers"] = {
+                one["name"]: session.request(commands.Usage(), broker=one["number"])
+                for one in known if one["state"] == "running"
+            }  # fmt: skip
+        return found
 
     def brokers(self) -> list[dict[str, Any]]:
         """Every broker, by number: `name`, `number`, `epoch` (of the home), `state` (`starting`,

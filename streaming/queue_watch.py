@@ -101,7 +101,7 @@ class QueueWatch:
             first = self._opened(open_ones, vpn, None)
             for broker in (None, *self._brokers(first, begun)):
                 one = self._opened(open_ones, vpn, broker)
-                usage = one.admin().usage()
+                usage = one.request(commands.Usage(), broker=one.number)
                 name = usage["broker"]["name"]
                 look.usage.append(usage)
                 queues = one.request_list(commands.Queues(), "after", broker=one.number)

@@ -133,7 +133,6 @@ def test_deep_queues_are_looked_at_in_part(alone: Any) -> None:
     consumer.close()
 
 
-
 def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
     define(alone, max_per_subscription_backlog=1)
     name = "bold\x1b[1m[red]\n"
@@ -148,5 +147,5 @@ def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
 def test_of_large_messages_fewer_are_looked_at(alone: Any) -> None:
     define(alone)
     send(alone, "orders", *({"n": "x" * 300_000} for _ in range(9)))
-    queue, messages = described(alone.admin(), "orders")
+    queue, messages = described(alone, "orders")
     assert (len(messages), queue["why"][0]["code"]) == (3, "no_consumer")
