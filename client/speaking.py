@@ -20,6 +20,7 @@ from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeo
 from ..protocol.errors import Moved
 from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
+from .spans import Spans
 from .transport import Transport
 from .whereabouts import Whereabouts
 
@@ -48,6 +49,7 @@ class Speaking:
         self.session = f"{client_name}-{runner.tag}"
         self.changed = threading.Condition()
         self.epoch = 0  # of the home that gave the newest result that somebody asked for
+        self.spans: Spans | None = None  # see `Connection.trace`
         self._names = 0
         self._pid = os.getpid()
         self._asked: dict[str, Callable[[Answer], None]] = {}
