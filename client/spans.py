@@ -12,16 +12,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..protocol import ConfigError
-
-if TYPE_CHECKING:
-    from .message import Message
 
 NAME = "lakequeue"
 PARENT, STATE = "traceparent", "tracestate"
 Headers = Mapping[str, str | bytes]
+
+
+class Handed(Protocol):
+    """A message that is handed over, as far as its span is concerned. span: while it lasts."""
+
+    queue: str
+    payload: bytes
+    delivery_count: int
+    span: Any
+
+    @property
+    def id(self) -> str:
+        """The message id."""
+        ...
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The application's headers."""
+        ...
+
+    def end_span(self, outcome: str) -> None:
+        """Nothing more happens to this delivery."""
+        ...
 
 
 class Spans:
@@ -57,7 +77,7 @@ class Spans:
                 kept |= carrier
         return kept
 
-    def begin(self, message: Message, tracked: bool) -> None:
+    def begin(self, message: Handed, tracked: bool) -> None:
         """A message is handed over. tracked: the engine waits for what becomes of it."""
         sent = self._trace.get_current_span(self._context(message.headers)).get_span_context()
         links = [self._trace.Link(sent)] if sent.is_valid else []
@@ -73,7 +93,7 @@ class Spans:
         if not tracked:
             message.end_span("removed")
 
-    def current(self, message: Message) -> AbstractContextManager[Any]:
+    def current(self, message: Handed) -> AbstractContextManager[Any]:
         """While a callback runs its spans are children of the delivery's."""
         if message.span is None:
             return nullcontext()

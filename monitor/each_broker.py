@@ -7,7 +7,7 @@ stays, and the look says whose that is. Brokers that came meanwhile are asked fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,7 +100,7 @@ def _ask(connection: Any, number: int, events: int, timeout: float | None) -> Br
     )  # fmt: skip
 
 
-def _at_once(connection: Any, asked: list[Callable[[], Any]]) -> list[Any]:
+def _at_once(connection: Any, asked: Sequence[Callable[[], Any]]) -> list[Any]:
     """In memory one after the other: there nothing waits."""
     if len(asked) < 2 or not connection.runner.waits:
         return [one() for one in asked]
