@@ -159,7 +159,7 @@ def _package() -> Path:
 
 
 def _run(command: list[str], as_json: bool) -> int:
-    """Run it; its exit status. In a session of its own: a Ctrl-C must not reach Java.
+    """Run it; its exit status. In a process group of its own: a Ctrl-C must not reach Java.
 
     spark-submit writes what Python says on standard error to standard output; programs read only
     what is JSON there.
@@ -169,9 +169,7 @@ def _run(command: list[str], as_json: bool) -> int:
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent), **python, **os.environ}
     output = subprocess.PIPE if as_json else None
-    process = subprocess.Popen(
-        command, env=environment, start_new_session=True, stdout=output, text=True
-    )
+    process = subprocess.Popen(command, env=environment, process_group=0, stdout=output, text=True)
 
     def end(number: int, frame: object) -> None:
         _end(process.pid)

@@ -3,7 +3,11 @@ cluster: `tests/job/test_standalone.py`."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,3 +107,34 @@ def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     done = CliRunner().invoke(main, ["submit", "--master", "yarn", "--print"])
     assert done.exit_code == 3
     assert "let SPARK_HOME name a Spark of version 4.2.0" in done.output
+
+
+SPARK_SUBMIT = """#!/bin/sh
+exec 2>&1  # as spark-submit does for Python
+echo 'WARNING: noise of Java'
+{python} {program} monitor --url memory://submitted --port 0 --json &
+trap 'echo Java ends; kill -9 $!' TERM INT
+wait $!
+"""
+
+
+def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path: Path) -> None:
+    """With a spark-submit that starts another command of ours: it is not Java that is told."""
+    script = tmp_path / "bin" / "spark-submit"
+    script.parent.mkdir()
+    script.write_text(SPARK_SUBMIT.format(python=sys.executable, program=PROGRAM))
+    script.chmod(0o755)
+    command = ["submit", "--master", "spark://spark:7077", "--home", str(tmp_path), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lakequeue.cli", *command], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "ready"
+    process.terminate()
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest == ""
+    assert "noise of Java" in errors
+    assert "Java ends" not in errors
