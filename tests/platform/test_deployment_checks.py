@@ -98,7 +98,7 @@ def test_messages_that_are_older_than_what_kafka_keeps(age_s: float, advised: bo
 
 @pytest.mark.parametrize(
     ("apart_s", "ok", "said"),
-    [(0.3, True, "0.3 s apart"), (CLOCKS_S_MAX + 1, False, "3.0 s ahead of the engine's"),
+    [(0.3, True, "0.3 s apart"), (CLOCKS_S_MAX + 1, False, "6.0 s ahead of the engine's"),
      (-60.0, False, "60.0 s behind the engine's")],
 )  # fmt: skip
 def test_clocks(apart_s: float, ok: bool, said: str) -> None:
