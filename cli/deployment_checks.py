@@ -263,7 +263,7 @@ def look_at_kafka(bootstrap: str) -> KafkaLook:
     return KafkaLook(
         {
             name: TopicLook(
-                len(parts), min((len(p["replicas"]) for p in parts), default=0),
+                len(parts), min((len(p["replica_nodes"]) for p in parts), default=0),
                 settings.get(name, {}), allowed.get(name),
             )
             for name, parts in found.items()
@@ -282,10 +282,11 @@ def _free(admin: Any) -> dict[int, int]:
         told = admin.describe_log_dirs()
     except KafkaError:
         return found
-    for broker in told:
-        left = [d["usable_bytes"] for d in broker["log_dirs"] if d.get("usable_bytes", -1) >= 0]
+    for broker in told:  # by the names of Kafka's own answer
+        folders = broker.get("results", broker.get("log_dirs", ()))
+        left = [d["usable_bytes"] for d in folders if d.get("usable_bytes", -1) >= 0]
         if left:
-            found[broker["broker"]] = min(left)
+            found[int(broker.get("broker", broker.get("node_id", 0)))] = min(left)
     return found
 
 

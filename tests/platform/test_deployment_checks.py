@@ -134,7 +134,7 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
     assert look.brokers == 1
     assert look.topics["default.publish"].settings["max.message.bytes"] == "12000000"
     assert (look.topics["default.publish"].partitions, look.topics["a.steps"].replicas) == (8, 1)
-    assert look.free[1] > 0
+    assert min(look.free.values()) > 0
     over, transport = threading.Event(), open_kafka(kafka.bootstrap_servers, "engine")
 
     def beat() -> None:
