@@ -282,11 +282,10 @@ def _free(admin: Any) -> dict[int, int]:
         told = admin.describe_log_dirs()
     except KafkaError:
         return found
-    for broker in told:  # by the names of Kafka's own answer
-        folders = broker.get("results", broker.get("log_dirs", ()))
-        left = [d["usable_bytes"] for d in folders if d.get("usable_bytes", -1) >= 0]
+    for broker in told:
+        left = [d["usable_bytes"] for d in broker["log_dirs"] if d["usable_bytes"] >= 0]
         if left:
-            found[int(broker.get("broker", broker.get("node_id", 0)))] = min(left)
+            found[broker["broker"]] = min(left)
     return found
 
 
