@@ -81,9 +81,7 @@ def kafka_problem(place: str) -> str:
     return ""
 
 
-def heartbeat(
-    place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S
-) -> dict[str, Any] | None:
+def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[str, Any] | None:
     """The engine's next heartbeat; None when none comes. Raises LakequeueError where no engine
     has ever served the VPN."""
     from ..client.kafka_library import open_kafka
@@ -154,9 +152,7 @@ def _engine_checks(place: str, home: Path | None, vpn: str, required: bool) -> l
         heard = heartbeat(place, vpn)
     except LakequeueError as error:
         advice = "Is --vpn right? An engine serves the VPNs that its configuration names."
-        return [
-            Check("engine", not required, f"never here: {error}", wanted, advice, required)
-        ]
+        return [Check("engine", not required, f"never here: {error}", wanted, advice, required)]
     if heard is None:
         found = f"none for {HEARTBEAT_WAIT_S:.0f} s"
         return [Check("engine", not required, found, wanted, _start(home), required)]

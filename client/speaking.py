@@ -285,9 +285,7 @@ class Speaking:
                 time.sleep(LOOK_AGAIN_S)
         return self._checked(answer)
 
-    def _answer_once(
-        self, command: commands.Command, timeout: float, broker: int
-    ) -> Answer:
+    def _answer_once(self, command: commands.Command, timeout: float, broker: int) -> Answer:
         self.check_open()
         answers: list[Answer] = []
         request = self.ask(command, answers.append, broker)

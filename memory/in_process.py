@@ -201,9 +201,7 @@ class MemoryEngine:
             for topic, inbox in self._inboxes:
                 if topic == record.topic:
                     headers = wire.headers_list(record.headers)
-                    inbox.append(
-                        Record(topic, 0, i, self.now, record.key, record.value, headers)
-                    )
+                    inbox.append(Record(topic, 0, i, self.now, record.key, record.value, headers))
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
