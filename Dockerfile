@@ -1,7 +1,7 @@
 # The image of the engine and of Spark's master and workers: Python with lakequeue, which brings
 # PySpark, and Java. Driver and executors need the same Python and the same packages, so they are
 # one image.
-FROM python:3.11-slim-bookworm
+FROM python:3.11.11-slim-bookworm
 
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
@@ -12,6 +12,11 @@ ENV LAKEQUEUE_CACHE=/opt/lakequeue/cache \
     PYSPARK_DRIVER_PYTHON=/usr/local/bin/python \
     SPARK_HOME=/usr/local/lib/python3.11/site-packages/pyspark \
     SPARK_NO_DAEMONIZE=1
+
+# Nobody of this number is known elsewhere; volumes take over who owns /data.
+RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin lakequeue \
+    && mkdir -p /data /opt/lakequeue/cache \
+    && chown lakequeue:lakequeue /data /opt/lakequeue/cache
 
 WORKDIR /opt/lakequeue/source
 COPY pyproject.toml README.md __init__.py aio.py ./
@@ -32,8 +37,12 @@ COPY state state
 COPY streaming streaming
 RUN pip install --no-cache-dir ".[fast,sql]"
 
+COPY --chmod=755 deploy/entrypoint.sh /opt/lakequeue/entrypoint.sh
+
+USER 10001:10001
 # The jars, once per image instead of once per start.
 WORKDIR /data
 RUN python -m lakequeue.streaming.jars
 
+ENTRYPOINT ["/opt/lakequeue/entrypoint.sh"]
 CMD ["lakequeue", "--help"]

@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": ("lakequeue.examples.demo:demo", "Three stories on queues, then the accounts."),
     "up": ("lakequeue.cli.up:up", "Start everything here: embedded Kafka and the engine."),
     "run": ("lakequeue.cli.run:run", "Start the engine on a Kafka and a Spark that are there."),
+    "submit": ("lakequeue.cli.submit:submit", "The engine through spark-submit."),
     "publish": ("lakequeue.cli.publish:publish", "Send files, lines or standard input."),
     "consume": ("lakequeue.cli.consume:consume", "Receive messages: print them, or run a command."),
     "queues": ("lakequeue.cli.queues:queues", "What is in the queues and who consumes them."),

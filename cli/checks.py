@@ -53,7 +53,8 @@ def doctor(
 
     Looks at this machine; at the home, whether its checkpoint is its own; at Spark, whether each
     broker and the tables have a task slot; whether Kafka answers, keeps what comes in long enough,
-    and the engine lives. With --url, or with --home of one that runs, those have to be there.
+    has the right topics, copies, rights and room; whether the engine lives, and clocks and versions
+    there and here agree. With --url, or with --home of one that runs, those have to be there.
 
     \b
     Examples:
@@ -61,12 +62,19 @@ def doctor(
       lakequeue doctor --home .lakequeue --queue orders
       lakequeue doctor --url kafka-1:9092 --config queues.yaml --master 'local[4]' --json
     """
+    from .deployment_checks import deployment_checks
     from .doctor import diagnose
-    from .engine_checks import load_configuration, look
+    from .engine_checks import brokers_of, load_configuration, look, vpns_of
+    from .presence import engine_lives
 
     presence, bootstrap = _presence(url, home, vpn, queue)
     checks = diagnose(home)
-    checks += [*look(home, load_configuration(config), master, bootstrap), *presence]
+    configuration = load_configuration(config)
+    checks += [*look(home, configuration, master, bootstrap), *presence]
+    if bootstrap is not None:
+        brokers = 1 if configuration is None else len(brokers_of(configuration, home))
+        vpns, lives = vpns_of(configuration) | {vpn}, engine_lives(presence)
+        checks += deployment_checks(bootstrap, vpns, brokers, vpn, lives)
     if as_json:
         names = ("name", "ok", "found", "wanted", "advice")
         say_json([{name: getattr(check, name) for name in names} for check in checks])

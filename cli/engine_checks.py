@@ -119,7 +119,7 @@ def input_topics(
 
     vpns, brokers, captured = {"default"}, {DEFAULT_BROKER}, set[str]()
     if configuration is not None:
-        vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
+        vpns = vpns_of(configuration)
         brokers = brokers_of(configuration, home)
         captured = {q.underlying_topic for q in configuration.queues}
     if home is not None:
@@ -156,7 +156,6 @@ def log_problem(topic: str, settings: dict[str, str]) -> str:
 def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
     """Each topic's settings. Raises LakequeueError when Kafka does not answer."""
     from kafka import KafkaAdminClient
-    from kafka.admin import ConfigResource, ConfigResourceType
     from kafka.errors import KafkaError
 
     from ..client.kafka_base import require_broker
@@ -170,18 +169,32 @@ def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
     except KafkaError as error:
         raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
     try:
-        names = sorted(admin.list_topics())
-        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-        told: Any = admin.describe_configs(resources, config_filter="all")
-        return {
-            name: {key: str(data["value"]) for key, data in config.items()}
-            for by_name in told.values()
-            for name, config in by_name.items()
-        }
+        return topic_settings(admin)
     except KafkaError as error:
         raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
     finally:
         admin.close()
+
+
+def topic_settings(admin: Any) -> dict[str, dict[str, str]]:
+    """Each topic's settings, of Kafka's administration. Raises KafkaError."""
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    names = sorted(admin.list_topics())
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    told: Any = admin.describe_configs(resources, config_filter="all")
+    return {
+        name: {key: str(data["value"]) for key, data in config.items()}
+        for by_name in told.values()
+        for name, config in by_name.items()
+    }
+
+
+def vpns_of(configuration: Configuration | None) -> set[str]:
+    """The VPNs that an engine with this configuration serves."""
+    if configuration is None:
+        return {"default"}
+    return {*configuration.vpns, *(q.vpn for q in configuration.queues)}
 
 
 def load_configuration(config: Path) -> Configuration | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected, Timeout
+from .deployment_checks import clocks_check, versions_check
 from .doctor import Check
 from .group import EnvironmentFault
 
@@ -134,23 +135,29 @@ def presence_checks(
                   "a broker that answers", _start(home) if problem else "", required)  # fmt: skip
     if problem:
         return [kafka]
-    out = [kafka, _engine_check(place, home, vpn, required)]
-    if queue is not None and not out[-1].advice:
+    out = [kafka, *_engine_checks(place, home, vpn, required)]
+    if queue is not None and engine_lives(out):
         out.append(_queue_check(address, vpn, queue))
     return out
 
 
-def _engine_check(place: str, home: Path | None, vpn: str, required: bool) -> Check:
+def engine_lives(checks: list[Check]) -> bool:
+    """Whether one of these is an engine that was heard."""
+    return any(check.name == "engine" and check.ok and not check.advice for check in checks)
+
+
+def _engine_checks(place: str, home: Path | None, vpn: str, required: bool) -> list[Check]:
     wanted = f"a heartbeat on {topics.topic(vpn, topics.ENGINE)}"
     try:
         heard = heartbeat(place, vpn)
     except LakequeueError as error:
         advice = "Is --vpn right? An engine serves the VPNs that its configuration names."
-        return Check("engine", not required, f"never here: {error}", wanted, advice, required)
+        return [Check("engine", not required, f"never here: {error}", wanted, advice, required)]
     if heard is None:
         found = f"none for {HEARTBEAT_WAIT_S:.0f} s"
-        return Check("engine", not required, found, wanted, _start(home), required)
-    return Check("engine", True, f"lives: {who(heard)}", wanted, required=required)
+        return [Check("engine", not required, found, wanted, _start(home), required)]
+    lives = Check("engine", True, f"lives: {who(heard)}", wanted, required=required)
+    return [lives, clocks_check(heard), versions_check(heard)]
 
 
 def _queue_check(address: str, vpn: str, queue: str) -> Check:

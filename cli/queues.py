@@ -56,22 +56,21 @@ def queues(
       lakequeue queues --json | jq '.[] | {name, depth}'
     """
     with connect(url, home, vpn, "queues") as connection:
-        admin = connection.admin()
         if not watch:
             if as_json:
-                described = look(admin, queue)
+                described = look(connection, queue)
                 say_json(described[0] if queue else described)
             else:
-                console().print(look_and_show(admin, queue))
+                console().print(look_and_show(connection, queue))
             return
         with stop_on_signals() as stop:
-            _watch(admin, queue, every, stop.wait, as_json)
+            _watch(connection, queue, every, stop.wait, as_json)
 
 
-def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool) -> None:
+def _watch(connection: Any, queue: str | None, every: float, wait: Any, as_json: bool) -> None:
     if as_json:
         while True:
-            described = look(admin, queue)
+            described = look(connection, queue)
             say_json(described[0] if queue else described)
             if wait(every):
                 return
@@ -79,23 +78,23 @@ def _watch(admin: Any, queue: str | None, every: float, wait: Any, as_json: bool
 
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            live.update(look_and_show(admin, queue), refresh=True)
+            live.update(look_and_show(connection, queue), refresh=True)
             if wait(every):
                 return
 
 
-def look(admin: Any, queue: str | None) -> list[dict[str, Any]]:
+def look(connection: Any, queue: str | None) -> list[dict[str, Any]]:
     """Describe one queue, with the reasons why it does not move, or all."""
-    return [described(admin, queue)[0]] if queue else admin.queues()
+    return [described(connection, queue)[0]] if queue else connection.admin().queues()
 
 
-def look_and_show(admin: Any, queue: str | None) -> RenderableType:
+def look_and_show(connection: Any, queue: str | None) -> RenderableType:
     """What people see: the queues, and the alerts of VPN and broker that are set."""
     from rich.console import Group
 
-    described = look(admin, queue)
+    described = look(connection, queue)
     shown = _one(described[0]) if queue else _table(described)
-    return Group(shown, *alerts_of(admin.usage()))
+    return Group(shown, *alerts_of(connection.admin().usage()))
 
 
 def _table(described: list[dict[str, Any]]) -> RenderableType:

@@ -18,6 +18,7 @@ import click
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
 from .group import EnvironmentFault, forget_standard_output
+from .log_lines import TEXT, line_format
 
 if TYPE_CHECKING:
     from ..streaming import Engine
@@ -69,7 +70,7 @@ def run_engine(
     the page `lakequeue monitor`; 0: the one that it had before, else a free one; None: no page.
     """
     try:
-        with logging_to(home / "spark.log"):
+        with logging_to(home / "spark.log", engine.log_format):
             with environment_faults():
                 engine.start()
                 address = write_address(home, bootstrap)
@@ -114,17 +115,24 @@ def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[st
 
 
 @contextlib.contextmanager
-def logging_to(file: Path) -> Iterator[None]:
-    """The engine's warnings (alerts, what ended and is started again) as lines on stderr; what
-    libraries log goes to a file: their tracebacks of a process that ended say less than ours."""
+def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
+    """What the engine says (alerts, dead messages, what ended and is started again) as lines on
+    stderr; what libraries log goes to a file: their tracebacks of a process that ended say less
+    than ours."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    lines.setFormatter(line_format(log_format))
     rest = logging.FileHandler(file, delay=True)
     rest.setLevel(logging.WARNING)
     rest.handleError = lambda record: None  # type: ignore[method-assign]  # the disk is full
-    rest.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handlers = ((logging.getLogger("lakequeue.engine"), lines), (logging.getLogger(), rest))
+    rest.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if log_format == TEXT else line_format(log_format)
+    )  # fmt: skip
+    engine = logging.getLogger("lakequeue.engine")
+    before = engine.level
+    engine.setLevel(logging.INFO)
+    handlers = ((engine, lines), (logging.getLogger(), rest))
     for logger, handler in handlers:
         logger.addHandler(handler)
     try:
@@ -132,6 +140,8 @@ def logging_to(file: Path) -> Iterator[None]:
     finally:
         for logger, handler in handlers:
             logger.removeHandler(handler)
+        engine.setLevel(before)
+        for _, handler in handlers:
             handler.close()
 
 

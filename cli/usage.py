@@ -32,8 +32,8 @@ ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
 @connection_options
 @json_option
 def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
-    """Show what the VPN and the broker use of their limits, the alerts that are set, and what was
-    refused without a queue.
+    """Show what the VPN and each broker use of their limits, the alerts that are set, and what was
+    refused without a queue. Limits hold for each broker.
 
     \b
     Examples:
@@ -51,33 +51,43 @@ def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
     for column, side in (("of", "left"), ("what", "left"), ("used", "right"), ("limit", "right"),
                          ("%", "right"), ("alert", "left")):  # fmt: skip
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    for scope, mine, used, limit, alert, shown in _rows(found):
+    for of, mine, used, limit, alert, shown in _rows(found):
         table.add_row(
-            f"{scope} {mine['name']}", used, shown(mine[used]),
+            of, used, shown(mine[used]),
             "none" if mine[limit] is None else shown(mine[limit]),
             percent(mine[used], mine[limit]), "set" if alert in mine["alerts"] else "",
         )  # fmt: skip
     console().print(table)
-    for reason, count in found["vpn"]["refused"].items():
-        click.echo(f"{count:,} refused: {reason}")
+    for one in each(found):
+        for reason, count in one["vpn"]["refused"].items():
+            click.echo(f"{count:,} refused: {reason}{_at(one, found)}")
+
+
+def each(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What every broker that runs says."""
+    return list(found.get("brokers", {}).values()) or [found]
+
+
+def _at(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Where, with several brokers."""
+    return f" (broker {one['broker']['name']})" if len(each(found)) > 1 else ""
 
 
 def _rows(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Of a VPN and of each broker every figure with its limit."""
-    brokers = [one["broker"] for one in found.get("brokers", {"": found}).values()]
-    for scope, *row in ROWS:
-        for mine in brokers if scope == "broker" else [found["vpn"]]:
-            yield scope, mine, *row
+    for one in each(found):
+        for scope, used, limit, alert, shown in ROWS:
+            mine = one[scope]
+            at = _at(one, found) if scope == "vpn" else ""
+            yield f"{scope} {mine['name']}{at}", mine, used, limit, alert, shown
 
 
 def alerts_of(found: Mapping[str, Any]) -> list[str]:
-    """The alerts of a VPN and its broker that are set, a sentence each."""
+    """The alerts of a VPN and its brokers that are set, a sentence each."""
     out = []
-    for scope, mine, used, limit, alert, shown in _rows(found):
+    for of, mine, used, limit, alert, shown in _rows(found):
         if alert in mine["alerts"]:
             share = percent(mine[used], mine[limit])
             out.append(
-                f"Alert {alert} of {scope} {mine['name']}: {shown(mine[used])} of "
-                f"{shown(mine[limit])}, {share} %"
+                f"Alert {alert} of {of}: {shown(mine[used])} of {shown(mine[limit])}, {share} %"
             )
     return out

@@ -14,6 +14,7 @@ from .consumer import Consumer
 from .producer import Producer
 from .runner import Runner
 from .session import Session
+from .spans import Spans
 from .threads import Threads
 from .transport import Transport
 
@@ -69,6 +70,12 @@ class Connection(Session):
     def now(self) -> datetime:
         """The engine's time; over Kafka this machine's."""
         return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
+
+    def trace(self, tracer_provider: Any = None) -> None:
+        """From now on OpenTelemetry hears of each publish and each delivery here: a span for each,
+        linked by the message's header `traceparent`. tracer_provider: the process's by default.
+        Raises ConfigError where the packages of the extra `otel` are not installed."""
+        self.spans = Spans(tracer_provider)
 
     def advance(self, duration: str | float) -> None:
         """On ``memory://``: move the clock, stopping at every deadline on the way."""

@@ -153,6 +153,8 @@ class Consumer:
         message = self._prefetch.hand_over()
         if message is None:
             return None
+        if self._session.spans is not None:
+            self._session.spans.begin(message, self._prefetch.tracks(message))
         if self._rule.mode in ("auto", "pre_ack"):
             self._settling.settle([message])
         elif self._rule.mode == "dups_ok":

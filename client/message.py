@@ -101,7 +101,7 @@ class Message:
     __slots__ = (
         "_dead", "_expires", "_headers", "_holder", "_lease_at", "_time", "delivery",
         "delivery_count", "is_barrier", "key", "lease_ends", "number", "payload", "priority",
-        "queue", "settled",
+        "queue", "settled", "span",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +125,7 @@ class Message:
         self.is_barrier = barrier
         self._dead = dead
         self.settled = False  # acknowledged, canceled or rejected here
+        self.span: Any = None  # of this delivery, with `Connection.trace`
 
     def __repr__(self) -> str:
         again = f", delivery {self.delivery_count}" if self.redelivered else ""
@@ -156,6 +157,19 @@ class Message:
         """When the lease ends, by this machine's clock (on ``memory://`` the engine's); None: not
         while the consumer is connected (L4)."""
         return moment(self._lease_at)
+
+    def settle(self, outcome: str) -> None:
+        """It is acknowledged, canceled or rejected here. For the consumer."""
+        self.settled = True
+        if self.span is not None:
+            self.end_span(outcome)
+
+    def end_span(self, outcome: str) -> None:
+        """What became of this delivery, if anybody traces it. For the consumer."""
+        span, self.span = self.span, None
+        if span is not None:
+            span.set_attribute("lakequeue.outcome", outcome)
+            span.end()
 
     def lease(self, left_ms: float, clock_ms: float, now_ms: int) -> None:
         """The lease ends in so long from now on; 0: it has no end. For the consumer."""

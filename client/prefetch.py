@@ -41,14 +41,19 @@ class Prefetch:
             mine = [m for m in self.buffer if not self.tracks(m)]
             self.buffer.clear()
             self.buffer.extend(mine)
-            self.held.clear()
+            self._lose_held()
             self._seen.clear()
 
     def clear(self) -> None:
         """Nothing is here any more."""
         with self._lock:
             self.buffer.clear()
-            self.held.clear()
+            self._lose_held()
+
+    def _lose_held(self) -> None:
+        for message in self.held.values():
+            message.end_span("lost")
+        self.held.clear()
 
     def tracks(self, message: Message) -> bool:
         """Whether the engine waits for what becomes of it."""
@@ -78,7 +83,8 @@ class Prefetch:
                 )  # fmt: skip
                 if d.lease_ms:
                     message.lease(d.lease_ms, clock_ms, now_ms)
-                self.held.pop(number, None)
+                if (before := self.held.pop(number, None)) is not None:
+                    before.end_span("lost")
                 new.append(message)
             self.buffer.extend(new)
             while len(seen) > self._seen_max:

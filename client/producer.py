@@ -185,6 +185,8 @@ class Producer:
         if isinstance(key, str):
             key = key.encode()
         own = None
+        if self._session.spans is not None:
+            headers = self._session.spans.published(destination, headers)
         if headers:
             own = [(n, v.encode() if isinstance(v, str) else v) for n, v in headers.items()]
         with self._lock:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from ..protocol import LeaseLost
@@ -79,8 +80,10 @@ class Serving:
 
     def _call(self, message: Message) -> None:
         assert self._callback is not None
+        spans = self._session.spans
         try:
-            self._callback(message)
+            with nullcontext() if spans is None else spans.current(message):
+                self._callback(message)
         except Exception as error:
             self.failed(message, error)
         else:
@@ -93,6 +96,8 @@ class Serving:
         message = self._prefetch.hand_over(self._failed)
         if message is None:
             return None
+        if self._session.spans is not None:
+            self._session.spans.begin(message, self._prefetch.tracks(message))
         if self._rule.mode == "pre_ack":
             self._settling.settle([message])
         elif self._rule.mode == "dups_ok":

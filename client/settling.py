@@ -61,11 +61,11 @@ class Settling:
     def cancel_message(self, message: Message, delay: str | float | None) -> None:
         """See `Message.cancel`."""
         ms = None if delay is None else duration_ms(delay, "delay")
-        self._give_up(message, partial(self.subscription.cancel, message.id, ms))
+        self._give_up(message, "canceled", partial(self.subscription.cancel, message.id, ms))
 
     def reject_message(self, message: Message, reason: str) -> None:
         """See `Message.reject`."""
-        self._give_up(message, partial(self.subscription.reject, message.id, reason))
+        self._give_up(message, "rejected", partial(self.subscription.reject, message.id, reason))
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine has answered, the client goes by the period that
@@ -75,11 +75,11 @@ class Settling:
             self.flush()
             self.renew([message], ms)
 
-    def _give_up(self, message: Message, say: Callable[[], None]) -> None:
+    def _give_up(self, message: Message, outcome: str, say: Callable[[], None]) -> None:
         if self._check_held(message):
             with self._lock:
                 self._prefetch.held.pop(message.number, None)
-                message.settled = True
+                message.settle(outcome)
                 self.flush()
                 say()
 
@@ -96,6 +96,7 @@ class Settling:
                 raise LeaseLost(f"message {message.id} is no longer held by this consumer")
             if message.lease_ends and self._session.clock_ms() >= message.lease_ends:
                 del self._prefetch.held[message.number]
+                message.end_span("lost")
                 ended = message.lease_expires_at
                 raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
         return True
@@ -107,7 +108,7 @@ class Settling:
         with self._lock:
             for message in messages:
                 if self._prefetch.held.pop(message.number, None) is not None:
-                    message.settled = True
+                    message.settle("acknowledged")
                     self._acks.append(message.number)
             pending = len(self._acks)
         if pending >= self._session.runner.acks_most:

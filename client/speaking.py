@@ -22,6 +22,7 @@ from ..protocol.errors import Moved, PermissionDenied
 from ..protocol.signing import Credentials, Signature, sign
 from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
+from .spans import Spans
 from .transport import Transport
 from .whereabouts import Whereabouts
 
@@ -53,6 +54,7 @@ class Speaking:
         self.epoch = 0  # of the home that gave the newest result that somebody asked for
         self._credentials = credentials
         self._signed = itertools.count(1)
+        self.spans: Spans | None = None  # see `Connection.trace`
         self._names = 0
         self._pid = os.getpid()
         self._asked: dict[str, Callable[[Answer], None]] = {}

@@ -73,11 +73,7 @@ class EngineFigures:
         one before."""
         samples = self._samples() or {}
         found = {
-            name: sorted(
-                (float(labels["le"]), count)
-                for labels, count in samples.get(f"lakequeue_queue_{name}_seconds_bucket", ())
-                if (labels["vpn"], labels["queue"]) == (vpn, queue)
-            )
+            name: _buckets(samples, f"lakequeue_queue_{name}_seconds_bucket", (vpn, queue))
             for name in ("waiting", "processing")
         }
         out: dict[str, Any] = {
@@ -101,6 +97,15 @@ class EngineFigures:
             new = [(bound, max(0.0, n - b)) for (_, b), (bound, n) in zip(before, now, strict=True)]
             past.append((at, quantile(new, 0.5), quantile(new, 0.99)))
         return past
+
+
+def _buckets(samples: Samples, metric: str, queue: tuple[str, str]) -> Buckets:
+    """Of a queue; where several brokers host it, of all of them together."""
+    total: dict[float, float] = defaultdict(float)
+    for labels, count in samples.get(metric, ()):
+        if (labels["vpn"], labels["queue"]) == queue:
+            total[float(labels["le"])] += count
+    return sorted(total.items())
 
 
 def _by(samples: Samples, label: str, names: list[str]) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What is seen of one VPN: the newest look at its queues, and how things went lately.
+"""What is seen of one VPN: the newest look at its queues, on all brokers, and how it went lately.
 
 A look is taken when somebody asks for one and the last is too old; so a page that nobody has open
 costs the engine nothing. How old it may be grows with what a look takes. Rates are between two
@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ..client.message import moment
 from ..protocol import LakequeueError, NotConnected, commands
+from ..protocol.descriptions import add_up
 from .describing import described
+from .each_broker import BrokerLook, ask_all, silence
 
 EVERY_S = 2.0
 SHARE = 20  # of the time, a look may take one part in so many
@@ -46,14 +49,16 @@ class Point:
 
 @dataclass(slots=True)
 class Seen:
-    """A look. queues: as `describe` gives them, each with `in_s`, `out_s` and `again_s`; problem:
-    why there is no newer one; bridges: as `describe_bridge` gives them."""
+    """A look. queues: as `describe` gives them, each with `in_s`, `out_s` and `again_s`; brokers:
+    by name, in the order of their numbers; problem: why there is no newer one; silent: which
+    brokers' part is older; bridges: as `describe_bridge` gives them."""
 
     queues: list[dict[str, Any]] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
+    brokers: dict[str, BrokerLook] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
     problem: str = ""
+    silent: str = ""
     bridges: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -88,7 +93,7 @@ class Sight:
     def queue(self, name: str) -> tuple[dict[str, Any], list[Any]]:
         """One queue, as it is now, with why it does not move, and its first messages. Raises
         LakequeueError."""
-        return self._ask(lambda c: described(c.admin(), name, c.now()))
+        return self._ask(lambda c: described(c, name))
 
     def redrive(self, name: str, ids: list[str] | None) -> Any:
         """Send dead messages back, these or all. Raises LakequeueError."""
@@ -142,12 +147,14 @@ class Sight:
         begun = self._clock()
         if begun < self._due:  # somebody else looked meanwhile
             return
-        admin = connection.admin()
-        queues, usage = admin.queues(), admin.usage()
-        seen = Seen(queues, usage, admin.events(limit=EVENTS), connection.now())
+        looks = ask_all(connection, self._seen.brokers, EVENTS)
+        events = [event for look in looks.values() for event in look.events]
+        events = sorted(events, key=lambda event: event["time"])[-EVENTS:]
+        events = [{**event, "time": moment(event["time"])} for event in events]
+        seen = Seen(_whole(looks), looks, events, connection.now(), silent=silence(looks))
         seen.bridges = _bridges(connection)
         at = self._clock()
-        self._remember(at, queues)
+        self._remember(at, seen.queues)
         self._seen, self._due = seen, at + max(self._every_s, SHARE * (at - begun))
 
     def _remember(self, at: float, queues: list[dict[str, Any]]) -> None:
@@ -171,6 +178,15 @@ class Sight:
     def _point(self, name: str, point: Point) -> None:
         if name in self._past or len(self._past) <= QUEUES_KEPT:
             self._past.setdefault(name, deque(maxlen=POINTS)).append(point)
+
+
+def _whole(looks: dict[str, BrokerLook]) -> list[dict[str, Any]]:
+    """Every queue of all brokers, by name; what hosts of one say is added up."""
+    hosts: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, look in looks.items():
+        for queue in look.queues:
+            hosts.setdefault(queue["name"], {})[name] = queue
+    return [add_up(parts) for _, parts in sorted(hosts.items())]
 
 
 def _rates(

@@ -23,6 +23,7 @@ BARS = "▁▂▃▄▅▆▇█"
 SPARK = 40
 FRAME = 8  # lines beside the queues
 MESSAGES = 10
+BROKERS = 6
 SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "depth": lambda q: -q["depth"], "in": lambda q: -q["in_s"], "out": lambda q: -q["out_s"],
     "oldest": lambda q: -(q["oldest_age_s"] or 0), "why": lambda q: not words.waits(q),
@@ -92,6 +93,10 @@ def spark(values: Sequence[float]) -> str:
 def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[RenderableType]:
     queues = ordered(seen, view)
     parts: list[RenderableType] = [_totals(sight.past(), len(queues))]
+    if seen.silent and not seen.problem:
+        parts.append(Text(seen.silent, "bold yellow"))
+    if len(seen.brokers) > 1:
+        parts.append(_brokers(seen))
     for alert in words.alerts(seen):
         parts.append(Text(plain(f"alert {alert['name']}: {alert['of']}"), "bold yellow"))
     if not queues:
@@ -127,6 +132,18 @@ def _totals(past: Sequence[Point], queues: int) -> RenderableType:
     return table
 
 
+def _brokers(seen: Seen) -> RenderableType:
+    """Each broker in a word or two, those that do not run first where there is no room for all."""
+    shown = sorted(seen.brokers.values(), key=lambda look: not look.silent)
+    text = Text("brokers ")
+    for look in shown[:BROKERS]:
+        load = look.state.get("load")
+        share = "" if load is None else f" {100 * load:.0f} %"
+        text.append(f" {look.name} {words.state(look)}{share} ", "red" if look.silent else "green")
+    more = len(shown) - BROKERS
+    return text.append(f" and {more} more", "dim") if more > 0 else text
+
+
 def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
     try:
         queue, messages = sight.queue(name)
@@ -141,6 +158,10 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
                            ("delayed", "delayed"))
     )  # fmt: skip
     parts.append(Text(f"{levels}, oldest {words.age(queue['oldest_age_s'])}"))
+    for host, part in queue.get("brokers", {}).items():
+        text = f"  on {host}: depth {part['depth']:,}, ready {part['ready']:,}, held "
+        text += f"{part['leased']:,}, on its way {part['moving']:,}"
+        parts.append(Text(f"{text}, consumers {len(part['consumers'])}", "dim"))
     past = sight.past(name)
     for text, values in (("in  ", [p.into for p in past]), ("out ", [p.out for p in past]),
                          ("deep", [p.depth for p in past])):  # fmt: skip

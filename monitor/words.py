@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -83,14 +83,36 @@ def death(message: Any) -> dict[str, Any]:
 def alerts(seen: Any) -> list[dict[str, str]]:
     """Every alert that is set, as what it is of, its name, and its queue."""
     found = []
-    for scope in ("broker", "vpn"):
-        for name in seen.usage.get(scope, {}).get("alerts", ()):
-            of = f"{scope} {seen.usage[scope]['name']}"
-            found.append({"of": of, "name": name, "queue": ""})
+    for look in seen.brokers.values():
+        for scope in ("broker", "vpn") if look.usage else ():
+            of = f"{scope} {look.usage[scope]['name']}"
+            if scope == "vpn" and len(seen.brokers) > 1:
+                of += f" on broker {look.name}"
+            found += [{"of": of, "name": n, "queue": ""} for n in look.usage[scope]["alerts"]]
     for queue in seen.queues:
         for name in queue["alerts"]:
             found.append({"of": queue["name"], "name": name, "queue": queue["name"]})
     return found
+
+
+def used(seen: Any, what: str) -> int:
+    """How much of something all brokers use."""
+    return sum(look.usage["broker"][what] for look in seen.brokers.values() if look.usage)
+
+
+def limit(seen: Any, what: str, shown: str) -> str:
+    """Of how much, in words; a limit holds for each broker."""
+    filters: dict[str, Callable[[float], str]] = {"size": size, "number": number}
+    limits = {look.usage["broker"][what] for look in seen.brokers.values() if look.usage}
+    if not limits:
+        return ""
+    each = " each" if len(seen.brokers) > 1 else ""
+    return f"of {filters[shown](max(limits))}{each}"
+
+
+def state(look: Any) -> str:
+    """Of a broker, as far as anybody told it."""
+    return look.state["state"] or "running"
 
 
 def waits(queue: Mapping[str, Any]) -> str:
@@ -135,6 +157,7 @@ def said(request: Any) -> str:
 
 FILTERS = {
     "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
-    "death": death, "details": details, "waits": waits,
+    "death": death, "details": details, "waits": waits, "used": used, "limit": limit,
+    "state": state,
     "bridge_waits": bridge_waits,
 }  # fmt: skip

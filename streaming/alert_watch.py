@@ -27,6 +27,7 @@ log = logging.getLogger("lakequeue.engine")
 
 POLL_S = 0.25
 Heard = Callable[[str, pa.Table], None]
+Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
 _ALERTS = ("_high", "_cleared")
 # Of an event's details, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
@@ -60,11 +61,18 @@ def _alert(row: dict[str, Any]) -> Alert:
     return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
 
 
+def told(text: str, broker: str, alert: Alert) -> None:
+    """Into the log: one that is cleared is as it should be."""
+    level = logging.INFO if alert.event.endswith("_cleared") else logging.WARNING
+    fields = {"event": alert.event, "broker": broker, "vpn": alert.vpn, "queue": alert.queue}
+    log.log(level, "%s", text, extra={"fields": fields | alert.details})
+
+
 class AlertReader:
     """Says each alert once: a journal record that was written twice is the same one. heard: gets
     the broker and the events of each record, alerts or not."""
 
-    def __init__(self, say: Callable[[str], None], heard: Heard = lambda broker, events: None):
+    def __init__(self, say: Say, heard: Heard = lambda broker, events: None):
         self._say, self._heard = say, heard
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
 
@@ -84,7 +92,7 @@ class AlertReader:
             return
         self._heard(broker, events)
         for alert in alerts_in(events):
-            self._say(f"{broker}: {alert.text()}")
+            self._say(f"{broker}: {alert.text()}", broker, alert)
 
 
 class AlertWatch(threading.Thread):
@@ -96,7 +104,7 @@ class AlertWatch(threading.Thread):
         bootstrap: str,
         vpns: list[str],
         heard: Heard,
-        say: Callable[[str], None] = log.warning,
+        say: Say = told,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-alerts")
         self._kafka = kafka_client(bootstrap, "lakequeue-alerts")

@@ -136,6 +136,7 @@ class SparkApplication:
             },
             ui_port=self._settings.value("ui_port", 4040) or None,
             log_file=home / "spark.log",
+            log_format=self._settings.log_format,
         )
         if not is_local(master) or (master or "").startswith("local-cluster"):
             spark.sparkContext.addPyFile(str(package_zip(home)))

@@ -36,6 +36,7 @@ from .broker_records import BrokerRecords
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
+from .event_lines import EventLines
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
@@ -51,6 +52,7 @@ from .tables_watch import TablesWatch
 from .ticker import Ticker
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
 log = logging.getLogger("lakequeue.engine")
@@ -67,6 +69,7 @@ class Engine:
     ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
     ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``.retention_days``,
     ``.upkeep_hours``, ``.vacuum_hours`` (see `table_care`), ``lakequeue.ui_port``,
+    ``lakequeue.log_format`` (``text`` or ``json``),
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
@@ -103,7 +106,8 @@ class Engine:
         self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
-        self._alerts = AlertWatch(bootstrap_servers, self._vpns, self.metrics.times.journal)
+        self._alerts = AlertWatch(bootstrap_servers, self._vpns, self._on_events)
+        self._event_lines = EventLines()
         self._queue_watch = QueueWatch(
             bootstrap_servers, self._vpns, self.metrics.queues,
             credentials=lambda: self._folder.credentials,
@@ -148,6 +152,11 @@ class Engine:
     def trigger(self) -> str:
         """How it steps: ``real-time`` or ``micro-batch``."""
         return self._settings.trigger
+
+    @property
+    def log_format(self) -> str:
+        """What lines of the log are: ``text`` or ``json``."""
+        return self._settings.log_format
 
     @property
     def epoch(self) -> int:
@@ -321,6 +330,10 @@ class Engine:
         self.metrics.batch(progress)
         if broker in self.brokers:
             self._records.batch(self.brokers[broker], progress)
+
+    def _on_events(self, broker: str, events: pa.Table) -> None:
+        self.metrics.times.journal(broker, events)
+        self._event_lines.heard(broker, events)
 
     def _on_word(self, broker: str, word: str, rest: str) -> None:
         if broker in self.brokers:

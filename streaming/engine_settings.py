@@ -9,6 +9,7 @@ from ..protocol import ConfigError, Problem
 from .queries import REAL_TIME, TRIGGERS
 
 BATCH_S_MAX = 600  # a transaction of Kafka is open as long, at most 15 minutes by default
+LOG_FORMATS = ("text", "json")
 _PREFIX = "lakequeue."
 _Value = TypeVar("_Value", int, float, str)
 
@@ -30,6 +31,9 @@ class EngineSettings:
         self.trigger = self.value("trigger", REAL_TIME)
         if self.trigger not in TRIGGERS:
             raise _not_allowed("trigger", self.trigger, f"one of {', '.join(TRIGGERS)}")
+        self.log_format = self.value("log_format", LOG_FORMATS[0])
+        if self.log_format not in LOG_FORMATS:
+            raise _not_allowed("log_format", self.log_format, f"one of {', '.join(LOG_FORMATS)}")
         batch_s = self.value("batch_s", 30.0)
         if not 0 < batch_s <= BATCH_S_MAX:
             allowed = f"must be seconds, more than 0 and at most {BATCH_S_MAX}"

@@ -199,7 +199,11 @@ class EngineWatch:
             broker.failure = str(error)
             self._captured.forget(broker.name)
             self._told(broker, FAILED)
-            log.error("broker %r stays stopped, the others go on: %s", broker.name, error)
+            fields = {"event": "broker_failed", "broker": broker.name}
+            log.error(
+                "broker %r stays stopped, the others go on: %s", broker.name, error,
+                extra={"fields": fields},
+            )  # fmt: skip
 
     def _start(self, broker: BrokerQuery) -> None:
         self._application.start_query(broker)
@@ -249,7 +253,7 @@ class EngineWatch:
                 return
             try:
                 self._application.start_again()
-                log.warning("Spark runs again")
+                log.info("Spark runs again")
                 break
             except Exception:
                 if not self._application.java_ended():

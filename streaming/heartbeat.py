@@ -2,8 +2,9 @@
 
 Who asks the engine something and gets no answer wants to know what is not there. That Kafka answers
 says nothing of the engine; a lock in the home says nothing on another machine. So the driver's
-process tells it, in a topic that clients may read. Nobody compares clocks: who looks waits for the
-next record. It says that the process lives, not that its queries answer.
+process tells it, in a topic that clients may read. Whether it lives is not told by clocks: who
+looks waits for the next record; the time in it is for `lakequeue doctor`, which compares them.
+It says that the process lives, not that its queries answer.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from ..protocol import LakequeueError
+from .version import release
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -29,7 +32,10 @@ class EngineHeartbeat:
     def __init__(self, send: Callable[[bytes], None], home: Path, every_s: float = EVERY_S) -> None:
         self._send = send
         self._every_s = every_s
-        self._about = {"host": socket.gethostname(), "process": os.getpid(), "home": str(home)}
+        self._about: dict[str, object] = {
+            "host": socket.gethostname(), "process": os.getpid(), "home": str(home),
+            "version": release(),
+        }  # fmt: skip
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-heartbeat")
 
@@ -44,10 +50,10 @@ class EngineHeartbeat:
             self._thread.join(timeout=1)
 
     def _run(self) -> None:
-        value = json.dumps(self._about).encode()
         while not self._stopping.is_set():
+            about = {**self._about, "time": round(time.time() * 1000)}
             try:
-                self._send(value)
+                self._send(json.dumps(about).encode())
             except LakequeueError as error:  # Kafka is away: who asks cannot hear anything either
                 log.debug("a heartbeat was not sent: %s", error)
             self._stopping.wait(self._every_s)

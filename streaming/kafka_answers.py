@@ -50,7 +50,7 @@ class KafkaAnswers(threading.Thread):
         if self._away_since is not None:
             away_s = time.monotonic() - self._away_since
             self._away_since = None
-            log.warning("Kafka answers again, after %.0f s", away_s)
+            log.info("Kafka answers again, after %.0f s", away_s)
 
     def stop(self) -> None:
         """End the thread; it may be in the middle of a question."""

@@ -105,6 +105,7 @@ class LossWatch:
                 "deleted them before they were read; raise the topic's retention.ms or "
                 "retention.bytes",
                 f"{loss.count:,}", loss.topic, loss.partition, loss.start, loss.end - 1, query,
+                extra={"fields": {"event": "records_lost", "topic": loss.topic, "query": query}},
             )  # fmt: skip
             self._on_loss(replace(loss, query=query))
 

@@ -85,7 +85,8 @@ def add_broker(
     captured.ask_again(b.name for b in (new, *alone))
     folder.remember_checkpoints()
     application.restart_history()
-    log.warning("broker %r is number %d of this home", name, new.number)
+    fields = {"event": "broker_added", "broker": name, "number": new.number}
+    log.info("broker %r is number %d of this home", name, new.number, extra={"fields": fields})
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:

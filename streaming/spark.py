@@ -75,6 +75,7 @@ def spark_settings(
     ui_port: int | None = None,
     shuffle_partitions: int | None = None,
     log_level: str = "ERROR",
+    log_format: str = "text",
 ) -> dict[str, str]:
     """All settings of a session; pure. See `spark_session` for the parameters."""
     settings = read_conf()
@@ -88,7 +89,7 @@ def spark_settings(
     if ui_port is not None:
         settings["spark.ui.port"] = str(ui_port)
     logging = f"-Dlog4j2.configurationFile={(CONF / 'spark-log4j2.xml').as_uri()}"
-    logging += f" -Dlakequeue.log.level={log_level}"
+    logging += f" -Dlakequeue.log.level={log_level} -Dlakequeue.log.format={log_format}"
     given = {key: str(value) for key, value in (extra or {}).items()}
     options = (settings.get(JAVA_OPTIONS), logging, given.pop(JAVA_OPTIONS, None))
     settings[JAVA_OPTIONS] = " ".join(filter(None, options))
@@ -115,6 +116,7 @@ def spark_session(
     ui_port: int | None = None,
     shuffle_partitions: int | None = None,
     log_file: Path | None = None,
+    log_format: str = "text",
 ) -> SparkSession:
     """Start Spark, or take the session that is already there.
 
@@ -128,6 +130,7 @@ def spark_session(
     shuffle_partitions: tasks of a stateful batch; fixed by a query's first checkpoint.
     log_file: takes what the Java process and the Python workers print, at WARN; without it they
     print errors to standard error.
+    log_format: `text`, or `json` for a line of JSON an event.
     Raises LakequeueError when there is no Java or Spark does not start.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -140,6 +143,7 @@ def spark_session(
         ui_port=ui_port,
         shuffle_partitions=shuffle_partitions,
         log_level="ERROR" if log_file is None else "WARN",
+        log_format=log_format,
     )
     if not submitted:
         _prepare_environment(settings.get("spark.master"))

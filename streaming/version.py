@@ -26,8 +26,12 @@ def code_version() -> str:
         files += [p for p in (ROOT / room).rglob("*") if p.suffix in (".py", ".lark")]
     for path in sorted(files):
         digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return f"{release()}+{digest.hexdigest()[:10]}"
+
+
+def release() -> str:
+    """Such as ``0.1.0``."""
     try:
-        release = importlib.metadata.version("lakequeue")
+        return importlib.metadata.version("lakequeue")
     except importlib.metadata.PackageNotFoundError:
-        release = "unknown"
-    return f"{release}+{digest.hexdigest()[:10]}"
+        return "unknown"

@@ -33,7 +33,7 @@ ELSEWHERE = {
     r"lakequeue up": "runs already",
     r"kafka-1:9092|bootstrap kafka:9092|^docker |localhost:19092": "needs a cluster",
     r"^kafka-console-producer": "Kafka's own tool",
-    r"cat > engine.py": "the program for spark-submit",
+    r"lakequeue submit": "needs a cluster; tests/job/test_standalone.py has one",
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
     r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_rebuild.py",

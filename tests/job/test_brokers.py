@@ -11,6 +11,7 @@ import pytest
 from job.brokers import BROKERS, define_queues, traffics, workers
 from job.processes import EngineProcess
 from job.traffic import drain
+from lakequeue.monitor.sight import Sight
 from lakequeue.protocol.errors import LakequeueError, Rejected
 from lakequeue.streaming import EmbeddedKafka
 
@@ -59,6 +60,25 @@ def test_each_broker_steps_by_itself(engine: tuple[EngineProcess, str]) -> None:
     assert [(b["name"], b["number"], b["state"]) for b in known] == [
         (name, i, "running") for i, name in enumerate(BROKERS)
     ]
+
+
+def test_the_page_sees_the_queues_of_all(engine: tuple[EngineProcess, str]) -> None:
+    """All brokers are asked at once, and within what a page waits for."""
+    url = engine[1]
+    with lakequeue.connect(url, broker="c") as connection:
+        connection.producer().send("orders-c", b"x")
+    sight = Sight(lambda: lakequeue.connect(url))
+    seen = sight.look()
+    assert (seen.problem, seen.silent) == ("", "")
+    assert [queue["name"] for queue in seen.queues] == [f"orders-{name}" for name in BROKERS]
+    assert {name: look.usage["broker"]["name"] for name, look in seen.brokers.items()} == {
+        name: name for name in BROKERS
+    }
+    queue, messages = sight.queue("orders-c")
+    assert (queue["broker"], queue["why"][0]["code"], len(messages)) == ("c", "no_consumer", 1)
+    sight.close()
+    with lakequeue.connect(url) as connection:
+        connection.admin().purge("orders-c")
 
 
 def test_a_broker_more_than_there_are_slots_is_refused(engine: tuple[EngineProcess, str]) -> None:

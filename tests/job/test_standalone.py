@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lakequeue
 import psutil
 import pytest
 from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
@@ -32,6 +33,13 @@ def cluster(tmp_path: Path) -> Iterator[Standalone]:
         yield cluster
     finally:
         cluster.kill()
+
+
+class SubmittedEngine(EngineProcess):
+    """`lakequeue submit`: the same engine, with spark-submit's Java before its Python."""
+
+    def command(self, bootstrap: str) -> list[str]:
+        return ["submit", "--bootstrap", bootstrap]
 
 
 def executor_of(worker: psutil.Process, executors: list[psutil.Process]) -> psutil.Process:
@@ -107,3 +115,29 @@ def kill_an_executor(cluster: Standalone) -> tuple[list[str], psutil.Process]:
     zombie.send_signal(signal.SIGSTOP)
     victim.kill()
     return moved, zombie
+
+
+def test_an_engine_is_submitted_and_ends_in_order(cluster: Standalone, tmp_path: Path) -> None:
+    """`lakequeue submit` in client mode: it has its jars, its executors run, and SIGTERM to the
+    command ends the driver in order, after its batch."""
+    (tmp_path / "queues.yaml").write_text("queues: [{name: orders, message_type: text}]\n")
+    with EmbeddedKafka(tmp_path / "kafka") as kafka:
+        url, home = f"kafka://{kafka.bootstrap_servers}", tmp_path / "home"
+        engine = SubmittedEngine(
+            kafka.bootstrap_servers, home, tmp_path / "queues.yaml", *cluster.settings()
+        )
+        try:
+            engine.wait_ready()
+            assert cluster.executors()
+            with lakequeue.connect(url) as connection:
+                connection.producer().send("orders", b"submitted")
+                with connection.consumer("orders") as consumer:
+                    message = consumer.receive(timeout=30)
+                    assert message is not None
+                    assert message.payload == b"submitted"
+                    message.ack()
+            assert engine.terminate() == 0
+            assert engine.said[-1]["event"] == "goodbye"
+            assert "Traceback" not in engine.errors()
+        finally:
+            engine.kill()

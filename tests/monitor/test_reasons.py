@@ -147,5 +147,5 @@ def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
 def test_of_large_messages_fewer_are_looked_at(alone: Any) -> None:
     define(alone)
     send(alone, "orders", *({"n": "x" * 300_000} for _ in range(9)))
-    queue, messages = described(alone.admin(), "orders")
+    queue, messages = described(alone, "orders")
     assert (len(messages), queue["why"][0]["code"]) == (3, "no_consumer")

@@ -59,7 +59,7 @@ def read(reader: AlertReader, record: WireRecord) -> None:
 
 def test_S9_each_alert_is_one_sentence(journals: list[WireRecord]) -> None:
     said: list[str] = []
-    reader = AlertReader(said.append)
+    reader = AlertReader(lambda text, broker, alert: said.append(text))
     for record in journals:
         read(reader, record)
     assert said == [
@@ -72,7 +72,7 @@ def test_S9_each_alert_is_one_sentence(journals: list[WireRecord]) -> None:
 
 def test_a_record_that_was_written_twice_is_said_once(journals: list[WireRecord]) -> None:
     said: list[str] = []
-    reader = AlertReader(said.append)
+    reader = AlertReader(lambda text, broker, alert: said.append(text))
     for record in [*journals, *journals]:
         read(reader, record)
     assert len(said) == 2
@@ -83,7 +83,7 @@ def test_what_others_wrote_to_the_journal_is_passed_over(
     journals: list[WireRecord], headers: list[tuple[str, bytes]]
 ) -> None:
     said: list[str] = []
-    reader = AlertReader(said.append)
+    reader = AlertReader(lambda text, broker, alert: said.append(text))
     reader.read("east.journal", b"broker-0", journals[-1].value, headers)
     reader.read("east.journal", b"broker-0", b"no Arrow", [("lq-step", b"1.0")])
     assert said == []

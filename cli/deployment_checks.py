@@ -1,0 +1,307 @@
+"""What of a deployment's parts do not fit each other: the third part of `lakequeue doctor`.
+
+Topics and brokers of Kafka, this machine and the engine's, its version and ours. What is looked at
+is gathered once (`KafkaLook`, the engine's heartbeat); each check is a function of that, so it is
+tested without a Kafka. Like the others they change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..protocol import commands, topics
+from ..protocol.errors import LakequeueError
+from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+from .doctor import Check
+
+CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
+ANSWER_S = 5.0
+KAFKA_DISK_BYTES_MIN = 2 * 1024**3
+_HOUR_MS = 3_600_000
+READ_WRITE = ("READ", "WRITE")
+# What an application does with a VPN's topics, and what the engine does with its own.
+NEEDED = {topics.PUBLISH: READ_WRITE, topics.COMMANDS: READ_WRITE, topics.DELIVERIES: READ_WRITE,
+          topics.RECEIPTS: READ_WRITE, topics.DIRECTORY: READ_WRITE}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLook:
+    """settings: as Kafka has them; allowed: what this client may do, None where Kafka tells it to
+    nobody."""
+
+    partitions: int
+    replicas: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    allowed: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaLook:
+    """brokers: how many Kafka has; free: bytes left on the disk of each."""
+
+    topics: Mapping[str, TopicLook]
+    brokers: int = 1
+    free: Mapping[int, int] = field(default_factory=dict)
+
+
+def kafka_checks(look: KafkaLook, vpns: set[str], numbers: int) -> list[Check]:
+    """Those of Kafka. numbers: how many brokers of ours share its topics."""
+    own = {
+        name: one for name, one in look.topics.items()
+        if (found := topics.split(name)) is not None and (
+            found[0] in vpns or found[1] in (topics.STEPS, topics.MESH)
+        )
+    }  # fmt: skip
+    return [
+        shares_check(own, vpns, numbers), size_check(own), replicas_check(own, look.brokers),
+        rights_check(own, vpns), kafka_disk_check(look.free),
+    ]  # fmt: skip
+
+
+def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> Check:
+    """Whether each broker has its partitions; what nobody reads would stay there for ever."""
+    name, each = "partitions", {topics.COMMANDS: 1, topics.PUBLISH: topics.PUBLISH_PARTITIONS}
+    wanted = f"of {topics.COMMANDS} {numbers}, of {topics.PUBLISH} {numbers * 8} in each VPN"
+    if numbers < 2:
+        wanted = "any number: one broker reads all"
+        each = {}
+    wrong = [
+        f"{topic} has {own[topic].partitions}"
+        for vpn in sorted(vpns) for kind, n in each.items()
+        if (topic := topics.topic(vpn, kind)) in own and own[topic].partitions < n * numbers
+    ]  # fmt: skip
+    if not wrong:
+        return Check(name, True, "each broker has its own", wanted)
+    advice = "Start the engine: it adds them. If it refuses, these topics were made by others."
+    return Check(name, False, "; ".join(wrong), wanted, advice)
+
+
+def size_check(own: Mapping[str, TopicLook]) -> Check:
+    """Whether the engine's topics take records as large as it writes them."""
+    from ..streaming.topics_admin import MESSAGE_BYTES_MAX
+
+    wanted = f"max.message.bytes of {MESSAGE_BYTES_MAX:,} or more"
+    small = {
+        name: int(size) for name, one in sorted(own.items())
+        if (size := one.settings.get("max.message.bytes", "")).isdigit()
+        and int(size) < MESSAGE_BYTES_MAX
+    }  # fmt: skip
+    if not small:
+        return Check("record size", True, f"so on {len(own)} topics", wanted)
+    found = "; ".join(f"{name} takes {size:,}" for name, size in small.items())
+    advice = "Larger messages and steps are refused: raise it with kafka-configs.sh --alter."
+    return Check("record size", False, found, wanted, advice)
+
+
+def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
+    """Whether what Kafka acknowledged outlives a broker of Kafka's."""
+    name, wanted = "copies", "replicas > min.insync.replicas > 1, with several Kafka brokers"
+    if brokers < 2:
+        advice = "One Kafka broker: what it loses is lost. Three, with three copies, lose nothing."
+        return Check(name, True, "one Kafka broker", wanted, advice, required=False)
+    wrong = []
+    for topic, one in sorted(own.items()):
+        in_sync = int(one.settings.get("min.insync.replicas", "1"))
+        if not 1 < in_sync < one.replicas:
+            wrong.append(f"{topic} has {one.replicas} replicas, min.insync.replicas={in_sync}")
+    if not wrong:
+        return Check(name, True, f"so on {len(own)} topics", wanted)
+    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    advice = (
+        "With fewer, the death of one broker loses acknowledged messages, or stops all writing: "
+        "set default.replication.factor=3 and min.insync.replicas=2 before the engine makes its "
+        "topics, or change these with kafka-reassign-partitions.sh and kafka-configs.sh."
+    )
+    return Check(name, False, "; ".join(wrong[:5]) + more, wanted, advice)
+
+
+def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
+    """Whether this client, with its settings, may do what applications do."""
+    name, wanted, wrong, told = "rights", "to read and write the VPN's topics", [], 0
+    for vpn in sorted(vpns):
+        for kind, needed in NEEDED.items():
+            one = own.get(topics.topic(vpn, kind))
+            if one is None or one.allowed is None:
+                continue
+            told += 1
+            missing = [right for right in needed if right not in one.allowed]
+            if missing:
+                wrong.append(f"no {' and '.join(missing)} on {topics.topic(vpn, kind)}")
+    if not wrong:
+        found = f"so on {told} topics" if told else "Kafka does not tell"
+        return Check(name, True, found, wanted, required=bool(told))
+    advice = "Give them with kafka-acls.sh, or name other credentials: LAKEQUEUE_KAFKA_SETTINGS."
+    return Check(name, False, "; ".join(wrong), wanted, advice)
+
+
+def kafka_disk_check(free: Mapping[int, int]) -> Check:
+    """Whether Kafka has room; without it nothing can be published or acknowledged."""
+    wanted = f"{KAFKA_DISK_BYTES_MIN / 1024**3:.0f} GB or more on each Kafka broker"
+    if not free:
+        return Check("Kafka's disk", True, "Kafka does not tell", wanted, required=False)
+    found = ", ".join(f"broker {n}: {size / 1024**3:.1f} GB" for n, size in sorted(free.items()))
+    ok = min(free.values()) >= KAFKA_DISK_BYTES_MIN
+    advice = "" if ok else "Make room, or lower retention: a full disk stops Kafka."
+    return Check("Kafka's disk", ok, found, wanted, advice)
+
+
+def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Check:
+    """Whether Kafka still has what the oldest message came as. oldest_s: age by queue, seconds."""
+    name, publish = "oldest message", topics.topic(vpn, topics.PUBLISH)
+    kept_ms = int(look.topics[publish].settings.get("retention.ms", -1)) if (
+        publish in look.topics
+    ) else -1  # fmt: skip
+    wanted = "younger than what Kafka keeps" if kept_ms >= 0 else "any age: Kafka keeps all"
+    age = max(oldest_s.values(), default=0.0)
+    found = f"{age / 3600:,.1f} h"
+    old = sorted(queue for queue, s in oldest_s.items() if 0 <= kept_ms < 1_000 * s)
+    if not old:
+        return Check(name, True, found, wanted, required=False)
+    advice = (
+        f"{publish} keeps {kept_ms / _HOUR_MS:,.1f} h, and {', '.join(old[:5])} hold older "
+        "messages: they are in the checkpoint and in the tables only. Keep backups of the home, or "
+        "raise retention.ms."
+    )
+    return Check(name, True, found, wanted, advice, required=False)
+
+
+# ------------------------------------------------------------ the engine, by its heartbeat
+
+
+def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
+    """Whether this machine's clock and the engine's agree. Expiry counts across machines (X4)."""
+    wanted = f"at most {CLOCKS_S_MAX:.0f} s apart"
+    said = heard.get("time")
+    if not isinstance(said, int | float):
+        return Check("clocks", True, "the engine does not tell its time", wanted, required=False)
+    apart = (time.time() if now_s is None else now_s) - said / 1000
+    ok = abs(apart) <= CLOCKS_S_MAX
+    side = "ahead of" if apart > 0 else "behind"
+    found = f"{abs(apart):.1f} s {side} the engine's" if not ok else f"{abs(apart):.1f} s apart"
+    advice = "" if ok else (
+        "Keep clocks in step (chrony, ntpd): times to live, delivery times and leases would be "
+        "off by as much."
+    )  # fmt: skip
+    return Check("clocks", ok, found, wanted, advice)
+
+
+def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
+    """Whether client and engine are of one version."""
+    from ..streaming.version import release
+
+    own = own or release()
+    engine = heard.get("version")
+    if not isinstance(engine, str):
+        return Check("versions", True, "the engine does not tell its own", own, required=False)
+    ok = engine == own
+    advice = "" if ok else (
+        f"Install {engine} here, or upgrade the engine (docs/how-to/upgrade.md): this is for the "
+        "time of an upgrade only."
+    )  # fmt: skip
+    return Check("versions", ok, f"engine {engine}, here {own}", "the same", advice)
+
+
+# ------------------------------------------------------------ looking
+
+
+def deployment_checks(
+    bootstrap: str, vpns: set[str], numbers: int, vpn: str, lives: bool
+) -> list[Check]:
+    """All of them that need Kafka. lives: the engine does, so it can be asked for its queues."""
+    import lakequeue
+
+    try:
+        look = look_at_kafka(bootstrap)
+    except LakequeueError:  # the check of retention says so
+        return []
+    checks = kafka_checks(look, vpns, numbers)
+    if lives:
+        try:
+            with lakequeue.connect(bootstrap, vpn=vpn, client_name="doctor") as connection:
+                known = [one["number"] for one in connection.brokers()] or [connection.number]
+                queues = [
+                    queue for number in known for queue in connection.request_list(
+                        commands.Queues(), "after", broker=number, timeout=ANSWER_S
+                    )
+                ]  # fmt: skip
+        except LakequeueError:  # other checks say what is the matter
+            return checks
+        ages = {q["name"]: q["oldest_age_s"] for q in queues if q["oldest_age_s"] is not None}
+        checks.append(oldest_check(look, vpn, ages))
+    return checks
+
+
+def look_at_kafka(bootstrap: str) -> KafkaLook:
+    """What Kafka tells. Raises LakequeueError when it does not answer."""
+    from kafka import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    from ..client.kafka_base import require_broker
+    from .engine_checks import topic_settings
+
+    require_broker(bootstrap)
+    try:
+        admin = KafkaAdminClient(
+            bootstrap_servers=bootstrap, client_id="lakequeue-doctor",
+            **for_kafka_python(kafka_settings()),
+        )  # fmt: skip
+    except KafkaError as error:
+        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+    try:
+        settings = topic_settings(admin)
+        found = {one["name"]: one["partitions"] for one in admin.describe_topics()}
+        brokers = len(admin.describe_cluster()["brokers"])
+        free = _free(admin)
+    except KafkaError as error:
+        raise LakequeueError(f"Kafka at {bootstrap} does not tell its topics: {error}") from error
+    finally:
+        admin.close()
+    allowed = _allowed(bootstrap, sorted(found))
+    return KafkaLook(
+        {
+            name: TopicLook(
+                len(parts), min((len(p["replica_nodes"]) for p in parts), default=0),
+                settings.get(name, {}), allowed.get(name),
+            )
+            for name, parts in found.items()
+        },
+        brokers, free,
+    )  # fmt: skip
+
+
+def _free(admin: Any) -> dict[int, int]:
+    """Bytes left on the fullest disk of each broker; nothing where Kafka, or its rights, do not
+    tell."""
+    from kafka.errors import KafkaError
+
+    found: dict[int, int] = {}
+    try:
+        told = admin.describe_log_dirs()
+    except KafkaError:
+        return found
+    for broker in told:
+        left = [d["usable_bytes"] for d in broker["log_dirs"] if d["usable_bytes"] >= 0]
+        if left:
+            found[broker["broker"]] = min(left)
+    return found
+
+
+def _allowed(bootstrap: str, names: list[str]) -> dict[str, frozenset[str]]:
+    """What this client may do with each topic; nothing where Kafka has no such notion."""
+    from confluent_kafka import KafkaException, TopicCollection
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({**kafka_settings(), "bootstrap.servers": bootstrap, "log_level": 3})
+    found: dict[str, frozenset[str]] = {}
+    asked = admin.describe_topics(TopicCollection(names), include_authorized_operations=True)
+    for name, future in asked.items():
+        try:
+            operations = future.result(10).authorized_operations
+        except (KafkaException, TimeoutError):
+            continue
+        if operations:
+            found[name] = frozenset(o.name for o in operations)
+    return found

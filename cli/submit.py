@@ -1,0 +1,202 @@
+"""`lakequeue submit`: the engine through spark-submit, on standalone, YARN or Kubernetes.
+
+Spark's Java process begins before Python here, so what concerns it (memory, Java's options, jars
+for its class path) has to be said to spark-submit: a session that is made later cannot change it.
+In client mode the driver is a child of this command, which stands for it: a signal that ends this
+one is passed on to the Python process, which ends in order, and not to Java, which would not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from .common import option
+from .engine_options import engine_options, engine_settings
+from .group import EnvironmentFault
+
+PROGRAM = Path(__file__).resolve().parent / "engine_program.py"
+PACKAGE = "lakequeue-packages"
+MODES = ("client", "cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What is submitted. jars: of the connectors; package: the package's own code as a zip, for
+    drivers elsewhere; settings: Spark's and the engine's; arguments: of `lakequeue run`."""
+
+    master: str
+    mode: str
+    jars: Sequence[Path]
+    settings: Mapping[str, str]
+    config: Path
+    arguments: Sequence[str]
+    package: Path | None = None
+
+
+@click.command()
+@engine_options("Directory for checkpoint, tables, logs; of a driver elsewhere, as it is there.")
+@option(
+    "--bootstrap", default="127.0.0.1:9092", show_default=True, envvar="LAKEQUEUE_BOOTSTRAP",
+    help="Kafka's addresses, host:port, separated by commas, as the driver reaches them.",
+)  # fmt: skip
+@option(
+    "--master", required=True, envvar="LAKEQUEUE_MASTER",
+    help="spark://host:7077, yarn, or k8s://https://host:6443.",
+)  # fmt: skip
+@option(
+    "--deploy-mode", type=click.Choice(MODES), default="client", show_default=True,
+    help="Where the driver runs: here, or in the cluster (YARN and Kubernetes).",
+)  # fmt: skip
+@click.option("--print", "only_print", is_flag=True, help="Print the command, and do not run it.")
+def submit(
+    home: Path,
+    config: Path,
+    trigger: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    bootstrap: str,
+    master: str,
+    deploy_mode: str,
+    only_print: bool,
+) -> None:
+    """Run the engine through spark-submit until SIGTERM or Ctrl-C; with the driver in the cluster,
+    hand it over.
+
+    It is `lakequeue run`, started by spark-submit with its jars and settings: that of SPARK_HOME,
+    else PySpark's own.
+
+    \b
+    Examples:
+      lakequeue submit --master spark://spark:7077 --bootstrap kafka:9092 --home /data/lakequeue
+      lakequeue submit --master yarn --deploy-mode cluster --bootstrap kafka:9092 \\
+          --home /shared/lakequeue --set spark.executor.memory=4g
+      lakequeue submit --master spark://spark:7077 --print
+    """
+    from ..conf import load
+    from ..streaming.jars import ensure_jars
+
+    load(config)  # Q7: a broken file starts nothing, wherever that would be
+    given = engine_settings(settings, trigger)
+    if deploy_mode == "cluster" and master.startswith(("spark://", "local")):
+        raise click.UsageError(
+            f"--deploy-mode cluster: {master} runs Python drivers only here; say client"
+        )
+    home = home.expanduser().absolute() if deploy_mode == "client" else home
+    arguments = ["--bootstrap", bootstrap, "--home", str(home), *(["--json"] if as_json else [])]
+    jars, package = ensure_jars().spark, None
+    if deploy_mode == "cluster" and not only_print:
+        package = _package()
+    what = Submission(master, deploy_mode, jars, given, config.resolve(), arguments, package)
+    command = [str(spark_submit()), *words(what)]
+    if only_print:
+        click.echo(shlex.join(command))
+        return
+    sys.exit(_run(command, as_json))
+
+
+def words(what: Submission) -> Iterator[str]:
+    """The arguments of spark-submit; pure."""
+    from ..streaming.spark import spark_settings
+
+    here = what.mode == "client"
+    spark = {k: v for k, v in what.settings.items() if not k.startswith("lakequeue.")}
+    settings = spark_settings(master=what.master, jars=what.jars, extra=spark)
+    jars = settings.pop("spark.jars", "")
+    yield from ("--master", settings.pop("spark.master"), "--deploy-mode", what.mode)
+    yield from ("--name", "lakequeue")
+    if jars:
+        yield from ("--jars", jars)
+    if not here:
+        # The log's configuration lies on this machine.
+        java = settings["spark.driver.extraJavaOptions"].split()
+        kept = (word for word in java if not word.startswith("-Dlog4j2.configurationFile="))
+        settings["spark.driver.extraJavaOptions"] = " ".join(kept)
+    for key, value in sorted(settings.items()):
+        yield from ("--conf", f"{key}={value}")
+    config, program = str(what.config), str(PROGRAM)
+    if what.master.startswith("k8s://") and not here:
+        program = f"local://{PROGRAM}"  # the image has it at the same place
+    elif not here:
+        yield from ("--files", config)
+        config = what.config.name  # in the driver's working directory
+    if what.package is not None:
+        yield from ("--py-files", str(what.package))
+    yield from (program, "run", "--master", what.master, "--config", config, *what.arguments)
+    for key, value in what.settings.items():
+        yield from ("--set", f"{key}={value}")
+
+
+def spark_submit() -> Path:
+    """The program. Raises EnvironmentFault where there is none."""
+    import pyspark
+
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    program = Path(home) / "bin" / "spark-submit"
+    if not program.is_file():
+        raise EnvironmentFault(
+            f"{program} is not there: let SPARK_HOME name a Spark of version "
+            f"{pyspark.__version__}, or unset it to take PySpark's own"
+        )
+    return program
+
+
+def _package() -> Path:
+    """The package's own code, for drivers elsewhere."""
+    from ..streaming.jars import cache_directory
+    from ..streaming.spark import package_zip
+
+    return package_zip(cache_directory() / PACKAGE)
+
+
+def _run(command: list[str], as_json: bool) -> int:
+    """Run it; its exit status. In a process group of its own: a Ctrl-C must not reach Java.
+
+    spark-submit writes what Python says on standard error to standard output; programs read only
+    what is JSON there.
+    """
+    import pyspark
+
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent), **python, **os.environ}
+    output = subprocess.PIPE if as_json else None
+    process = subprocess.Popen(command, env=environment, process_group=0, stdout=output, text=True)
+
+    def end(number: int, frame: object) -> None:
+        _end(process.pid)
+
+    before = {which: signal.signal(which, end) for which in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for line in process.stdout or ():
+            print(line, end="", file=sys.stdout if line.startswith("{") else sys.stderr, flush=True)
+        return process.wait()
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def _end(pid: int) -> None:
+    """Ask the driver's Python process to end in order; before there is one, all of it."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        whole = psutil.Process(pid)
+        family = whole.children(recursive=True)
+        drivers = []
+        for one in family:
+            with contextlib.suppress(psutil.Error):
+                line = one.cmdline()  # Java has the program's name among its arguments too
+                if len(line) > 1 and line[1] == str(PROGRAM):
+                    drivers.append(one)
+        for one in drivers or [whole, *family]:
+            with contextlib.suppress(psutil.Error):
+                one.terminate()

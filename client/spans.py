@@ -1,0 +1,118 @@
+"""OpenTelemetry: a span for each publish and each delivery, and what links them (extra `otel`).
+
+A message carries where it comes from in its header `traceparent` (W3C Trace Context), like any
+other header: the engine reads nothing of it, and it stays with the message through moves, the dead
+message queue, redrives, bridges and replays. A queue is no call: the publisher has long gone on
+when the message is delivered, and it may be delivered often. So a delivery begins a span that
+*links* to the publish and is no child of it. It ends when the application has settled the message,
+or has lost it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from ..protocol import ConfigError
+
+NAME = "lakequeue"
+PARENT, STATE = "traceparent", "tracestate"
+Headers = Mapping[str, str | bytes]
+
+
+class Handed(Protocol):
+    """A message that is handed over, as far as its span is concerned. span: while it lasts."""
+
+    queue: str
+    payload: bytes
+    delivery_count: int
+    span: Any
+
+    @property
+    def id(self) -> str:
+        """The message id."""
+        ...
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The application's headers."""
+        ...
+
+    def end_span(self, outcome: str) -> None:
+        """Nothing more happens to this delivery."""
+        ...
+
+
+class Spans:
+    """Of one connection. provider: a TracerProvider; None: the process's. Raises ConfigError where
+    OpenTelemetry is not installed."""
+
+    def __init__(self, provider: Any = None) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise ConfigError(
+                f"trace: needs Python packages ({error.name} is missing): "
+                "pip install opentelemetry-api opentelemetry-sdk"
+            ) from error
+        self._trace = trace
+        self._tracer = trace.get_tracer(NAME, tracer_provider=provider)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def published(self, destination: str, headers: Headers | None) -> dict[str, str | bytes]:
+        """The headers of a message that is published now. One that has a `traceparent` of its own
+        keeps it: somebody passes on what began elsewhere."""
+        kept = dict(headers or {})
+        kind, parent = self._trace.SpanKind.PRODUCER, None
+        if PARENT in kept:
+            parent = self._context(kept)
+        with self._tracer.start_as_current_span(
+            f"{destination} publish", parent, kind=kind, attributes=_about(destination, "publish")
+        ):
+            if PARENT not in kept:
+                carrier: dict[str, str] = {}
+                self._propagator.inject(carrier)
+                kept |= carrier
+        return kept
+
+    def begin(self, message: Handed, tracked: bool) -> None:
+        """A message is handed over. tracked: the engine waits for what becomes of it."""
+        sent = self._trace.get_current_span(self._context(message.headers)).get_span_context()
+        links = [self._trace.Link(sent)] if sent.is_valid else []
+        attributes = _about(message.queue, "process") | {
+            "messaging.message.id": message.id,
+            "messaging.message.body.size": len(message.payload),
+            "lakequeue.delivery_count": message.delivery_count,
+        }
+        message.span = self._tracer.start_span(
+            f"{message.queue} process", kind=self._trace.SpanKind.CONSUMER, links=links,
+            attributes=attributes,
+        )  # fmt: skip
+        if not tracked:
+            message.end_span("removed")
+
+    def current(self, message: Handed) -> AbstractContextManager[Any]:
+        """While a callback runs its spans are children of the delivery's."""
+        if message.span is None:
+            return nullcontext()
+        return self._trace.use_span(message.span, end_on_exit=False)
+
+    def _context(self, headers: Headers) -> Any:
+        carrier = {
+            name: _text(headers[name]) for name in (PARENT, STATE) if name in headers
+        }  # what is no trace context is passed over by the propagator
+        return self._propagator.extract(carrier)
+
+
+def _about(destination: str, operation: str) -> dict[str, Any]:
+    return {
+        "messaging.system": NAME,
+        "messaging.destination.name": destination,
+        "messaging.operation.type": operation,
+    }
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("latin-1")

@@ -1,0 +1,54 @@
+"""The log as lines: for people, and one JSON object an event for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lakequeue.cli.service import logging_to
+from lakequeue.protocol import ConfigError
+from lakequeue.streaming.engine_settings import EngineSettings
+
+log = logging.getLogger("lakequeue.engine")
+FIELDS = {"event": "dead_lettered", "queue": "orders", "message_id": "17"}
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_an_event_is_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to(tmp_path / "spark.log", "json"):
+        log.info("dead: %s", "a\nb “c”\x1b", extra={"fields": FIELDS})
+        try:
+            raise ValueError("why")
+        except ValueError:
+            log.exception("it failed")
+        logging.getLogger("py4j").error("a library's")
+    info, error = lines(capsys)
+    assert info.items() >= FIELDS.items()
+    assert (info["level"], info["message"]) == ("INFO", "dead: a\nb “c”\x1b")
+    assert datetime.fromisoformat(info["time"]).utcoffset() is not None
+    assert (error["level"], error["message"]) == ("ERROR", "it failed")
+    assert "ValueError: why" in error["error"]
+    kept = [json.loads(line) for line in (tmp_path / "spark.log").read_text().splitlines()]
+    assert [line["message"] for line in kept] == ["it failed", "a library's"]
+
+
+def test_people_read_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to(tmp_path / "spark.log"):
+        log.info("message 17 died", extra={"fields": FIELDS})
+        log.debug("too much")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.partition(" ")[2] == "message 17 died"
+    assert log.level == logging.NOTSET
+
+
+def test_there_are_two_formats() -> None:
+    assert EngineSettings({"lakequeue.log_format": "json"}).log_format == "json"
+    with pytest.raises(ConfigError, match=r"log_format: 'xml' – one of text, json"):
+        EngineSettings({"lakequeue.log_format": "xml"})

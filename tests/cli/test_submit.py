@@ -1,0 +1,140 @@
+"""`lakequeue submit`: what spark-submit is told for each kind of cluster. On a real standalone
+cluster: `tests/job/test_standalone.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
+from lakequeue.cli.run import run
+from lakequeue.cli.submit import PROGRAM, Submission, words
+
+JARS = [Path("/jars/delta.jar"), Path("/jars/kafka.jar")]
+SETTINGS = {"spark.executor.memory": "4g", "lakequeue.batch_s": "10"}
+
+
+def told(master: str, mode: str, package: Path | None = None) -> list[str]:
+    arguments = ["--bootstrap", "kafka:9092", "--home", "/data/lakequeue"]
+    config = Path("/etc/lakequeue/queues.yaml")
+    return list(words(Submission(master, mode, JARS, SETTINGS, config, arguments, package)))
+
+
+def option(line: list[str], name: str) -> str:
+    return line[line.index(name) + 1]
+
+
+def configured(line: list[str]) -> dict[str, str]:
+    pairs = [line[i + 1] for i, word in enumerate(line) if word == "--conf"]
+    return {pair.partition("=")[0]: pair.partition("=")[2] for pair in pairs}
+
+
+@pytest.mark.parametrize(
+    ("master", "mode", "program"),
+    [
+        ("spark://spark:7077", "client", str(PROGRAM)),
+        ("yarn", "client", str(PROGRAM)),
+        ("yarn", "cluster", str(PROGRAM)),
+        ("k8s://https://host:6443", "client", str(PROGRAM)),
+        ("k8s://https://host:6443", "cluster", f"local://{PROGRAM}"),
+    ],
+)
+def test_what_spark_submit_is_told(master: str, mode: str, program: str) -> None:
+    """What Java needs before Python runs stands before the program; `run` understands the rest."""
+    line = told(master, mode)
+    assert (option(line, "--master"), option(line, "--deploy-mode")) == (master, mode)
+    assert option(line, "--jars") == "/jars/delta.jar,/jars/kafka.jar"
+    settings = configured(line)
+    assert settings["spark.executor.memory"] == "4g"
+    assert settings["spark.driver.memory"] == "2g"  # of conf/spark.conf
+    assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
+    assert not any(key.startswith("lakequeue.") for key in settings)
+    at = line.index(program)
+    assert line[at + 1] == "run"
+    context = run.make_context("run", line[at + 2 :])
+    assert context.params["bootstrap"] == "kafka:9092"
+    assert context.params["master"] == master
+    assert set(context.params["settings"]) == {f"{k}={v}" for k, v in SETTINGS.items()}
+
+
+def test_a_driver_elsewhere_gets_what_lies_here() -> None:
+    """YARN carries files to the driver; an image has them at their places."""
+    line = told("yarn", "cluster", Path("/cache/lakequeue.zip"))
+    assert option(line, "--files") == "/etc/lakequeue/queues.yaml"
+    assert option(line, "--py-files") == "/cache/lakequeue.zip"
+    assert option(line[line.index("run") :], "--config") == "queues.yaml"
+    line = told("k8s://https://host:6443", "cluster")
+    assert "--files" not in line
+    assert option(line[line.index("run") :], "--config") == "/etc/lakequeue/queues.yaml"
+    for mode, here in (("client", True), ("cluster", False)):
+        java = configured(told("yarn", mode))["spark.driver.extraJavaOptions"]
+        assert ("-Dlog4j2.configurationFile=" in java) is here
+
+
+def test_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    done = CliRunner().invoke(
+        main, ["submit", "--master", "spark://spark:7077", "--home", str(tmp_path), "--print"]
+    )
+    line = shlex.split(done.stdout)
+    assert line[0].endswith("pyspark/bin/spark-submit")
+    assert option(line, "--master") == "spark://spark:7077"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--master", "spark://s:7077", "--deploy-mode", "cluster"], "runs Python drivers only"),
+        ([], "Missing option '--master'"),
+        (["--master", "yarn", "--set", "nonsense"], "not of the form key=value"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["submit", *arguments])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    done = CliRunner().invoke(main, ["submit", "--master", "yarn", "--print"])
+    assert done.exit_code == 3
+    assert "let SPARK_HOME name a Spark of version 4.2.0" in done.output
+
+
+SPARK_SUBMIT = """#!/bin/sh
+exec 2>&1  # as spark-submit does for Python
+echo 'WARNING: noise of Java'
+{python} {program} monitor --url memory://submitted --port 0 --json &
+trap 'echo Java ends; kill -9 $!' TERM INT
+wait $!
+"""
+
+
+def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path: Path) -> None:
+    """With a spark-submit that starts another command of ours: it is not Java that is told."""
+    script = tmp_path / "bin" / "spark-submit"
+    script.parent.mkdir()
+    script.write_text(SPARK_SUBMIT.format(python=sys.executable, program=PROGRAM))
+    script.chmod(0o755)
+    command = ["submit", "--master", "spark://spark:7077", "--home", str(tmp_path), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lakequeue.cli", *command], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "ready"
+    process.terminate()
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest == ""
+    assert "noise of Java" in errors
+    assert "Java ends" not in errors

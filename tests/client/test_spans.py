@@ -1,0 +1,161 @@
+"""OpenTelemetry: `traceparent` is carried through, and a span for each delivery links to its
+publish. The spans are kept in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import lakequeue
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CONFIG = {
+    "queues": [
+        {"name": "orders", "message_type": "text", "dead_message_queue": "dead",
+         "max_per_subscription_backlog": 10, "lease_period": "30s"},
+        {"name": "dead", "message_type": "text"},
+        {"name": "once", "message_type": "text", "semantics": "at-most-once"},
+    ]
+}  # fmt: skip
+
+
+class Traced:
+    """A connection in memory, and the spans that ended."""
+
+    def __init__(self) -> None:
+        self.provider, self.kept = TracerProvider(), InMemorySpanExporter()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.kept))
+        self.connection = lakequeue.connect("memory://", config=CONFIG)
+        self.connection.trace(self.provider)
+
+    def spans(self, kind: SpanKind) -> list[ReadableSpan]:
+        return [span for span in self.kept.get_finished_spans() if span.kind == kind]
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    one = Traced()
+    yield one
+    one.connection.close()
+
+
+def attribute(span: ReadableSpan, name: str) -> Any:
+    assert span.attributes is not None
+    return span.attributes[name]
+
+
+def test_a_traceparent_is_carried_through_without_the_extra() -> None:
+    """Byte for byte, also through the dead message queue and a redrive."""
+    with lakequeue.connect("memory://", config=CONFIG) as connection:
+        headers: dict[str, str | bytes] = {"traceparent": PARENT, "tracestate": "vendor=1"}
+        connection.producer().send("orders", b"x", headers=headers)
+        with connection.consumer("orders", ack_mode="individual") as consumer:
+            message = consumer.receive(timeout=0)
+            assert message is not None
+            assert message.headers == headers
+            message.reject("no")
+            connection.admin().redrive("dead")
+            again = consumer.receive(timeout=0)
+            assert again is not None
+            assert headers.items() <= again.headers.items()
+
+
+def test_each_delivery_links_to_the_publish(traced: Traced) -> None:
+    tracer = traced.provider.get_tracer("application")
+    with tracer.start_as_current_span("checkout") as checkout:
+        receipt = traced.connection.producer().send("orders", b"five!")
+    with traced.connection.consumer("orders", ack_mode="individual") as consumer:
+        first = consumer.receive(timeout=0)
+        assert first is not None
+        assert traced.spans(SpanKind.CONSUMER) == []  # it is under way
+        first.cancel()
+        second = consumer.receive(timeout=0)
+        assert second is not None
+        second.ack()
+    (publish,) = traced.spans(SpanKind.PRODUCER)
+    assert publish.parent is not None
+    assert publish.parent.span_id == checkout.get_span_context().span_id
+    assert publish.name == "orders publish"
+    deliveries = traced.spans(SpanKind.CONSUMER)
+    for span in deliveries:
+        (link,) = span.links
+        assert link.context.span_id == publish.get_span_context().span_id
+        assert link.context.trace_id == publish.get_span_context().trace_id
+        assert span.parent is None
+        assert attribute(span, "messaging.message.id") == receipt.message_id
+        assert attribute(span, "messaging.message.body.size") == 5
+    assert [attribute(s, "lakequeue.outcome") for s in deliveries] == ["canceled", "acknowledged"]
+    assert [attribute(s, "lakequeue.delivery_count") for s in deliveries] == [1, 2]
+
+
+def test_what_began_elsewhere_is_passed_on(traced: Traced) -> None:
+    """A message that has a traceparent keeps it; its deliveries link to that."""
+    traced.connection.producer().send("orders", b"x", headers={"traceparent": PARENT})
+    with traced.connection.consumer("orders") as consumer:
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        assert message.headers == {"traceparent": PARENT}
+        message.ack()
+    (span,) = traced.spans(SpanKind.CONSUMER)
+    assert f"{span.links[0].context.span_id:016x}" == PARENT.split("-")[2]
+
+
+@pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-0", "\x00" * 20, "é"])
+def test_what_is_no_trace_context_links_to_nothing(traced: Traced, parent: str) -> None:
+    traced.connection.producer().send("orders", b"x", headers={"traceparent": parent})
+    with traced.connection.consumer("orders") as consumer:
+        message = consumer.receive(timeout=0)
+        assert message is not None
+        assert message.headers == {"traceparent": parent}
+        message.ack()
+    (span,) = traced.spans(SpanKind.CONSUMER)
+    assert span.links == ()
+
+
+def test_spans_of_a_callback_are_children_of_the_delivery(traced: Traced) -> None:
+    tracer = traced.provider.get_tracer("application")
+
+    def work(message: lakequeue.Message) -> None:
+        tracer.start_span("query").end()
+
+    traced.connection.producer().send("orders", b"x")
+    with traced.connection.consumer("orders", ack_mode="auto") as consumer:
+        consumer.on_message(work)
+    (delivery,) = traced.spans(SpanKind.CONSUMER)
+    (query,) = (s for s in traced.spans(SpanKind.INTERNAL) if s.name == "query")
+    assert query.parent is not None
+    assert query.parent.span_id == delivery.get_span_context().span_id
+    assert attribute(delivery, "lakequeue.outcome") == "acknowledged"
+
+
+def test_every_span_ends(traced: Traced) -> None:
+    """Of a message that is removed on send, one whose lease ended, and one that a close returns."""
+    producer = traced.connection.producer()
+    for queue in ("once", "orders", "orders"):
+        producer.send(queue, b"x")
+    once = traced.connection.consumer("once")
+    assert once.receive(timeout=0) is not None
+    consumer = traced.connection.consumer("orders", ack_mode="individual", max_backlog=1)
+    held = consumer.receive(timeout=0)
+    assert held is not None
+    traced.connection.advance("31s")
+    with pytest.raises(lakequeue.LeaseLost):
+        held.ack()
+    assert consumer.receive(timeout=0) is not None
+    consumer.close()
+    once.close()
+    outcomes = [attribute(s, "lakequeue.outcome") for s in traced.spans(SpanKind.CONSUMER)]
+    assert outcomes == ["removed", "lost", "lost"]
+
+
+def test_without_its_packages_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with lakequeue.connect("memory://") as connection:
+        with pytest.raises(lakequeue.ConfigError, match="opentelemetry is missing"):
+            connection.trace()

@@ -1,0 +1,159 @@
+"""`lakequeue doctor` on a deployment: topics, copies, rights, room, clocks, versions."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from lakequeue.cli import main
+from lakequeue.cli.deployment_checks import (
+    CLOCKS_S_MAX,
+    KAFKA_DISK_BYTES_MIN,
+    KafkaLook,
+    TopicLook,
+    clocks_check,
+    kafka_checks,
+    look_at_kafka,
+    oldest_check,
+    versions_check,
+)
+from lakequeue.cli.doctor import Check
+from lakequeue.streaming.kafka_broker import EmbeddedKafka
+from lakequeue.streaming.version import release
+
+BIG = {"max.message.bytes": "12000000", "min.insync.replicas": "2"}
+ALL = frozenset(("READ", "WRITE", "DESCRIBE"))
+
+
+def topics(**changes: Any) -> dict[str, TopicLook]:
+    """The topics of two brokers as they should be, on three of Kafka's; some changed."""
+    sizes = {"publish": 16, "commands": 2, "deliveries": 8, "receipts": 8, "directory": 1}
+    good = {f"default.{kind}": TopicLook(n, 3, BIG, ALL) for kind, n in sizes.items()}
+    return good | {"a.steps": TopicLook(1, 3, BIG), "else": TopicLook(1, 1)} | changes
+
+
+def checked(found: dict[str, TopicLook], brokers: int = 3, **more: Any) -> dict[str, Check]:
+    return {c.name: c for c in kafka_checks(KafkaLook(found, brokers, **more), {"default"}, 2)}
+
+
+def test_a_good_deployment() -> None:
+    checks = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN})
+    assert [check for check in checks.values() if not check.ok or check.advice] == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "wrong", "check", "said"),
+    [
+        ("default.commands", TopicLook(1, 3, BIG, ALL), "partitions", "default.commands has 1"),
+        ("default.publish", TopicLook(8, 3, BIG, ALL), "partitions", "default.publish has 8"),
+        ("default.receipts", TopicLook(8, 3, BIG | {"max.message.bytes": "1048588"}, ALL),
+         "record size", "default.receipts takes 1,048,588"),
+        ("a.steps", TopicLook(1, 3, BIG | {"max.message.bytes": "5"}), "record size", "a.steps"),
+        ("a.steps", TopicLook(1, 1, BIG), "copies",
+         "a.steps has 1 replicas, min.insync.replicas=2"),
+        ("a.steps", TopicLook(1, 3, BIG | {"min.insync.replicas": "3"}), "copies", "has 3 r"),
+        ("a.steps", TopicLook(1, 3, BIG | {"min.insync.replicas": "1"}), "copies", "replicas=1"),
+        ("default.deliveries", TopicLook(8, 3, BIG, frozenset(("WRITE",))), "rights",
+         "no READ on default.deliveries"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(topic: str, wrong: TopicLook, check: str, said: str) -> None:
+    checks = checked(topics(**{topic: wrong}))
+    assert {name for name, one in checks.items() if not one.ok} == {check}
+    assert said in checks[check].found
+    assert checks[check].advice
+
+
+def test_a_full_disk_and_what_kafka_does_not_tell() -> None:
+    full = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN, 2: 1_000_000})["Kafka's disk"]
+    assert (full.ok, "broker 2: 0.0 GB" in full.found) == (False, True)
+    silent = checked({name: TopicLook(t.partitions, 3, BIG) for name, t in topics().items()})
+    assert silent["rights"].found == silent["Kafka's disk"].found == "Kafka does not tell"
+    alone = checked(topics(), brokers=1)["copies"]
+    assert (alone.ok, alone.required, "Three" in alone.advice) == (True, False, True)
+
+
+def test_one_broker_reads_all_partitions() -> None:
+    few = {name: TopicLook(1, 3, BIG, ALL) for name in topics()}
+    (check,) = (
+        c for c in kafka_checks(KafkaLook(few, 3), {"default"}, 1) if c.name == "partitions"
+    )
+    assert check.ok
+
+
+@pytest.mark.parametrize(("age_s", "advised"), [(3_000.0, False), (4_000.0, True)])
+def test_messages_that_are_older_than_what_kafka_keeps(age_s: float, advised: bool) -> None:
+    hour = {"default.publish": TopicLook(8, 3, {"retention.ms": "3600000"})}
+    check = oldest_check(KafkaLook(hour), "default", {"orders": age_s, "new": 1.0})
+    assert (check.ok, bool(check.advice)) == (True, advised)
+    assert ("orders hold older" in check.advice) is advised
+    for_ever = {"default.publish": TopicLook(8, 3, {"retention.ms": "-1"})}
+    assert not oldest_check(KafkaLook(for_ever), "default", {"orders": age_s}).advice
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "ok", "said"),
+    [(0.3, True, "0.3 s apart"), (CLOCKS_S_MAX + 1, False, "6.0 s ahead of the engine's"),
+     (-60.0, False, "60.0 s behind the engine's")],
+)  # fmt: skip
+def test_clocks(apart_s: float, ok: bool, said: str) -> None:
+    check = clocks_check({"time": 1_000_000}, 1_000 + apart_s)
+    assert (check.ok, check.found, bool(check.advice)) == (ok, said, not ok)
+    assert clocks_check({}).ok
+
+
+def test_versions() -> None:
+    assert versions_check({"version": "0.1.0"}, "0.1.0").ok
+    check = versions_check({"version": "0.2.0"}, "0.1.0")
+    assert (check.ok, check.found) == (False, "engine 0.2.0, here 0.1.0")
+    assert "Install 0.2.0 here" in check.advice
+    assert versions_check({}).ok
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(tmp_path_factory.mktemp("deployment") / "kafka") as broker:
+        yield broker
+
+
+@pytest.mark.job
+def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """What Kafka tells is understood; an engine of another version and clock is heard."""
+    import threading
+
+    from lakequeue.client.kafka_library import open_kafka
+    from lakequeue.streaming.topics_admin import ensure_topics
+
+    ensure_topics(kafka.bootstrap_servers, ["default"], [], ["a"])
+    look = look_at_kafka(kafka.bootstrap_servers)
+    assert look.brokers == 1
+    assert look.topics["default.publish"].settings["max.message.bytes"] == "12000000"
+    assert (look.topics["default.publish"].partitions, look.topics["a.steps"].replicas) == (8, 1)
+    assert min(look.free.values()) > 0
+    over, transport = threading.Event(), open_kafka(kafka.bootstrap_servers, "engine")
+
+    def beat() -> None:
+        about = {"host": "h", "process": 1, "version": "9.9", "time": (time.time() - 90) * 1_000}
+        while not over.wait(0.3):
+            transport.command("default.engine", b"engine", json.dumps(about).encode())
+
+    beats = threading.Thread(target=beat)
+    beats.start()
+    (tmp_path / "queues.yaml").write_text("brokers: [a, b]\n")
+    command = ["doctor", "--url", kafka.bootstrap_servers, "--json", "--config"]
+    done = CliRunner().invoke(main, [*command, str(tmp_path / "queues.yaml")])
+    over.set()
+    beats.join()
+    transport.close()
+    found = {check["name"]: check for check in json.loads(done.stdout)}
+    assert found["engine"]["ok"]
+    assert found["clocks"]["found"].endswith("s ahead of the engine's")
+    assert found["versions"]["found"] == f"engine 9.9, here {release()}"
+    assert found["partitions"]["found"] == "default.commands has 1; default.publish has 8"
+    assert found["record size"]["ok"]
+    assert done.exit_code == 1

@@ -1,0 +1,128 @@
+"""From this version to the next, and back: what carries over, and what refuses in a sentence and
+changes nothing. The next version is this one with a larger number (`docs/how-to/upgrade.md`). Its
+code is the step log's matter: `tests/loop/test_driver.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lakequeue
+import msgspec
+import pytest
+from lakequeue.client.known_brokers import known_brokers
+from lakequeue.client.whereabouts import Whereabouts
+from lakequeue.protocol import LakequeueError, steplog, table_format, topics
+from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
+from lakequeue.state import FORMAT
+from lakequeue.streaming import home as home_module
+from lakequeue.streaming.home import HomeFolder
+
+CONFIG = {"queues": [{"name": "orders", "message_type": "text"}]}
+INBOX = {"topic": "default.deliveries", "partition": 0, "request": "r-1"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home in which an engine of this version ran and stopped."""
+    folder = HomeFolder(tmp_path / "home")
+    folder.open("real-time")
+    (folder.path / "checkpoint" / "broker-0").mkdir(parents=True)
+    (folder.path / "checkpoint" / "broker-0" / "metadata").write_text(json.dumps({"id": "one"}))
+    folder.remember_checkpoints()
+    return folder.path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+# ------------------------------------------------------------ the state
+
+
+def test_the_same_format_goes_on(home: Path) -> None:
+    """Upgrade and rollback within a format: whichever version starts next, it is the same home."""
+    before = contents(home)
+    folder = HomeFolder(home)
+    folder.open("real-time")
+    assert folder.epoch == json.loads(before["lakequeue.json"])["epoch"]
+    assert contents(home) == before
+
+
+def test_the_next_format_is_refused_and_leaves_the_way_back(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(home)
+    with monkeypatch.context() as next_version:
+        next_version.setattr(home_module, "FORMAT", FORMAT + 1)
+        said = f"with state format {FORMAT}; this version reads {FORMAT + 1}: use that version"
+        with pytest.raises(LakequeueError, match=said):
+            HomeFolder(home).open("real-time")
+    assert contents(home) == before
+    HomeFolder(home).open("real-time")  # rolled back: it goes on
+
+
+def test_a_home_of_the_next_format_is_refused(home: Path) -> None:
+    about = json.loads((home / "lakequeue.json").read_text())
+    (home / "lakequeue.json").write_text(json.dumps({**about, "format": FORMAT + 1}))
+    before = contents(home)
+    said = f"with state format {FORMAT + 1}; this version reads {FORMAT}"
+    with pytest.raises(LakequeueError, match=said):
+        HomeFolder(home).open("real-time")
+    assert contents(home) == before
+
+
+# ------------------------------------------------------------ log of steps and tables
+
+
+def test_a_step_of_the_next_format_is_no_step() -> None:
+    record = steplog.StepRecord(steplog.FORMAT, 1, 1_000, 0, 0, 0, "v1")
+    assert steplog.decode(steplog.encode(record)) == record
+    later = msgspec.structs.replace(record, format=steplog.FORMAT + 1)
+    with pytest.raises(ValueError, match=f"has format {steplog.FORMAT + 1}; allowed is"):
+        steplog.decode(steplog.encode(later))
+
+
+def test_tables_go_up_and_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next version reads this one's and adds columns; then this one leaves them alone."""
+    now, later = {SCHEMA: str(SCHEMA_VERSION)}, {SCHEMA: str(SCHEMA_VERSION + 1)}
+    assert refusal_of("journal", {}) == refusal_of("journal", now) == ""
+    said = refusal_of("journal", later)
+    assert f"version '{SCHEMA_VERSION + 1}' of its columns" in said
+    assert "use the version that wrote it" in said
+    monkeypatch.setattr(table_format, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    assert refusal_of("journal", now) == refusal_of("journal", later) == ""
+
+
+# ------------------------------------------------------------ the protocol
+
+
+def test_what_a_newer_client_asks_is_refused_and_the_engine_goes_on() -> None:
+    """A command, or a field of one, that this version does not know."""
+    with lakequeue.connect("memory://", config=CONFIG) as connection:
+        commands = topics.topic("default", topics.COMMANDS)
+        known = {"command": "describe", "queue": "orders"}
+        for asked in ({"command": "teleport"}, {**known, "shade": "blue"}):
+            value = json.dumps({**asked, "reply": INBOX}).encode()
+            connection.engine.command(commands, b"newer", value, 0)
+        connection.producer().send("orders", b"x")
+        assert connection.admin().describe("orders")["depth"] == 1
+
+
+class Directory:
+    """A transport whose directory was written by a newer engine."""
+
+    def newest(self, topic: str) -> dict[bytes, bytes]:
+        broker = {"number": 0, "state": "running", "epoch": 1, "colour": "blue"}
+        return {b"broker/a": json.dumps(broker).encode(), b"colour/a": b"{}"}
+
+
+def test_what_a_newer_engine_says_more_is_passed_over() -> None:
+    transport: Any = Directory()
+    (one,) = known_brokers(transport, "default")
+    assert (one["name"], one["state"]) == ("a", "running")
+    where = Whereabouts(0)
+    record = {"hosts": {"b": 1}, "type": "LocalQueue", "state": "there", "colour": "blue"}
+    assert where.take(b"queue/orders", json.dumps(record).encode()) == "orders"
+    assert where.broker_of("orders") == 1
