@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FETCHED := .venv/.jars
 DIST := dist
-ROOMS := bench cli client conf definitions examples expressions lake memory monitor protocol sinks sources state streaming
+ROOMS := bench cli client conf dataframes definitions examples expressions lake memory monitor protocol sinks sources state streaming
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo test soak lint wheel bench clean

@@ -152,10 +152,15 @@ class Settling:
             raise ConfigError("ack: exactly one of ids, up_to, where is given")
         self.flush()
         which: dict[str, Any]
+        heard: Callable[[], None] | None = None
         if ids is not None:
             text = ids if isinstance(ids, str) else format_ranges(int(i) for i in ids)
-            self._prefetch.forget(_ranges(text))
+            ranges = _ranges(text)
+            self._prefetch.forget(ranges)
             which = {"ids": text}
+            # What came again before the engine took the ack is not for the application any more;
+            # what comes behind its answer, after a replay, is.
+            heard = partial(self._prefetch.forget_unseen, ranges)
         elif up_to is not None:
             with self._lock:
                 known = self._prefetch.held.get(int(up_to))
@@ -166,7 +171,7 @@ class Settling:
             which = {"up_to": str(int(up_to))}
         else:
             which = {"where": where}
-        self._session.request(self.subscription.ack(**which))
+        self._session.request(self.subscription.ack(**which), heard=heard)
 
     # ------------------------------------------------------------ dups_ok
 
