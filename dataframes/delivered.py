@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from ..client import Message
 from ..protocol import LakequeueError, NotConnected, wire
 from ..protocol.ids import parse_ranges
-from ..sources.live import consumer_settings, kafka_client
+from ..protocol.kafka_settings import kafka_settings
 from .taken_batch import BatchPart
 
 WAIT_S_MAX = 60.0
@@ -68,7 +68,22 @@ _NOBODY: Any = None
 
 def _records(addresses: str, start: TopicPartition, last: int) -> Iterator[tuple[bytes, int]]:
     """The delivery records up to an offset, or to the end where that comes first."""
-    consumer = Consumer(consumer_settings(kafka_client(addresses, "lakequeue-job")))
+    consumer = Consumer(
+        {
+            **kafka_settings(),
+            "bootstrap.servers": addresses,
+            "client.id": "lakequeue-job",
+            "group.id": "lakequeue-job",  # asked for, and not used
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",  # of what is kept: `read_part` sees what is missing
+            "isolation.level": "read_committed",
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 100,
+            "enable.partition.eof": True,
+            "log_level": 3,
+        }
+    )
     try:
         consumer.assign([start])
         deadline = time.monotonic() + WAIT_S_MAX

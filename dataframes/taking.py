@@ -71,14 +71,16 @@ class QueueTaker:
 
     def settle(self, batch: TakenBatch) -> bool:
         """Acknowledge a batch that is done; whether it is. An ack may be sent again: it speaks of
-        messages that are gone then, and has no effect."""
+        messages that are gone then, and has no effect. Raises LakequeueError if they are another
+        home's."""
         if batch.number <= self._settled:
             return True
         try:
-            if self._consumer is not None:
+            connection = self._connected()
+            if self._consumer is not None and batch.epoch == connection.epoch:
                 self._consumer.ack(ids=batch.ids)
             else:
-                self._connected().request(
+                connection.request(
                     commands.Ack(queue=batch.queue, epoch=batch.epoch, ids=batch.ids)
                 )
         except (Timeout, NotConnected) as error:  # nothing is lost: it is tried again

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -14,7 +15,7 @@ from lakequeue.dataframes import taken_batch
 from lakequeue.dataframes.job_options import read_options, write_options
 from lakequeue.dataframes.taken_batch import TakenBatch
 from lakequeue.dataframes.taking import RENEW_LIMIT, QueueTaker
-from lakequeue.protocol import ConfigError, Timeout
+from lakequeue.protocol import ConfigError, LakequeueError, Timeout
 from lakequeue.protocol.ids import parse_ranges
 from rules.harness import Bench
 
@@ -132,6 +133,16 @@ def test_what_is_there_now_has_an_end(bench: Bench) -> None:
     assert sum(p.count for p in second.parts) == 1
     assert taker.take(second, None) is second
     assert bench.seen()["depth"] == len(later)
+
+
+def test_ids_of_another_home_are_not_acknowledged(bench: Bench) -> None:
+    """A new home on the same Kafka gives the same ids to other messages."""
+    bench.send()
+    taker = Taker(bench)
+    batch = dataclasses.replace(taker.take(START, None), epoch=4711)
+    with pytest.raises(LakequeueError, match="epoch: 4711 – the messages that this command is for"):
+        taker.take(batch, None)
+    assert bench.seen()["depth"] == 1
 
 
 def test_another_queues_checkpoint_is_refused() -> None:

@@ -1,16 +1,19 @@
 """Queues as Spark data: a job takes a queue into a Delta table, each message once, whatever dies;
 rows become messages, each once, also when they are written again (L1, L8, P1).
 
-The job runs in the engine's own Spark, in a session of its own. What dies at random moments: the
-process that reads for the query, processes of its tasks, the query itself; and each time the last
-entry of Spark's commit log may be missing afterwards, as after a crash between table and log.
+Three times the same story. In miniature (`micro_batches.py`) the job's process is killed at random
+moments, often. In the engine's own Spark, in a session of its own, what dies is the process that
+reads for the query, processes of its tasks, or the query itself; and the last entry of Spark's log
+of commits may be missing afterwards, as after a crash between table and log. At last the whole
+driver of a job is killed, with a Spark of its own.
 
-LAKEQUEUE_JOB_DEATHS: how often the whole driver of a job is killed as well (1).
+LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (12, 1).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -18,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ import deltalake
 import lakequeue
 import psutil
 import pytest
+from job import micro_batches
 from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.dataframes import LakequeueDataSource
@@ -34,10 +38,12 @@ from lakequeue.streaming.realtime import ENVIRONMENT
 pytestmark = pytest.mark.job
 
 TO_TABLE, FROM_ROWS = "to-table", "from-rows"
-KILLS, SEED = 10, 29
+STRIKES, SEED = 3, 29
+KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "12"))
 DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "1"))
 READER = "pyspark.sql.streaming.python_streaming_source_runner"
 TASKS = "pyspark.worker"
+ROWS_S = 120
 
 
 class Sender:
@@ -83,6 +89,18 @@ def into_table(job: Job, spark: Any, folder: Path, **trigger: Any) -> Any:
     return stream.trigger(**trigger or {"processingTime": "50 milliseconds"}).start(
         str(folder / "table")
     )
+
+
+def served(job: Job, spark: Any, folder: Path, condition: Callable[[], bool]) -> Any:
+    """The query, started and started again until a condition holds."""
+    query = into_table(job, spark, folder)
+    deadline = time.monotonic() + ROWS_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {ROWS_S} s: {query.exception()}"
+        if not query.isActive:
+            query = into_table(job, spark, folder)
+        time.sleep(0.1)
+    return query
 
 
 def in_table(folder: Path) -> Counter[str]:
@@ -138,53 +156,30 @@ def agrees(job: Job, folder: Path, sent: dict[str, str]) -> None:
     assert set(counted.values()) == {1}, "a message stands twice in the table"
 
 
-@in_real_time
-def test_each_message_is_once_in_the_table_whatever_dies(
-    job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
-) -> None:
-    chance = random.Random(SEED)
-    sender = Sender(connection)
-    died: Counter[str] = Counter()
-    for _ in range(KILLS):
-        query = into_table(job, spark, tmp_path)
-        before = sum(in_table(tmp_path).values())
-        until(lambda at=before: sum(in_table(tmp_path).values()) > at, 120, "rows come")
-        time.sleep(chance.random())
-        died[strike(query, chance)] += 1
-        time.sleep(chance.random() / 4)
-        query.stop()
-        died["commit"] += forget_commit(tmp_path, chance)
-    sent = sender.end()
-    query = into_table(job, spark, tmp_path)
-    agrees(job, tmp_path, sent)
-    query.stop()
-    assert {"reader", "query", "commit"} <= set(+died)
-    rows = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
-    assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
-    assert {r["queue"] for r in rows} == {TO_TABLE}
-
-
-PROGRAM = """
-import sys
+DRIVER = """
+import json, sys
 from lakequeue.dataframes import LakequeueDataSource
 from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.spark import spark_session
 
-url, queue, folder = sys.argv[1:]
+options, folder = json.loads(sys.argv[1]), sys.argv[2]
 spark = spark_session("job", master="local[2]", jars=ensure_jars().spark)
 spark.dataSource.register(LakequeueDataSource)
-rows = spark.readStream.format("lakequeue").option("connection", url).option("queue", queue).load()
+rows = spark.readStream.format("lakequeue").options(**options).load()
 stream = rows.writeStream.format("delta").option("checkpointLocation", folder + "/point")
 stream.start(folder + "/table").awaitTermination()
 """
+MINIATURE = (Path(__file__).parent / "micro_batches.py").read_text()
 
 
 @contextlib.contextmanager
-def driver(job: Job, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job with a Spark of its own; in the end it is killed, with all that it started."""
-    command = [sys.executable, "-c", PROGRAM, job.url, TO_TABLE, str(folder)]
+def running(job: Job, folder: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A job as a process; in the end it is killed, with all that it started."""
+    given = json.dumps(options(job, TO_TABLE) | {"maxMessagesPerBatch": "150"})
     with (folder / "job.log").open("ab") as log:
-        process = subprocess.Popen(command, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, given, str(folder)], stderr=log, start_new_session=True
+        )
     try:
         yield process
     finally:
@@ -195,6 +190,52 @@ def driver(job: Job, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @in_real_time
+def test_each_message_is_once_in_the_table_when_the_job_is_killed(
+    job: Job, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
+    chance = random.Random(SEED)
+    sender = Sender(connection)
+    for _ in range(KILLS):
+        before = sum(in_table(tmp_path).values())
+        with running(job, tmp_path, MINIATURE) as process:
+            until(lambda at=before: sum(in_table(tmp_path).values()) > at, 60, "rows come")
+            time.sleep(chance.random())
+            assert process.poll() is None, (tmp_path / "job.log").read_text()
+    sent = sender.end()
+    with running(job, tmp_path, MINIATURE):
+        agrees(job, tmp_path, sent)
+    rows = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
+    assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
+
+
+@in_real_time
+def test_each_message_is_once_in_the_table_whatever_dies(
+    job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
+    chance = random.Random(SEED)
+    sender = Sender(connection)
+    died: Counter[str] = Counter()
+    for _ in range(STRIKES):
+        before = sum(in_table(tmp_path).values())
+        query = served(
+            job, spark, tmp_path, lambda at=before: sum(in_table(tmp_path).values()) > at
+        )
+        time.sleep(chance.random())
+        died[strike(query, chance)] += 1
+        time.sleep(chance.random() / 4)
+        query.stop()
+        died["commit"] += forget_commit(tmp_path, chance)
+    sent = sender.end()
+    query = served(job, spark, tmp_path, lambda: set(in_table(tmp_path)) >= set(sent))
+    agrees(job, tmp_path, sent)
+    query.stop()
+    assert {"reader", "commit"} <= set(+died)
+    rows = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
+    assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
+    assert {r["queue"] for r in rows} == {TO_TABLE}
+
+
+@in_real_time
 def test_each_message_is_once_in_the_table_when_the_driver_is_killed(
     job: Job, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
@@ -202,12 +243,12 @@ def test_each_message_is_once_in_the_table_when_the_driver_is_killed(
     sender = Sender(connection)
     for _ in range(DEATHS):
         before = sum(in_table(tmp_path).values())
-        with driver(job, tmp_path) as process:
+        with running(job, tmp_path, DRIVER) as process:
             until(lambda at=before: sum(in_table(tmp_path).values()) > at, 120, "rows come")
             time.sleep(3 * chance.random())
             assert process.poll() is None, (tmp_path / "job.log").read_text()
     sent = sender.end()
-    with driver(job, tmp_path):
+    with running(job, tmp_path, DRIVER):
         agrees(job, tmp_path, sent)
 
 
@@ -275,7 +316,9 @@ def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_e
 
 @in_real_time
 def test_options_and_columns_that_are_none_are_told(job: Job, spark: Any) -> None:
-    reader = spark.readStream.format("lakequeue").option("conection", "kafka://x")
+    reader = spark.readStream.format("lakequeue").options(**options(job, TO_TABLE))
+    assert reader.load().schema == micro_batches.SCHEMA
+    reader = reader.option("conection", "kafka://x")
     with pytest.raises(Exception, match="no such option here; allowed are connection, vpn, queue"):
         reader.load().writeStream.format("noop").start()
     row = spark.sql("SELECT 1 AS price")
