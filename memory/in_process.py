@@ -70,6 +70,7 @@ class MemoryEngine:
         self._lock = threading.RLock()
         self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
+        self._ends: dict[str, int] = {}  # of what the engine writes: the next offset
         self._journal: list[dict[str, Any]] = []
         self._directories: dict[str, dict[bytes, bytes]] = {}  # the newest record of each key
         self._tags = 0
@@ -190,7 +191,9 @@ class MemoryEngine:
             elif isinstance(output, Alert):
                 log.warning("%s", output.text())
         speaking = {broker.mesh_topic: broker for broker in self.brokers}
-        for i, record in enumerate(wire.encode(outputs)):
+        for record in wire.encode(outputs):
+            offset = self._ends.get(record.topic, 0)
+            self._ends[record.topic] = offset + 1
             if record.topic.endswith(f".{topics.DIRECTORY}") and record.key is not None:
                 newest = self._directories.setdefault(record.topic, {})
                 newest.pop(record.key, None)
@@ -202,7 +205,7 @@ class MemoryEngine:
                 if topic == record.topic:
                     headers = wire.headers_list(record.headers)
                     inbox.append(
-                        Record(topic, 0, i, self.now, record.key, record.value, headers)
+                        Record(topic, 0, offset, self.now, record.key, record.value, headers)
                     )
 
     def advance(self, duration: str | float) -> None:

@@ -1,9 +1,9 @@
 """Spark's micro-batches in miniature, for `test_spark_jobs.py`: a process that can be killed often.
 
-It drives the reader as Spark does (offsets are logged, then the batch runs, then the commit is
-logged, then the source hears of it), and writes into a Delta table as Spark's sink does: a batch is
-committed with its number as the application's version, and left out if the table has it. A process
-is started again within a second, where Spark takes ten.
+It drives the reader as Spark does (offsets are logged, then the source hears that the batch before
+is done, then the batch runs, then its commit is logged), and writes into a Delta table as Spark's
+sink does: a batch is committed with its number as the application's version, and left out if the
+table has it. A process is started again within a second or two, where Spark takes ten.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ def run(options: dict[str, str], folder: Path) -> None:
                 continue
             number, end = number + 1, latest
             put(offsets, number, end)
+            if number:
+                reader.commit(start)
         parts = reader.partitions(start, end)
         write(folder / "table", number, [b for part in parts for b in reader.read(part)])
         put(commits, number, {})
-        reader.commit(end)
         done, start = number, end
 
 
