@@ -49,15 +49,13 @@ def _spawn(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
 
 
 class EngineProcess:
-    """`lakequeue up` in a process of its own. options: of the command, besides."""
+    """`lakequeue up` in a process of its own."""
 
-    def __init__(
-        self, home: Path, configuration: Path, say: Callable[[str], None], *options: str
-    ) -> None:
+    def __init__(self, home: Path, configuration: Path, say: Callable[[str], None]) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LAKEQUEUE_UP_")}
         arguments = ["lakequeue.cli", "up", "--home", str(home), "--config", str(configuration)]
         self._process = _spawn(
-            [*arguments, "--port", "0", "--json", *options], stderr=subprocess.PIPE, env=environment
+            [*arguments, "--port", "0", "--json"], stderr=subprocess.PIPE, env=environment
         )
         self._say = say
         self._errors: deque[str] = deque(maxlen=20)
