@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64
+REPEATS_MAX = 10_000  # sequences that one answer to a repetition speaks of, beside the runs
 
 
 class Answered(Protocol):
@@ -122,10 +123,11 @@ class ProducerHistory:
 
     def _settled_from(self, seq: int, known: list[list[int]]) -> int:
         """How many sequences from one that is settled on are so too, up to the next whose id is
-        remembered: who sends much again is not answered message by message."""
+        remembered: who sends much again is not answered message by message. Bounded, since gaps
+        that are no longer remembered count as settled, however wide they were."""
         starts = [self.high + 1, *(first for first, _, _ in known)]
         starts += [first for ranges in (self.gaps, self.refusals) for first, _ in ranges]
-        return min(start for start in starts if start > seq) - seq
+        return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)
 
     def discarded(self, seq: int, reason: str, queue: str) -> None:
         """A queue threw the message away; it is acknowledged all the same (S4)."""
