@@ -65,9 +65,7 @@ def running(
     if trigger is not None:
         quiet["lakequeue.trigger"] = trigger
     with broker() as (kafka, home):
-        engine = Engine(
-            kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say
-        )
+        engine = Engine(kafka.bootstrap_servers, home, configuration, settings=quiet, progress=say)
         if on_batch is not None:
             setattr(engine.metrics, "batch", _both(engine.metrics.batch, on_batch))  # noqa: B010
         try:

@@ -109,9 +109,7 @@ def step_figures(batches: list[tuple[float, dict[str, Any]]], since: float) -> d
     return {"step_ms": sum(s.get("step_ms") or 0 for s in seen) / steps, "steps": steps}
 
 
-def _traffic(
-    address: str, names: list[str], rate: int, seconds: int
-) -> tuple[float, list[float]]:
+def _traffic(address: str, names: list[str], rate: int, seconds: int) -> tuple[float, list[float]]:
     """To all queues by turns, with a consumer each. When it began, after a warm-up; and the times
     from then on, ms."""
     taken: list[tuple[float, float]] = []

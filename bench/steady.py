@@ -40,9 +40,7 @@ class Traffic:
     """A producer and a consumer of a queue in threads of their own, until stopped; notes for each
     message when it was sent and how long it took."""
 
-    def __init__(
-        self, address: str, queue: str, rate: int, producer_id: str | None = None
-    ) -> None:
+    def __init__(self, address: str, queue: str, rate: int, producer_id: str | None = None) -> None:
         self._address, self._queue, self._rate = address, queue, rate
         self._producer_id = producer_id
         self._stopping = threading.Event()
@@ -124,5 +122,3 @@ def traffic(
         yield one
     finally:
         one.stop()
-
-

@@ -43,9 +43,13 @@ def _show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
 def _text(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(
-        value, int
-    ) else str(value)
+    return (
+        f"{value:,.2f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 def _say(text: str) -> None:

@@ -14,9 +14,7 @@ from .common import connect, connection_options, console, json_option, number, o
 @option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
 @connection_options
 @json_option
-def brokers(
-    add: str | None, url: str | None, home: Path | None, vpn: str, as_json: bool
-) -> None:
+def brokers(add: str | None, url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
     """Show every broker: its number, its state, where it steps, and how much it has to do.
 
     \b

@@ -64,8 +64,10 @@ def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
     from ..streaming.home import HomeFolder
 
     try:
-        return set(HomeFolder(home).brokers(configuration.brokers)) if home else set(
-            configuration.brokers
+        return (
+            set(HomeFolder(home).brokers(configuration.brokers))
+            if home
+            else set(configuration.brokers)
         )
     except (OSError, ValueError, AttributeError, LakequeueError):  # another check says so
         return set(configuration.brokers)

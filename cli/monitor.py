@@ -144,6 +144,7 @@ def _imported() -> Any:
 
 def opener(address: str, vpn: str) -> Callable[[], Any]:
     """Opens a connection of the page."""
+
     def open_connection() -> Any:
         import lakequeue
 

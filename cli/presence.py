@@ -80,9 +80,7 @@ def kafka_problem(place: str) -> str:
     return ""
 
 
-def heartbeat(
-    place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S
-) -> dict[str, Any] | None:
+def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[str, Any] | None:
     """The engine's next heartbeat; None when none comes. Raises LakequeueError where no engine
     has ever served the VPN."""
     from ..client.kafka_library import open_kafka

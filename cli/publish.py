@@ -195,9 +195,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
             yield line
 
 
-def _progress(
-    payloads: Iterator[bytes], files: tuple[Path, ...], as_json: bool
-) -> Iterator[bytes]:
+def _progress(payloads: Iterator[bytes], files: tuple[Path, ...], as_json: bool) -> Iterator[bytes]:
     """The same payloads; on a terminal with a bar that follows them."""
     from .common import console
 

@@ -109,9 +109,7 @@ def _rows(found: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
         yield from rows
 
 
-def _show(
-    names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_json: bool
-) -> None:
+def _show(names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_json: bool) -> None:
     if as_json:
         for row in rows:
             say_json(dict(zip(names, row, strict=True)))

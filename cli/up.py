@@ -97,4 +97,3 @@ def _run(
         )  # fmt: skip
     finally:
         watch.stop(KAFKA_STOP_S)
-

@@ -133,9 +133,7 @@ class AsyncProducer:
             text = f"no answer to a message for {destination!r} within {timeout} s"
             raise Timeout(text) from None
 
-    async def send_async(
-        self, destination: str, payload: bytes | str, **options: Any
-    ) -> Pending:
+    async def send_async(self, destination: str, payload: bytes | str, **options: Any) -> Pending:
         """As `lakequeue.Producer.send_async`: the future has the receipt, or raises Rejected."""
         call = partial(self.sync.send_async, destination, payload, **options)
         return await self._connection.send(call)

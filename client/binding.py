@@ -76,9 +76,7 @@ class Binding:
 
     def ack(self, **which: Any) -> commands.Ack:
         """An acknowledgement, to be sent or asked."""
-        return commands.Ack(
-            queue=self.queue, subscription=self.id, epoch=self.epoch, **which
-        )
+        return commands.Ack(queue=self.queue, subscription=self.id, epoch=self.epoch, **which)
 
     def say_arrived(self, received: int) -> None:
         """Everything up to this number of the flow has come (C1)."""
@@ -105,9 +103,7 @@ class Binding:
             )
         )
 
-    def renew(
-        self, ids: str, period_ms: int | None, told: Callable[[Answer], None]
-    ) -> None:
+    def renew(self, ids: str, period_ms: int | None, told: Callable[[Answer], None]) -> None:
         """Extend leases (L10); ``told`` gets the engine's answer."""
         self._session.ask(
             commands.Renew(

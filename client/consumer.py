@@ -55,8 +55,10 @@ class Consumer:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
             self._rule.fit(max_backlog)
-        if isinstance(priority, bool) or not isinstance(priority, int) or (
-            not 0 <= priority <= PRIORITY_MAX
+        if (
+            isinstance(priority, bool)
+            or not isinstance(priority, int)
+            or (not 0 <= priority <= PRIORITY_MAX)
         ):
             raise ConfigError(f"priority: {priority!r} – allowed are 0 to {PRIORITY_MAX}")
         self._session = session

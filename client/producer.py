@@ -356,8 +356,10 @@ def _check(
         raise ConfigError(f"window: {window!r} – allowed is a number of messages from 1")
     if isinstance(group_ack, bool) or not isinstance(group_ack, int) or group_ack < 1:
         raise ConfigError(f"group_ack: {group_ack!r} – allowed is a number of messages from 1")
-    if isinstance(first_sequence, bool) or not isinstance(first_sequence, int) or (
-        first_sequence < 1
+    if (
+        isinstance(first_sequence, bool)
+        or not isinstance(first_sequence, int)
+        or (first_sequence < 1)
     ):
         raise ConfigError(f"first_sequence: {first_sequence!r} – sequences start at 1")
     if durability != "checkpoint":

@@ -89,9 +89,7 @@ class Runner(Protocol):
         """What producers have gathered may go out now."""
         ...
 
-    def serve(
-        self, ready: Callable[[], bool], work: Callable[[], bool]
-    ) -> Callable[[float], None]:
+    def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
         """Have ``work`` done now and whenever it is ``ready``, until it answers False.
 
         Gives a function that waits until it has ended, at most so many seconds.

@@ -59,9 +59,7 @@ class Threads:
         self._session = weakref.ref(session, lambda _: gathered.set())
         _sessions.add(session)
         name = f"lakequeue-{session.client_name}"
-        self._reader = threading.Thread(
-            target=_read, args=(self._session,), daemon=True, name=name
-        )
+        self._reader = threading.Thread(target=_read, args=(self._session,), daemon=True, name=name)
         self._reader.start()
         threading.Thread(
             target=_gather, args=(self._session, gathered), daemon=True, name=f"{name}-gather"
@@ -104,9 +102,7 @@ class Threads:
         """See `Runner.gathering`."""
         self._gathered.set()
 
-    def serve(
-        self, ready: Callable[[], bool], work: Callable[[], bool]
-    ) -> Callable[[float], None]:
+    def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
         """See `Runner.serve`."""
 
         def run() -> None:

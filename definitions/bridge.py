@@ -75,9 +75,7 @@ _KEYS: dict[str, tuple[str, read.Reader]] = {
 _REQUIRED = ("name", "from", "to", "subscriptions")
 
 
-def try_bridge(
-    mapping: object, where: str = ""
-) -> tuple[BridgeDefinition | None, list[Problem]]:
+def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | None, list[Problem]]:
     """Read a bridge's definition; gives all that is wrong with it."""
     problems: list[Problem] = []
 

@@ -261,9 +261,7 @@ def _bridges(
     return bridges
 
 
-def _check_dead_message_queues(
-    queues: list[tuple[int, QueueDefinition]], report: Report
-) -> None:
+def _check_dead_message_queues(queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
     """X5: dead messages never come back to a queue by way of dead message queues."""
     targets = {(q.vpn, q.name): q.dead_message_queue for _, q in queues}
     for index, queue in queues:

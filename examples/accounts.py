@@ -76,9 +76,7 @@ def balance(
     ]
 
 
-def _account(
-    journal: pd.DataFrame, queue: str, sent: int, look: Mapping[str, Any]
-) -> Account:
+def _account(journal: pd.DataFrame, queue: str, sent: int, look: Mapping[str, Any]) -> Account:
     def ids(*events: str) -> set[Any]:
         return set(journal.loc[journal["event"].isin(events), "message_id"])
 

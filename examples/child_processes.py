@@ -172,9 +172,7 @@ class WorkerProcess:
         """Raise when it ended without being told to."""
         if self.fate == "works" and self.process.poll() is not None:
             why = "; ".join(self.counts.get("failures", ())) or "it gave no reason"
-            raise LakequeueError(
-                f"{self.name} ended with status {self.process.returncode}: {why}"
-            )
+            raise LakequeueError(f"{self.name} ended with status {self.process.returncode}: {why}")
 
     def freeze(self) -> None:
         """Make it hang: it holds what it has, and is still sent more."""

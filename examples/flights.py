@@ -218,9 +218,7 @@ class FlightsDemo:
 
     # ------------------------------------------------------------ the end
 
-    def _wait_for_delta(
-        self, engine: EngineProcess, tables: Path, looks: dict[str, Any]
-    ) -> None:
+    def _wait_for_delta(self, engine: EngineProcess, tables: Path, looks: dict[str, Any]) -> None:
         from .accounts import complete
 
         deadline = time.monotonic() + DELTA_SECONDS_MAX

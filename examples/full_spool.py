@@ -309,9 +309,7 @@ class SpoolDemo:
 Row = tuple[str, int, dict[str, int]]
 
 
-def accounts(
-    journal: pd.DataFrame, looks: dict[str, Any], book: Book, worker: Worker
-) -> list[Row]:
+def accounts(journal: pd.DataFrame, looks: dict[str, Any], book: Book, worker: Worker) -> list[Row]:
     """What each account should be, and what it is in each book that has it.
 
     journal: columns queue, event, message_id; looks: `describe` of both queues, at the end.

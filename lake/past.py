@@ -185,9 +185,7 @@ def _start(
             whose = Home(broker, header["number"], header["epoch"])
             store = DictStore(there)
             return Moment(broker, whose, store, own.step, own.now, step, own, notes)
-        notes.append(
-            f"The snapshot of step {step:,} does not match its digest and is passed over"
-        )
+        notes.append(f"The snapshot of step {step:,} does not match its digest and is passed over")
     nothing = Snapshot()
     number, epoch = _who(lake, home, broker)
     return Moment(broker, Home(broker, number, epoch), DictStore(), 0, 0, 0, nothing, notes)
@@ -211,9 +209,7 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
 def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> None:
     """Take the steps behind the snapshot again, up to the target. The last one is heard."""
     ear = _Ear()
-    driver = Driver(
-        moment.home, _CODE, moment.store, moment.own, ear, ear, lambda: moment.now
-    )
+    driver = Driver(moment.home, _CODE, moment.store, moment.own, ear, ear, lambda: moment.now)
     for after in range(moment.step, target, TOGETHER):
         last = min(after + TOGETHER, target)
         records = list(steps_between(lake, moment.broker, after, last))

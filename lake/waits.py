@@ -151,8 +151,7 @@ class Waits:
         self._queue = _Queue()
         happenings = _happenings(lake, vpn, queue, start, NO_STEP if end is None else end)
         self._steps = [
-            (step, list(group))
-            for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)
+            (step, list(group)) for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)
         ]
         self._next = 0
 

@@ -73,9 +73,7 @@ class Inline:
         """See `Runner.gathering`."""
         self._session.send_gathered()
 
-    def serve(
-        self, ready: Callable[[], bool], work: Callable[[], bool]
-    ) -> Callable[[float], None]:
+    def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
         """See `Runner.serve`."""
         self._served.append(work)
         self.attend()

@@ -30,8 +30,9 @@ class ReplyTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request: Name = ""
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command",
-              forbid_unknown_fields=True):
+class Command(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="command", forbid_unknown_fields=True
+):
     """Base of all commands."""
 
     reply: ReplyTo | None = None
@@ -358,10 +359,42 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Begin | Configure | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe | Heartbeat
-    | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage | Describe
-    | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic | UnsubscribeTopic | Events
-    | RecordsLost | BeginAgain | Tick | Captures | Bridge | DeleteBridge | Bridges | DescribeBridge
+    Begin
+    | Configure
+    | Peers
+    | Define
+    | Delete
+    | Subscribe
+    | SetBacklog
+    | Unsubscribe
+    | Heartbeat
+    | Bye
+    | Ack
+    | TransportAck
+    | Cancel
+    | Reject
+    | Renew
+    | Returned
+    | Queues
+    | Usage
+    | Describe
+    | Browse
+    | Purge
+    | Move
+    | Edit
+    | Redrive
+    | Shutdown
+    | SubscribeTopic
+    | UnsubscribeTopic
+    | Events
+    | RecordsLost
+    | BeginAgain
+    | Tick
+    | Captures
+    | Bridge
+    | DeleteBridge
+    | Bridges
+    | DescribeBridge
     | MoveQueue
 )
 

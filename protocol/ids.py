@@ -31,8 +31,10 @@ def parse_ranges(text: str) -> Ranges:
     ranges: Ranges = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isascii() or not first.isdigit() or (
-            dash and not (last.isascii() and last.isdigit())
+        if (
+            not first.isascii()
+            or not first.isdigit()
+            or (dash and not (last.isascii() and last.isdigit()))
         ):
             raise ValueError(
                 f"ids: {part.strip()[:60]!r} – allowed are message ids and ranges: '17', '1-500'"

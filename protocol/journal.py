@@ -81,11 +81,16 @@ class Journal:
                 count = s.counts if isinstance(s.counts, int) else s.counts[i]
                 out.append(
                     {
-                        "broker": self.broker, "step": s.step or self.step,
+                        "broker": self.broker,
+                        "step": s.step or self.step,
                         "time": s.time or self.time,
-                        "vpn": s.vpn, "queue": s.queue, "event": s.event,
+                        "vpn": s.vpn,
+                        "queue": s.queue,
+                        "event": s.event,
                         "message_id": str(number) if number else None,
-                        "subscription": s.subscription, "reason": s.reason, "deliveries": count,
+                        "subscription": s.subscription,
+                        "reason": s.reason,
+                        "deliveries": count,
                         "topic": s.topic,
                         "partition": s.partitions[i] if s.partitions else None,
                         "offset": s.offsets[i] if s.offsets else None,

@@ -158,6 +158,14 @@ class DirectoryEntry:
 
 
 Output = (
-    Deliveries | Receipts | Reply | RejectedRecord | Deadline | Capture | Alert | Journal
-    | MeshRecord | DirectoryEntry
+    Deliveries
+    | Receipts
+    | Reply
+    | RejectedRecord
+    | Deadline
+    | Capture
+    | Alert
+    | Journal
+    | MeshRecord
+    | DirectoryEntry
 )

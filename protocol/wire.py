@@ -76,9 +76,7 @@ def headers_list(text: str | bytes | None) -> list[tuple[str, bytes]]:
     return [(h["key"], base64.b64decode(h.get("value") or "")) for h in msgspec.json.decode(text)]
 
 
-def encode(
-    outputs: list[Output], partitions: dict[str, int] | None = None
-) -> Iterator[WireRecord]:
+def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> Iterator[WireRecord]:
     """The records of a step's outputs, in their order; deadlines are not written.
 
     partitions: the topics that are there and how many partitions each has. A record for a place

@@ -30,10 +30,8 @@ TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that eve
 
 # A record that holds a run is a row for each of its messages, see `protocol/messages.py`; one whose
 # value is no run, whatever its header says, is one row. Of the key and headers there is one copy.
-_COUNT = (
-    """CASE WHEN lq LIKE '%"count"%' AND key IS NULL AND headers IS NULL
+_COUNT = """CASE WHEN lq LIKE '%"count"%' AND key IS NULL AND headers IS NULL
     THEN try_cast(get_json_object(lq, '$.count') AS INT) END"""
-)
 _ENDS = f"""CASE WHEN ({_COUNT}) BETWEEN 1 AND least({RUN_MAX}, length(value) div 4) THEN transform(
     sequence(0, ({_COUNT}) - 1), i -> conv(hex(substring(value, 4 * i + 1, 4)), 16, 10)::bigint)
     END"""

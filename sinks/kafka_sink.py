@@ -8,9 +8,7 @@ from pyspark.sql.streaming import DataStreamWriter
 
 from ..protocol.kafka_settings import for_spark, kafka_settings
 
-OUTPUT_SCHEMA = (
-    "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
-)
+OUTPUT_SCHEMA = "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
 OBSERVATION = "engine"
 _HEADERS = "array<struct<key:string,value:binary>>"
 

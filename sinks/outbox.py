@@ -97,9 +97,7 @@ class Outbox:
             self.records += 1
             while True:
                 try:
-                    produce(
-                        r.topic, r.value, r.key, partition, headers=headers, on_delivery=done
-                    )
+                    produce(r.topic, r.value, r.key, partition, headers=headers, on_delivery=done)
                     break
                 except BufferError:
                     self._serve(0.05)

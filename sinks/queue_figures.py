@@ -137,9 +137,7 @@ def _counted(queue: Mapping[str, Any]) -> _Counts:
 
 def _dead(queues: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
     """The queues that are the dead message queue of others."""
-    return {
-        (q["vpn"], dmq) for q in queues if (dmq := q["definition"].get("dead_message_queue"))
-    }
+    return {(q["vpn"], dmq) for q in queues if (dmq := q["definition"].get("dead_message_queue"))}
 
 
 def _named(name: str) -> tuple[str, str]:

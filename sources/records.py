@@ -21,9 +21,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     offset.
     """
     parts = list(frames)
-    columns = {
-        name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in _NAMES
-    }
+    columns = {name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in _NAMES}
     names, codes = np.unique(columns["topic"].astype(str), return_inverse=True)
     order = np.lexsort((columns["offset"], columns["partition"], codes))
     is_command = np.array([_is_command(name) for name in names], bool)[codes[order]]

@@ -108,9 +108,7 @@ class Broker:
         self._vpn_names = {number: name for name, number in header.vpns.items()}
 
     @classmethod
-    def load(
-        cls, store: Store, home: Home, now: int, limits: Limits, first: bool = True
-    ) -> Broker:
+    def load(cls, store: Store, home: Home, now: int, limits: Limits, first: bool = True) -> Broker:
         """The broker at the start of its next step; time never runs backwards. first: False goes on
         with the step that has begun."""
         data = store.get("broker")

@@ -81,9 +81,7 @@ def takes_as_they_are(target: Queue, size: int) -> bool:
     near, no expression is asked, no ack waits for them."""
     d = target.definition
     special = d.max_spool_messages is not None or not d.max_spool_usage
-    return not (
-        special or target.header.deferred or program_of(target) or over_quota(target, size)
-    )
+    return not (special or target.header.deferred or program_of(target) or over_quota(target, size))
 
 
 def _move_all(

@@ -40,12 +40,8 @@ class Queue:
         self.mask = (1 << self.bits) - 1
         self.number = header.number
         self.directory = Directory(store, f"d/{self.number}/", header.directory, limits)
-        self.ready = ReadyIndex(
-            store, f"o/{self.number}/", header.ready, header.next_ready, limits
-        )
-        self.aside = ReadyIndex(
-            store, f"a/{self.number}/", header.aside, header.next_aside, limits
-        )
+        self.ready = ReadyIndex(store, f"o/{self.number}/", header.ready, header.next_ready, limits)
+        self.aside = ReadyIndex(store, f"a/{self.number}/", header.aside, header.next_aside, limits)
         self.barriers = ReadyIndex(  # by `order.barrier_key`
             store, f"i/{self.number}/", header.barriers, header.next_barrier_page, limits
         )

@@ -33,8 +33,13 @@ def reject_record(
     count_of_vpn(broker, vpn, Reason.MALFORMED.value)
     broker.journal.segments.append(
         Segment(
-            "rejected", vpn, reason=Reason.MALFORMED.value, topic=topic,
-            partitions=[partition], offsets=[offset], items=[0],
+            "rejected",
+            vpn,
+            reason=Reason.MALFORMED.value,
+            topic=topic,
+            partitions=[partition],
+            offsets=[offset],
+            items=[0],
         )
     )
     broker.emit(RejectedRecord(vpn, topic, partition, offset, key, value, error))

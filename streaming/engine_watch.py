@@ -98,8 +98,7 @@ class EngineWatch:
             except Timeout as error:
                 if time.monotonic() > deadline:
                     raise LakequeueError(
-                        f"the first batch did not end within {start_s:.0f} s: "
-                        f"see {self._see}"
+                        f"the first batch did not end within {start_s:.0f} s: see {self._see}"
                     ) from error
             self._tell_who_runs()
 

@@ -42,6 +42,7 @@ LOCK_SECONDS_MAX = 5.0
 _PORTS = range(20_000, 32_000)
 _PR_SET_PDEATHSIG = 1
 
+
 class EmbeddedKafka:
     """One Kafka broker in ``home``; a context manager, started on entry and stopped on exit.
 

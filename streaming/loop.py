@@ -139,9 +139,7 @@ class Loop:
         self._cache = PageCache(state, o.cache_bytes)
         snapshot = Snapshot() if saved is None else _decode(saved)
         home = Home(o.broker, o.number, o.epoch)
-        self.driver = Driver(
-            home, o.code, self._cache, snapshot, self._log, self._outbox, clock
-        )
+        self.driver = Driver(home, o.code, self._cache, snapshot, self._log, self._outbox, clock)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
         self._discovery = Discovery(
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch

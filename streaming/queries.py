@@ -75,8 +75,12 @@ def start_batches(
         spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
     )
     rows = source.input_rows(commands_in, publishes, home.name)
-    outputs = rows.coalesce(1).groupBy("broker").transformWithStateInPandas(
-        BrokerProcessor({home.name: home}, partitions), OUTPUT_SCHEMA, "append", "None"
+    outputs = (
+        rows.coalesce(1)
+        .groupBy("broker")
+        .transformWithStateInPandas(
+            BrokerProcessor({home.name: home}, partitions), OUTPUT_SCHEMA, "append", "None"
+        )
     )
     return _start(spark, write_kafka(outputs, bootstrap), name, checkpoint, given)
 

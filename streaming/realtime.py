@@ -74,8 +74,10 @@ def loop_rows(spark: SparkSession, options: Options) -> DataFrame:
         .load()
     )
     rows_in = ticks.select(f.lit(options.broker).alias("broker"), f.col("value"))
-    out = rows_in.coalesce(1).groupBy("broker").transformWithStateInPandas(
-        LoopProcessor(options), SCHEMA, "append", "None"
+    out = (
+        rows_in.coalesce(1)
+        .groupBy("broker")
+        .transformWithStateInPandas(LoopProcessor(options), SCHEMA, "append", "None")
     )
     figures = [f.sum(name).alias(name) for name in NAMES]
     notes = f.collect_list(f.col(NOTE)).alias("notes")

@@ -28,9 +28,7 @@ class Restarts:
     """Counts what was started again, whatever it was; `stopping` ends a pause, and say gets the
     sentences (by default the log)."""
 
-    def __init__(
-        self, stopping: threading.Event, say: Callable[[str], None] = log.error
-    ) -> None:
+    def __init__(self, stopping: threading.Event, say: Callable[[str], None] = log.error) -> None:
         self._stopping = stopping
         self._say = say
         self._times: list[float] = []

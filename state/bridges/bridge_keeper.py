@@ -213,4 +213,3 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
     broker.header.links[queue.number] = link.lanes = bridge.lanes
     links.save(broker, queue.number, link)
     broker.event("bridge_made", vpn, bridge=bridge.name, again=True, lanes=bridge.lanes)
-

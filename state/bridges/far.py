@@ -122,9 +122,7 @@ def _alike(sent: BridgeSend, at: int, end: int) -> int:
     return max(n - at, 1)
 
 
-def _take_together(
-    broker: Broker, admission: Admission, sent: BridgeSend, at: int, n: int
-) -> bool:
+def _take_together(broker: Broker, admission: Admission, sent: BridgeSend, at: int, n: int) -> bool:
     _, partition, offset = _place(broker)
     rows = slice(at, at + n)
     span = Span(sent.payloads[rows], 1, sent.times[rows], [partition] * n, [offset] * n,

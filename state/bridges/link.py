@@ -251,4 +251,3 @@ def _return(
         until=broker.now + held_ms(held),
     )  # fmt: skip
     apply(broker, queue, back[1:], Event.HAND_BACK, subscription=SUBSCRIPTION)
-

@@ -60,9 +60,7 @@ def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
 
 def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
     """The newest notable events; what concerns the whole broker is told in every VPN."""
-    told = [
-        e for e in broker.newest_events() if e[1] == vpn or e[4].get("scope") == "broker"
-    ]
+    told = [e for e in broker.newest_events() if e[1] == vpn or e[4].get("scope") == "broker"]
     return [
         {"event": event, "vpn": name, "queue": queue, "time": time, **details}
         for event, name, queue, time, details in told[-max(command.limit, 0) :]

@@ -104,9 +104,7 @@ def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
     if queue.definition.leasing == "strict" and len(seqs):
         subscription = queue.header.subscription(name)
         number = subscription.number if subscription is not None else 0
-        foreign = (queue.gather(seqs, "state") == LEASED) & (
-            queue.gather(seqs, "holder") != number
-        )
+        foreign = (queue.gather(seqs, "state") == LEASED) & (queue.gather(seqs, "holder") != number)
         if foreign.any():
             ids = queue.gather(seqs[foreign], "id")
             without_effect_of(broker, queue, ids, name, "leased to another")
@@ -202,9 +200,7 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
     return bool(task.done["over"])
 
 
-def hand_back(
-    broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget
-) -> bool:
+def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
     """Messages that the client never showed to anyone return: no attempt (L5, C3)."""
     for seqs in _held_parts(broker, queue, task, command, budget):
         apply(

@@ -77,9 +77,7 @@ class _MovePart:
         """Count a message that is not moved."""
         self.stayed[why] = self.stayed.get(why, 0) + 1
 
-    def match(
-        self, number: int, size: int, priority: int, content: tuple[Any, ...]
-    ) -> Match | str:
+    def match(self, number: int, size: int, priority: int, content: tuple[Any, ...]) -> Match | str:
         """How a message enters the other queue, or why it cannot."""
         target = self.target
         if self.broker.spool.holds(number, target.number):

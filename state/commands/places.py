@@ -39,9 +39,7 @@ _NO_IDS = np.zeros(0, np.uint64)
 _NO_SEQS = np.zeros(0, np.int64)
 
 
-def by_ids(
-    broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget
-) -> FoundPlaces:
+def by_ids(broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget) -> FoundPlaces:
     """The next messages of a queue whose ids are in these ranges."""
     if "by" not in task.done:
         task.done["by"] = "place" if _is_wide(broker, queue, ranges) else "id"

@@ -137,8 +137,10 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     dead = known_places.find(broker, vpn, known.dead) if known.dead else None
     users = users_of(broker, vpn, name)
     if users or (dead is not None and dead.type == LOCAL):
-        other = f"it is the dead message queue of {min(users)!r}" if users else (
-            f"its dead message queue {known.dead!r} is a LocalQueue too"
+        other = (
+            f"it is the dead message queue of {min(users)!r}"
+            if users
+            else (f"its dead message queue {known.dead!r} is a LocalQueue too")
         )
         raise LakequeueError(
             f"queue {name!r}: cannot move, {other}, and dead messages do not leave a broker; make "
@@ -319,9 +321,7 @@ def _refuse(broker: Broker, ticket: Ticket, why: Carried) -> None:
     if to is not None:
         kind = "ConfigError" if why.about_values else "LakequeueError"
         problems: Any = why.problems
-        broker.emit(
-            Reply(to.topic, to.partition, to.request, None, why.error, kind, problems)
-        )
+        broker.emit(Reply(to.topic, to.partition, to.request, None, why.error, kind, problems))
 
 
 # ---------------------------------------------------------------- what came to the wrong broker

@@ -121,9 +121,7 @@ def apply(
     return moved.ids
 
 
-def _deliver(
-    queue: Queue, pages: PageRows, holder: int
-) -> None:
+def _deliver(queue: Queue, pages: PageRows, holder: int) -> None:
     """What only a delivery changes besides: who holds it, its attempt, its number."""
     header = queue.header
     total = sum(len(rows) for _, rows, _ in pages)

@@ -57,7 +57,6 @@ class Arrivals:
         self.lanes += [lane] * n
         self.bytes += sum(sizes)
 
-
     def add_moved(self, ids: list[int], sizes: list[int], expires: int) -> None:
         """Messages that come from another queue and have neither priority, lane nor delay."""
         self.ids += ids
@@ -156,9 +155,7 @@ def _generations(queue: Queue, first: int) -> int | Array:
     return generations
 
 
-def _write(
-    queue: Queue, first: int, total: int, columns: dict[str, int | Array], due: int
-) -> None:
+def _write(queue: Queue, first: int, total: int, columns: dict[str, int | Array], due: int) -> None:
     """Rows of arrivals, page by page; none is due before ``due``."""
     done = 0
     while done < total:

@@ -77,9 +77,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
         LEASED, ("redelivered",), ("delivered", "redelivered"), KEPT, "L7"
     ),
     (READY, _E.BARRIER): Transition(GONE, ("acknowledged",), ("acknowledged",), RELEASED, "O3"),
-    (READY, _E.ACKNOWLEDGE): Transition(
-        GONE, ("acknowledged",), ("acknowledged",), RELEASED, "L8"
-    ),
+    (READY, _E.ACKNOWLEDGE): Transition(GONE, ("acknowledged",), ("acknowledged",), RELEASED, "L8"),
     (LEASED, _E.ACKNOWLEDGE): Transition(
         GONE, ("acknowledged",), ("acknowledged",), RELEASED, "L1"
     ),
@@ -124,9 +122,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (DELAYED, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
     (DELAYED, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
-    (MOVING, _E.TRANSFER): Transition(
-        GONE, ("transferred",), ("transferred",), RELEASED, "H4"
-    ),
+    (MOVING, _E.TRANSFER): Transition(GONE, ("transferred",), ("transferred",), RELEASED, "H4"),
     (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "H4"),
     (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H4"),
     (MOVING, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),

@@ -50,9 +50,7 @@ MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, besi
 NACK, DISCARD = "nack", "discard"
 
 
-def admit(
-    broker: Broker, records: Records, refused: Refusals, only: str | None = None
-) -> None:
+def admit(broker: Broker, records: Records, refused: Refusals, only: str | None = None) -> None:
     """Take in the publishes of a step. only: the queue that plain records among them are for."""
     if records:
         admission = Admission(broker, refused, only)
@@ -133,8 +131,7 @@ class Admission:
         if not self._broker.header.peers:
             return found
         mine = (
-            (vpn, [q for q in queues if takes(self._broker, q, partition)])
-            for vpn, queues in found
+            (vpn, [q for q in queues if takes(self._broker, q, partition)]) for vpn, queues in found
         )
         return [(vpn, queues) for vpn, queues in mine if queues]
 
@@ -225,16 +222,12 @@ class Admission:
                 return
         self._take_in(vpn, header, seq, producer, queues, record)
 
-    def offer(
-        self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered
-    ) -> None:
+    def offer(self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered) -> None:
         """Take in one message that another broker brings; ``answer`` hears what became of it."""
         queues = self._routes.of_destination(vpn, header.to)
         self._take_in(vpn, header, 0, answer, queues, record)
 
-    def offer_all(
-        self, vpn: str, header: PublishHeader, record: Incoming, span: Span
-    ) -> bool:
+    def offer_all(self, vpn: str, header: PublishHeader, record: Incoming, span: Span) -> bool:
         """As `offer`, for messages that differ in payload and time only, where it is plain that all
         get in; else False, and nothing was done."""
         queues = self._routes.of_destination(vpn, header.to)
@@ -389,8 +382,14 @@ class Admission:
     ) -> None:
         self._broker.journal.segments.append(
             Segment(
-                event, vpn, queue, reason=reason.value, topic=record.topic,
-                partitions=[record.partition], offsets=[record.offset], items=[record.item],
+                event,
+                vpn,
+                queue,
+                reason=reason.value,
+                topic=record.topic,
+                partitions=[record.partition],
+                offsets=[record.offset],
+                items=[record.item],
             )
         )
 

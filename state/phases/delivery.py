@@ -116,9 +116,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
     while not share.spent:
         while queue.barriers and not share.spent and _barrier(broker, queue, looks):
             share.take(1)
-        chosen = choose_messages(
-            broker, queue, free_unacked(broker, queue), share, looks
-        )
+        chosen = choose_messages(broker, queue, free_unacked(broker, queue), share, looks)
         if not len(chosen.seqs):
             return chosen.unfinished or share.spent  # by barriers
         ids, deliveries = queue.columns(chosen.seqs, "id", "deliveries")
@@ -132,9 +130,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
     return True
 
 
-def _lose(
-    broker: Broker, queue: Queue, seqs: Array, contents: list[Content | None]
-) -> None:
+def _lose(broker: Broker, queue: Queue, seqs: Array, contents: list[Content | None]) -> None:
     """Messages whose payloads are missing from the state are lost, and that is said."""
     gone = seqs[np.array([c is None for c in contents], bool)]
     ids = apply(broker, queue, gone, Event.LOSE, reason="payload missing")
@@ -246,9 +242,7 @@ def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
             _send_as_it_was(broker, queue, subscription, seqs[:n])
 
 
-def _send_as_it_was(
-    broker: Broker, queue: Queue, subscription: Subscription, seqs: Array
-) -> None:
+def _send_as_it_was(broker: Broker, queue: Queue, subscription: Subscription, seqs: Array) -> None:
     until = queue.gather(seqs, "until")
     for end in np.unique(until).tolist():
         these = seqs[until == end]
@@ -288,9 +282,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
         )  # fmt: skip
         header.next_delivery += 1
         queue.count("delivered")
-        broker.record(
-            "barrier_delivered", queue, ids.tolist(), subscription=subscription.id
-        )
+        broker.record("barrier_delivered", queue, ids.tolist(), subscription=subscription.id)
     apply(broker, queue, place, Event.BARRIER, reason="barrier")
     barriers.has_passed(broker, queue)
     return True

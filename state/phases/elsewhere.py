@@ -60,9 +60,7 @@ def goes_along(
     return True
 
 
-def _tell(
-    producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]
-) -> None:
+def _tell(producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]) -> None:
     where = msgspec.json.encode(hosts).decode()
     producer.refused(seq, Reason.MOVED.value, header.to, where)
 

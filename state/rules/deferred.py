@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 
-def keep(
-    broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
-) -> None:
+def keep(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
     """Keep an ack for the ids of these ranges, as many as there is room for. What was kept for the
     same ids before is replaced."""
     header = queue.header
@@ -67,9 +65,7 @@ def _last(one: list[int]) -> int:
     return one[1]
 
 
-def _ignore(
-    broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
-) -> None:
+def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
     """There is no room for these: counted, and said once."""
     queue.count("ack_ignored", sum(last - first + 1 for first, last in ranges))
     broker.record(

@@ -19,7 +19,5 @@ def keep_last(broker: Broker, queue: Queue) -> None:
     """Remove all but the last message of a queue whose quota is 0."""
     if queue.definition.max_spool_usage or queue.header.depth < 2:
         return
-    seqs = np.concatenate(
-        [rows.astype(np.int64) + p.base for p, rows in queue.live_rows()]
-    )
+    seqs = np.concatenate([rows.astype(np.int64) + p.base for p, rows in queue.live_rows()])
     apply(broker, queue, seqs[:-1], Event.REPLACE)

@@ -6,9 +6,7 @@ from ...definitions import QueueDefinition
 from ..storage import NEVER
 
 
-def expires_at(
-    definition: QueueDefinition, now: int, ttl_ends: int, own_only: bool = False
-) -> int:
+def expires_at(definition: QueueDefinition, now: int, ttl_ends: int, own_only: bool = False) -> int:
     """When a message that enters the queue now expires, by the expiration model (X2, X4).
 
     ttl_ends: end of the publisher's TTL, epoch ms, NEVER where there is none. own_only: in a dead

@@ -24,9 +24,7 @@ FILL_MAX_PRESSED = 750
 class Compaction:
     """One call's work. ``header.compacting``: ``[file, page, moved page, offset in it]``."""
 
-    def __init__(
-        self, messages: Messages, blocks: Blocks, files: Files, limits: Limits
-    ) -> None:
+    def __init__(self, messages: Messages, blocks: Blocks, files: Files, limits: Limits) -> None:
         self._messages = messages
         self._blocks = blocks
         self._files = files

@@ -166,9 +166,7 @@ class ReadyIndex:
             if part[-1] < branch.firsts[at]:
                 continue
             node = self._child(branch, at)
-            taken = (
-                self._discard(node, part) if isinstance(node, Branch) else node.discard(part)
-            )
+            taken = self._discard(node, part) if isinstance(node, Branch) else node.discard(part)
             if taken:
                 changed = True
                 self._taken(branch, at, node)

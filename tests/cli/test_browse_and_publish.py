@@ -12,9 +12,7 @@ from memory_shell import Engine
 def dead(shell: Engine) -> Engine:
     """A dead message queue with one that was rejected and one that expired."""
     shell.admin.define({"name": "graves", "message_type": "json"})
-    shell.admin.define(
-        {"name": "orders", "message_type": "json", "dead_message_queue": "graves"}
-    )
+    shell.admin.define({"name": "orders", "message_type": "json", "dead_message_queue": "graves"})
     shell.connection.producer().send("orders", b'{"n": 1}')
     with shell.connection.consumer("orders") as consumer:
         message = consumer.receive(0)

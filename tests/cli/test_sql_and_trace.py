@@ -76,7 +76,7 @@ def test_json_is_a_row_on_each_line(home: Path) -> None:
 
 
 def test_a_payload_in_json(home: Path) -> None:
-    done = run(home, "sql", "SELECT payload FROM messages ORDER BY \"offset\"", "--json")
+    done = run(home, "sql", 'SELECT payload FROM messages ORDER BY "offset"', "--json")
     found = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
     assert found == ['{"n": 1}', {"payload": "/wA=", "encoding": "base64"}]
 

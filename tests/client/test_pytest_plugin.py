@@ -9,6 +9,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "test-your-application.md
 
 pytest_plugins = ["pytester"]
 
+
 @pytest.fixture
 def run(pytester: pytest.Pytester):
     """Run a file with these tests."""

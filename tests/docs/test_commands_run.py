@@ -158,7 +158,7 @@ def good(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.job
 @pytest.mark.parametrize("page", IN_PAGES)
 def test_commands_run_as_printed(place: Place, page: str) -> None:
-    good(place.run('for n in 1 2 3; do echo \'{"price": 12}\'; done | lakequeue publish orders'))
+    good(place.run("for n in 1 2 3; do echo '{\"price\": 12}'; done | lakequeue publish orders"))
     if page == SQL_PAGE:
         wait_for_events(place, {"spooled"}, "1")
     if page == TRAVEL_PAGE:
@@ -201,7 +201,7 @@ def test_a_spark_job_reads_and_writes_as_printed(place: Place) -> None:
 
 @pytest.mark.job
 def test_the_questions_to_the_tables_have_answers(place: Place) -> None:
-    lines = "; ".join(f'echo \'{{"n": {n}}}\'' for n in range(20))
+    lines = "; ".join(f"echo '{{\"n\": {n}}}'" for n in range(20))
     good(place.run(f"({lines}) | lakequeue publish orders"))
     good(place.run("lakequeue consume orders --timeout 2"))
     good(place.run("echo '{}' | lakequeue publish orders --ttl 100ms"))

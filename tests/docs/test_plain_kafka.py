@@ -58,7 +58,6 @@ class FakeKafka:
             end_offsets=lambda places: dict.fromkeys(places, 0),
         )  # fmt: skip
 
-
     def admin(self, **_: Any) -> Any:
         return SimpleNamespace(
             list_topics=list, create_topics=lambda new: self.made.extend(t.name for t in new),

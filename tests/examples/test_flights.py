@@ -86,9 +86,7 @@ def test_a_lost_message_shows() -> None:
     rows = journal((1, "spooled", "1 2 3"), (2, "acknowledged", "1 2"))
     look = {"q": {"counters": {**NO_COUNTS, "spooled": 3, "acknowledged": 2}, "depth": 0}}
     (account,) = balance(rows, {"q": 3}, look)
-    assert account.problems == (
-        "spooled: 3 in Delta, 2 acknowledged, expired or still there",
-    )
+    assert account.problems == ("spooled: 3 in Delta, 2 acknowledged, expired or still there",)
 
 
 def test_a_journal_with_holes_shows() -> None:

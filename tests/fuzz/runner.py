@@ -138,6 +138,7 @@ class Fuzz:
 
     def _shortest(self, incoming: list[Incoming], before: dict[str, bytes]) -> list[Incoming]:
         """As little of a batch as still fails."""
+
         def fails(some: list[Incoming]) -> bool:
             self.store = DictStore(before)
             try:

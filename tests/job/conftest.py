@@ -38,7 +38,9 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "from-rows", "message_type": "text", "max_per_subscription_backlog": 400},
     {"name": "producers", "message_type": "json", "max_message_size": 100},
     {
-        "name": "late", "message_type": "text", "underlying_topic": "late(?P<number>-.*)?",
+        "name": "late",
+        "message_type": "text",
+        "underlying_topic": "late(?P<number>-.*)?",
         "default_publish_target": "late-1",
     },
 ]

@@ -29,9 +29,7 @@ class Standalone:
         self._port = free_port()
         self.master = f"spark://127.0.0.1:{self._port}"
         here = ("--host", "127.0.0.1", "--webui-port", "0")
-        self._processes = [
-            self._start("master.Master", *here, "--port", str(self._port))
-        ]
+        self._processes = [self._start("master.Master", *here, "--port", str(self._port))]
         until(lambda: self._said("Starting Spark master"), 60, "the master is there")
         for i in range(workers):
             work = ("--work-dir", str(folder / f"worker-{i}"))
@@ -42,8 +40,12 @@ class Standalone:
     def _start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [str(java_executable()), *JAVA, "-cp", f"{SPARK}/jars/*"]
         command += [f"org.apache.spark.deploy.{name}", *arguments]
-        environment = {**os.environ, "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1",
-                       "SPARK_SCALA_VERSION": "2.13"}  # else it looks for a build tree
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(SPARK),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_SCALA_VERSION": "2.13",
+        }  # else it looks for a build tree
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True,
@@ -93,4 +95,3 @@ class Standalone:
                 process.send_signal(signal.SIGKILL)
         for leader in self._processes:
             leader.wait(30)
-

@@ -139,9 +139,7 @@ def test_bytes_that_are_no_json_are_a_message_like_any_other(
         assert until(lambda: consumer.receive(1.0), 30, "the message").payload == payload
 
 
-def test_each_is_counted(
-    job: Job, sent: dict[str, tuple[int, int]], rejected: object
-) -> None:
+def test_each_is_counted(job: Job, sent: dict[str, tuple[int, int]], rejected: object) -> None:
     def counted() -> bool:
         name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}
         found = job.engine.metrics.registry.get_sample_value(name, labels)

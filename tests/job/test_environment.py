@@ -45,9 +45,7 @@ def lakequeue(*arguments: object, **environment: str | None) -> subprocess.Compl
     )  # fmt: skip
 
 
-def check(
-    done: subprocess.CompletedProcess[str], *words: str, warned: Sequence[str] = ()
-) -> None:
+def check(done: subprocess.CompletedProcess[str], *words: str, warned: Sequence[str] = ()) -> None:
     """The right exit status, and one sentence that says these words."""
     assert done.returncode == EXIT_ENVIRONMENT == 3, done.stderr
     assert "Traceback" not in done.stderr + done.stdout

@@ -103,15 +103,11 @@ def send(servers: str, records: list[Incoming]) -> dict[tuple[str, int, int], In
         time_ms = one.timestamp
         if time_ms is not None and not 0 < time_ms < time.time() * 1000:
             time_ms = None  # Kafka itself refuses what is more than an hour ahead
-        futures.append(
-            producer.send(one.topic, one.value, one.key, headers, timestamp_ms=time_ms)
-        )
+        futures.append(producer.send(one.topic, one.value, one.key, headers, timestamp_ms=time_ms))
     producer.flush(60)
     places = [future.get(30) for future in futures]
     producer.close()
-    return {
-        (p.topic, p.partition, p.offset): one for p, one in zip(places, records, strict=True)
-    }
+    return {(p.topic, p.partition, p.offset): one for p, one in zip(places, records, strict=True)}
 
 
 def read(servers: str, topic: str) -> list[Any]:

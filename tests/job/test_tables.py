@@ -197,9 +197,7 @@ def test_R1_the_views_say_what_browse_says(job: Job, connection: lakequeue.Conne
     for number in range(5):
         producer.send(QUEUE, f"{number}")
     producer.send(QUEUE, "later", delay="1h")
-    with connection.consumer(
-        QUEUE, ack_mode="individual", max_backlog=5, name="views"
-    ) as consumer:
+    with connection.consumer(QUEUE, ack_mode="individual", max_backlog=5, name="views") as consumer:
         held = [until(lambda: consumer.receive(1.0), 30, "a message") for _ in range(5)]
         held[0].ack()
         held[1].cancel(delay="1h")

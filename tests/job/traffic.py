@@ -49,8 +49,7 @@ class Traffic:
         ]
         self.producer = self.connections[0].producer(pub_ack_time="500ms", window=2_000)
         self.consumers = [
-            c.consumer(queue, ack_mode="individual", max_backlog=50)
-            for c in self.connections[1:]
+            c.consumer(queue, ack_mode="individual", max_backlog=50) for c in self.connections[1:]
         ]
         jobs = [(self._produce, ()), (self._consume, (0,)), (self._consume, (1,))]
         self.threads = [threading.Thread(target=self._run, args=job, daemon=True) for job in jobs]

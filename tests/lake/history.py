@@ -112,9 +112,7 @@ def write_history(
          "headers": headers_json(list(m.headers_ or []))}
         for m in there if m.topic_.endswith(".commands")
     ]  # fmt: skip
-    messages = [
-        row for m in there if not m.topic_.endswith(".commands") for row in message_rows(m)
-    ]
+    messages = [row for m in there if not m.topic_.endswith(".commands") for row in message_rows(m)]
     journal = pa.schema([("line", pa.int32()), ("broker", pa.string()), ("vpn", pa.string()),
         ("queue", pa.string()), ("event", pa.string()), ("message_id", pa.string()),
         ("subscription", pa.string()), ("reason", pa.string()), ("deliveries", pa.int32()),

@@ -77,9 +77,7 @@ def test_S7_a_deleted_queue_is_gone_and_a_new_one_of_its_name_begins_anew(
         assert queued_agrees(lake, bench.connection) == 1
 
 
-def test_R6_what_was_moved_is_where_it_is(
-    bench: Bench, recorded: Recorded, tmp_path: Path
-) -> None:
+def test_R6_what_was_moved_is_where_it_is(bench: Bench, recorded: Recorded, tmp_path: Path) -> None:
     """Dead, delayed, ready; the dead one is still dead of what it died of."""
     bench.define("dmq")
     bench.define("others")
@@ -230,9 +228,10 @@ def test_the_views_agree_after_any_walk(
 
 def test_H4_a_message_that_went_to_another_broker_is_there_once(tmp_path: Path) -> None:
     """Each broker numbers its own steps: what it says of a message is in its own order."""
-    config = {"brokers": ["a", "b"], "queues": [
-        {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
-    ]}
+    config = {
+        "brokers": ["a", "b"],
+        "queues": [{"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}],
+    }
     near = lakequeue.connect("memory://views", config=config, broker="a")
     recorded = Recorded(near.engine)
     far = lakequeue.connect("memory://views", broker="b")

@@ -84,9 +84,7 @@ operations = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(keys, st.binary(max_size=300)), operations, st.integers(0, 4_000))
-def test_it_is_a_store(
-    first: dict[str, bytes], walk: list[tuple], bytes_max: int
-) -> None:
+def test_it_is_a_store(first: dict[str, bytes], walk: list[tuple], bytes_max: int) -> None:
     below, plain = State(first), DictStore(first)
     cache = PageCache(below, bytes_max)
     for name, *rest in walk:

@@ -203,9 +203,7 @@ def test_large_records_do_not_stand_before_another_partitions_small_ones(
     for n in range(count):
         producer.produce(publish, b"%07d" % n + bytes(LARGE - 7), partition=0)
     producer.flush(30)
-    inputs = LiveInputs(
-        kafka_client(kafka.bootstrap_servers, "test"), STEP, "turns.control", "run"
-    )
+    inputs = LiveInputs(kafka_client(kafka.bootstrap_servers, "test"), STEP, "turns.control", "run")
     inputs.start({("turns.commands", 0): 0, (publish, 0): 0, (publish, 1): 0})
     large: list[int] = []
     while not large:

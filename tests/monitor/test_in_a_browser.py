@@ -96,9 +96,7 @@ def test_by_keyboard_alone(page: Served, browser: Browser) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("path", ["", "queue?name=barrier", "events", "engine", "message"])
-def test_on_a_phone_light_and_dark(
-    page: Served, browser: Browser, path: str, dark: bool
-) -> None:
+def test_on_a_phone_light_and_dark(page: Served, browser: Browser, path: str, dark: bool) -> None:
     """Nothing is wider than the screen, and text stands out from what is behind it."""
     browser.looks(390, 844, dark)
     browser.open(page.server.address + path)

@@ -133,7 +133,6 @@ def test_deep_queues_are_looked_at_in_part(alone: Any) -> None:
     consumer.close()
 
 
-
 def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
     define(alone, max_per_subscription_backlog=1)
     name = "bold\x1b[1m[red]\n"

@@ -79,9 +79,7 @@ def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, tmp_path: Path
     assert not topics.more
 
 
-def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(
-    kafka: Kafka, tmp_path: Path
-) -> None:
+def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(kafka: Kafka, tmp_path: Path) -> None:
     topics = opened(tmp_path)
     kafka.topics |= {"sensor-7": 3, "orders": 1, "others": 1, "sensor-7.receipts": 1}
     kafka.now()
@@ -98,9 +96,7 @@ def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(
     assert topics.reads == ["sensor-7"]
 
 
-def test_what_was_read_is_read_again_before_anybody_is_asked(
-    kafka: Kafka, tmp_path: Path
-) -> None:
+def test_what_was_read_is_read_again_before_anybody_is_asked(kafka: Kafka, tmp_path: Path) -> None:
     topics = opened(tmp_path)
     kafka.topics |= {"extra": 1, "gone": 1}
     topics.heard("extra")

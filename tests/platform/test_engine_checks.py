@@ -29,7 +29,9 @@ CONFIGURATION = parse_configuration(
         "queues": [
             {"name": "orders", "message_type": "text"},
             {
-                "name": "all", "message_type": "text", "underlying_topic": "sensor-.*",
+                "name": "all",
+                "message_type": "text",
+                "underlying_topic": "sensor-.*",
                 "default_publish_target": "sensor-1",
             },
         ]

@@ -52,9 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     environment = Path(sys.executable).parent
     # -o: as if the environment were up to date, so that the test installs nothing into it.
-    run(
-        "make", "-o", ".venv/.installed", "wheel", f"BIN={environment}", f"DIST={folder}", cwd=ROOT
-    )
+    run("make", "-o", ".venv/.installed", "wheel", f"BIN={environment}", f"DIST={folder}", cwd=ROOT)
     (built,) = folder.iterdir()
     return built
 

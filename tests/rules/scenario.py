@@ -389,7 +389,6 @@ class Runner:
 
         self.clock.until(check)
 
-
     def do_redrive(self, line: Line) -> None:
         """`redrive dmq -> 2 queue_quota=1`: how many moved, and why how many stayed."""
         _, queue, *numbers = line.words

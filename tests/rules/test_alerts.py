@@ -183,9 +183,7 @@ def test_S9_thresholds_of_the_system() -> None:
     assert alerts(bench, "broker")[1:] == [("spool_usage_cleared", 4)]
 
 
-def test_S9_alerts_are_journaled_and_logged(
-    empty: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_S9_alerts_are_journaled_and_logged(empty: Bench, caplog: pytest.LogCaptureFixture) -> None:
     empty.define(message_type="binary", max_spool_usage=100)
     with caplog.at_level(logging.WARNING, "lakequeue"):
         empty.advance("1m")

@@ -81,9 +81,7 @@ def test_O1_the_cost_of_a_step_follows_what_changes(
     assert deep[1] <= shallow[1] + LEVELS
 
 
-def test_S12_what_came_in_this_step_is_not_read_back(
-    stores: dict[int, tuple[bytes, int]]
-) -> None:
+def test_S12_what_came_in_this_step_is_not_read_back(stores: dict[int, tuple[bytes, int]]) -> None:
     steps = loaded(stores, SHALLOW)
     steps.run([c.Purge(queue="orders"), SUBSCRIBE])
     reads: list[str] = []
@@ -129,7 +127,7 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(
 
 
 def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks(
-    stores: dict[int, tuple[bytes, int]]
+    stores: dict[int, tuple[bytes, int]],
 ) -> None:
     """A purge goes on in small parts; an ack of more than such a part is done at once."""
     steps = loaded(stores, SHALLOW)
@@ -139,9 +137,7 @@ def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks(
     commands: list[c.Command] = [c.Purge(queue="orders")]
     for given in (commands, [c.Ack(queue="other", subscription="b", ids=format_ranges(held))]):
         out = step(steps.store, Batch(steps.command_records(given)), steps.now, limits=limits)
-        rows = {
-            s.queue: len(s.ids) for o in out if hasattr(o, "segments") for s in o.segments
-        }
+        rows = {s.queue: len(s.ids) for o in out if hasattr(o, "segments") for s in o.segments}
         assert rows["orders"] == 10
         assert [o.at for o in out if isinstance(o, Deadline)] == [steps.now]
     assert rows["other"] == 500
@@ -166,7 +162,7 @@ def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
 
 
 def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps(
-    stores: dict[int, tuple[bytes, int]]
+    stores: dict[int, tuple[bytes, int]],
 ) -> None:
     steps = loaded(stores, SHALLOW)
     steps.run([queue("orders", dead_message_queue="dead", expiration="1s")])
@@ -193,7 +189,7 @@ def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps(
 
 
 def test_L13_an_ack_of_what_is_held_does_not_read_what_is_gone(
-    stores: dict[int, tuple[bytes, int]]
+    stores: dict[int, tuple[bytes, int]],
 ) -> None:
     steps = loaded(stores, DEEP)
     out = steps.run([SUBSCRIBE])

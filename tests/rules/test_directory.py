@@ -68,9 +68,7 @@ def test_q5_a_local_queue_is_made_where_there_is_least(mesh: Mesh) -> None:
 def test_q5_a_local_queue_is_made_where_its_definition_says(mesh: Mesh) -> None:
     mesh.admin.define(local("q", broker="c"))
     assert mesh.where() == {"q": "c"}
-    assert mesh.entries() == {
-        "q": {"hosts": {"c": 2}, "type": "LocalQueue", "state": "there"}
-    }
+    assert mesh.entries() == {"q": {"hosts": {"c": 2}, "type": "LocalQueue", "state": "there"}}
 
 
 def test_q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None:

@@ -202,9 +202,7 @@ def test_X4_time_spent_before_the_record_is_read_counts(empty: Bench, spent_ms: 
     empty.define()
     now = empty.connection.now_ms()
     header = {"lq": b'{"to": "orders", "ttl_ms": 8000}'}
-    empty.connection.publish_raw(
-        "default.publish", b"{}", headers=header, timestamp=now - spent_ms
-    )
+    empty.connection.publish_raw("default.publish", b"{}", headers=header, timestamp=now - spent_ms)
     empty.advance(f"{7999 - spent_ms}ms")
     assert empty.seen()["depth"] == 1
     empty.advance("1ms")

@@ -78,9 +78,7 @@ def test_F5_what_becomes_ready_at_once_is_looked_at_over_steps(
     last = [("orders", body(k=k, p=0)) for k in (1, 2)]
     out, _ = drive(steps, evaluated, 2, publishes=last)  # now both have looked beyond all
     assert (delivered(out, "f"), delivered(out, "g")) == ([301], [302])
-    out, looked = drive(
-        steps, evaluated, 2, [c.Unsubscribe(queue="orders", subscription="all")]
-    )
+    out, looked = drive(steps, evaluated, 2, [c.Unsubscribe(queue="orders", subscription="all")])
     for name, k in (("f", 1), ("g", 2)):
         assert delivered(out, name) == [n for n in held if bodies[n - 1]["k"] == k]
     assert 600 - 2 * 100 <= looked <= 600  # once each, but for what the other had taken

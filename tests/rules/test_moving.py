@@ -54,9 +54,7 @@ def test_a_queue_moves_with_its_messages_and_what_it_is(mesh: Mesh) -> None:
 
 
 def test_consumers_follow_and_what_they_held_returns(mesh: Mesh) -> None:
-    consumers = [
-        mesh.at[name].consumer("q", max_backlog=3, ack_mode="individual") for name in "bc"
-    ]
+    consumers = [mesh.at[name].consumer("q", max_backlog=3, ack_mode="individual") for name in "bc"]
     producer = mesh.at["b"].producer()
     sent(producer, "q", range(8))
     held = [message for consumer in consumers for message in drain(consumer)]

@@ -71,9 +71,7 @@ def test_Q2_which_kind_a_pattern_is(pattern: str, kind: str) -> None:
     ["", " ", "a*b/c", "*a", "a/**", "a/>/c", "a>", "a/b>", "a//*", "/*", "(a", "[z-a]",
      "x" * 1001, "a\nb", "/".join("a" * 128) + "/>", None, 7],
 )  # fmt: skip
-def test_Q2_a_bad_pattern_is_refused_and_the_allowed_ones_are_named(
-    empty: Bench, bad: Any
-) -> None:
+def test_Q2_a_bad_pattern_is_refused_and_the_allowed_ones_are_named(empty: Bench, bad: Any) -> None:
     empty.define()
     with pytest.raises(ConfigError, match="topic: "):
         empty.admin.subscribe_topic("orders", bad)

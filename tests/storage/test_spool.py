@@ -288,8 +288,15 @@ def test_moved_messages_are_moved_again() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 90])
 def test_a_call_moves_and_reads_a_bounded_amount(size: int) -> None:
-    limits = Limits(page_bits=3, file_bytes=2_000, block_bytes=500, store_slack_bytes=0,
-                    compact_bytes_per_step=300, compact_looks_per_step=5, deletes_per_step=4)
+    limits = Limits(
+        page_bits=3,
+        file_bytes=2_000,
+        block_bytes=500,
+        store_slack_bytes=0,
+        compact_bytes_per_step=300,
+        compact_looks_per_step=5,
+        deletes_per_step=4,
+    )
     walk = sparse(limits, 2_000, 4, size)
     calls = 0
     while True:
