@@ -24,6 +24,7 @@ COPY bench bench
 COPY cli cli
 COPY client client
 COPY conf conf
+COPY dataframes dataframes
 COPY definitions definitions
 COPY examples examples
 COPY expressions expressions

@@ -283,7 +283,7 @@ class Consumer:
 
     # ------------------------------------------------------------ called by the session
 
-    def on_record(self, value: bytes) -> None:
+    def on_record(self, value: bytes, offset: int) -> None:
         """A delivery record: into the buffer, without what was seen already (C2)."""
         deliveries = wire.decode_batch(value)
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
@@ -293,7 +293,7 @@ class Consumer:
             if deliveries.flow is not None:
                 self._arrivals.take(deliveries.flow, len(deliveries.ids), clock_ms)
             room = self._rule.backlog - len(self._prefetch.buffer)
-            new = self._prefetch.take(deliveries, self._settling, clock_ms, now_ms)
+            new = self._prefetch.take(deliveries, self._settling, clock_ms, now_ms, offset)
             if self._rule.mode == "pre_ack" and not self._closed:
                 # At most a backlog of it waits here; the rest is acknowledged as it is handed over.
                 self._settling.settle_on_arrival(new[: max(room, 0)])

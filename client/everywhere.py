@@ -10,7 +10,7 @@ to be sure says it again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -86,14 +86,18 @@ def _half_done(
     return kind(f"queue {queue!r}: broker {name!r}: {error}; {', and '.join(parts)}")
 
 
-def acknowledge(session: Session, command: commands.Ack) -> None:
+def acknowledge(
+    session: Session, command: commands.Ack, heard: Callable[[], None] | None = None
+) -> None:
     """Acknowledge what a command names, whoever of the queue's hosts has it (L13). What none of
-    them has is for the consumer's own broker to say (L8, L9)."""
+    them has is for the consumer's own broker to say (L8, L9). heard: see `Speaking.request`."""
     if command.up_to is None and len(session.hosts_of(command.queue)) > 1:
         quiet = msgspec.structs.replace(command, quiet=True)
         if remove(session, quiet) or command.ids is None:
+            if heard is not None:
+                heard()
             return
-    session.request(command)
+    session.request(command, heard=heard)
 
 
 def added(answers: Sequence[Any]) -> Any:

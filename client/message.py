@@ -95,19 +95,19 @@ class Message:
 
     id: text; payload: bytes, unchanged; headers: the application's and, on a dead message, the
     ``lq-dead-`` ones; key: the Kafka record key; delivery_count: 1 at the first delivery; delivery:
-    the number that names this delivery of it (C2).
+    the number that names this delivery of it (C2); offset: of the record in which it came here.
     """
 
     __slots__ = (
         "_dead", "_expires", "_headers", "_holder", "_lease_at", "_time", "delivery",
-        "delivery_count", "is_barrier", "key", "lease_ends", "number", "payload", "priority",
-        "queue", "settled", "span",
+        "delivery_count", "is_barrier", "key", "lease_ends", "number", "offset", "payload",
+        "priority", "queue", "settled", "span",
     )  # fmt: skip
 
     def __init__(
         self, holder: Holder, queue: str, number: int, delivery: int, payload: bytes,
         key: bytes | None, headers: bytes | None, count: int, priority: int, expires: int,
-        time: int, barrier: bool, dead: dict[str, Any] | None,
+        time: int, barrier: bool, dead: dict[str, Any] | None, offset: int,
     ) -> None:  # fmt: skip
         self._holder = holder
         self.queue = queue
@@ -124,6 +124,7 @@ class Message:
         self._time = time
         self.is_barrier = barrier
         self._dead = dead
+        self.offset = offset
         self.settled = False  # acknowledged, canceled or rejected here
         self.span: Any = None  # of this delivery, with `Connection.trace`
 

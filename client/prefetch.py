@@ -9,6 +9,7 @@ is no attempt (L5).
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 
@@ -65,8 +66,11 @@ class Prefetch:
 
     # ------------------------------------------------------------ coming in
 
-    def take(self, d: Deliveries, holder: Holder, clock_ms: float, now_ms: int) -> list[Message]:
-        """Put into the buffer what was not seen before; gives that. The lease counts from now."""
+    def take(
+        self, d: Deliveries, holder: Holder, clock_ms: float, now_ms: int, offset: int
+    ) -> list[Message]:
+        """Put into the buffer what was not seen before; gives that. The lease counts from now.
+        offset: of their record."""
         with self._lock:
             if d.again:
                 self._remember_held(d)
@@ -79,7 +83,7 @@ class Prefetch:
                 message = Message(
                     holder, d.queue, number, delivery, d.payloads[i], d.keys[i], d.headers[i],
                     d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier,
-                    d.dead.get(i),
+                    d.dead.get(i), offset,
                 )  # fmt: skip
                 if d.lease_ms:
                     message.lease(d.lease_ms, clock_ms, now_ms)
@@ -126,10 +130,16 @@ class Prefetch:
     def forget(self, ranges: Ranges) -> int:
         """These ids are not held any more; how many of them were."""
         with self._lock:
-            gone = [n for n in self.held if any(low <= n <= high for low, high in ranges)]
+            gone = [n for n in self.held if _within(n, ranges)]
             for number in gone:
                 del self.held[number]
             return len(gone)
+
+    def forget_unseen(self, ranges: Ranges) -> None:
+        """Nobody will see what waits here of these ids, which are ascending: they were acknowledged
+        after they came."""
+        with self._lock:
+            self._remove(m for m in self.buffer if self.tracks(m) and _within(m.number, ranges))
 
     def take_untouched(self, room: int = 0) -> list[Message]:
         """Take out what the engine waits for and nobody has seen, but for the first ``room``."""
@@ -143,3 +153,9 @@ class Prefetch:
         left = [m for m in self.buffer if id(m) not in gone]
         self.buffer.clear()
         self.buffer.extend(left)
+
+
+def _within(number: int, ranges: Ranges) -> bool:
+    """Whether it is in one of these ranges, which are ascending."""
+    at = bisect_right(ranges, number, key=lambda one: one[0])
+    return at > 0 and number <= ranges[at - 1][1]

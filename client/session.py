@@ -37,8 +37,8 @@ class Consuming(Protocol):
         """The number of the broker with which it is bound; None until it is."""
         ...
 
-    def on_record(self, value: bytes) -> None:
-        """A record of deliveries."""
+    def on_record(self, value: bytes, offset: int) -> None:
+        """A record of deliveries, and where it stands in the inbox."""
         ...
 
     def tick(self) -> None:
@@ -176,7 +176,7 @@ class Session(Speaking):
             elif framing == b"batch":
                 consumer = self._consumers.get(name)
                 if consumer is not None:
-                    consumer.on_record(record.value or b"")
+                    consumer.on_record(record.value or b"", record.offset)
             return
         if record.topic == self._directory:
             self._hear_where(record)

@@ -154,12 +154,16 @@ class Settling:
             raise ConfigError("ack: exactly one of ids, up_to, where is given")
         self.flush()
         which: dict[str, Any]
+        heard: Callable[[], None] | None = None
         if ids is not None:
             text = ids if isinstance(ids, str) else format_ranges(int(i) for i in ids)
             named = _ranges(text)
             which = {"ids": text}
+            # What came again before the engine took the ack is not for the application any more;
+            # what comes behind its answer, after a replay, is.
+            heard = partial(self._prefetch.forget_unseen, named)
             if self._prefetch.forget(named) == sum(high - low + 1 for low, high in named):
-                self._session.request(self.subscription.ack(**which))
+                self._session.request(self.subscription.ack(**which), heard=heard)
                 return  # all are held here: there is nobody else to ask
         elif up_to is not None:
             with self._lock:
@@ -171,7 +175,7 @@ class Settling:
             which = {"up_to": str(int(up_to))}
         else:
             which = {"where": where}
-        acknowledge(self._session, self.subscription.ack(**which))
+        acknowledge(self._session, self.subscription.ack(**which), heard)
 
     # ------------------------------------------------------------ dups_ok
 

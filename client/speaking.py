@@ -233,10 +233,14 @@ class Speaking:
 
     def request(
         self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S,
-        broker: int | None = None,
+        broker: int | None = None, heard: Callable[[], None] | None = None,
     ) -> Any:  # fmt: skip
-        """Send a command and wait for its answer; raises what the engine answers."""
-        return self._answer_to(command, timeout, broker)["result"]
+        """Send a command and wait for its answer; raises what the engine answers.
+
+        heard: called when it has done what it was asked, by who receives: what stands before the
+        answer in the inbox has been given to whom it is for, what stands behind it has not.
+        """
+        return self._answer_to(command, timeout, broker, heard)["result"]
 
     def hosts_of(self, queue: str) -> dict[str, int]:
         """The brokers that host a queue, by name their numbers; none where nothing is known."""
@@ -296,13 +300,15 @@ class Speaking:
             command = msgspec.structs.replace(command, **changes)
 
     def _answer_to(
-        self, command: commands.Command, timeout: float, broker: int | None = None
-    ) -> Answer:
+        self, command: commands.Command, timeout: float, broker: int | None = None,
+        heard: Callable[[], None] | None = None,
+    ) -> Answer:  # fmt: skip
         """The answer, from where the queue is: who hears that it is elsewhere asks there."""
         until = time.monotonic() + timeout
         while True:
             asked = self._taker(command) if broker is None else broker
-            answer = self._answer_once(command, max(until - time.monotonic(), 0.0), asked)
+            left = max(until - time.monotonic(), 0.0)
+            answer = self._answer_once(command, left, asked, heard)
             if answer["kind"] != "Moved" or broker is not None:
                 break
             queue: str = getattr(command, "queue", "")
@@ -313,10 +319,19 @@ class Speaking:
                 time.sleep(LOOK_AGAIN_S)
         return self._checked(answer)
 
-    def _answer_once(self, command: commands.Command, timeout: float, broker: int) -> Answer:
+    def _answer_once(
+        self, command: commands.Command, timeout: float, broker: int,
+        heard: Callable[[], None] | None,
+    ) -> Answer:  # fmt: skip
         self.check_open()
         answers: list[Answer] = []
-        request = self.ask(command, answers.append, broker)
+
+        def told(answer: Answer) -> None:
+            if heard is not None and answer["error"] is None:
+                heard()
+            answers.append(answer)
+
+        request = self.ask(command, told, broker)
         if not self.wait(lambda: bool(answers), timeout):
             self._asked.pop(request, None)
             raise Timeout(

@@ -75,6 +75,7 @@ class MemoryEngine:
         self._groups: dict[str, str] = {}
         self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
+        self._ends: dict[str, int] = {}  # of what the engine writes: the next offset
         self._journal: list[dict[str, Any]] = []
         self._directories: dict[str, dict[bytes, bytes]] = {}  # the newest record of each key
         self._tags = 0
@@ -219,7 +220,9 @@ class MemoryEngine:
             elif isinstance(output, Alert):
                 log.warning("%s", output.text())
         speaking = {broker.mesh_topic: broker for broker in self.brokers}
-        for i, record in enumerate(wire.encode(outputs)):
+        for record in wire.encode(outputs):
+            offset = self._ends.get(record.topic, 0)
+            self._ends[record.topic] = offset + 1
             if record.topic.endswith(f".{topics.DIRECTORY}") and record.key is not None:
                 newest = self._directories.setdefault(record.topic, {})
                 newest.pop(record.key, None)
@@ -233,7 +236,9 @@ class MemoryEngine:
             for topic, inbox in self._inboxes:
                 if topic == record.topic:
                     headers = wire.headers_list(record.headers)
-                    inbox.append(Record(topic, 0, i, self.now, record.key, record.value, headers))
+                    inbox.append(
+                        Record(topic, 0, offset, self.now, record.key, record.value, headers)
+                    )
 
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""

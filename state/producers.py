@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64
+REPEATS_MAX = 10_000  # sequences that one answer to a repetition speaks of, beside the runs
 
 
 class Answered(Protocol):
@@ -142,8 +143,16 @@ class ProducerHistory:
                 known.append([first + skip, count - skip, start + skip if start else 0])
         # Runs stand as they came, and what was sent again came late: look at all of them.
         if not any(first <= self._repeated < first + count for first, count, _ in known):
-            known.insert(0, [self._repeated, 1, 0])
+            known.insert(0, [self._repeated, self._settled_from(self._repeated, known), 0])
         self.receipt.runs = known
+
+    def _settled_from(self, seq: int, known: list[list[int]]) -> int:
+        """How many sequences from one that is settled on are so too, up to the next whose id is
+        remembered: who sends much again is not answered message by message. Bounded, since gaps
+        that are no longer remembered count as settled, however wide they were."""
+        starts = [self.high + 1, *(first for first, _, _ in known)]
+        starts += [first for ranges in (self.gaps, self.refusals) for first, _ in ranges]
+        return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)
 
     def discarded(self, seq: int, reason: str, queue: str) -> None:
         """A queue threw the message away; it is acknowledged all the same (S4)."""

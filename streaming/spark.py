@@ -35,6 +35,7 @@ ROOMS = (
     "cli",
     "client",
     "conf",
+    "dataframes",
     "definitions",
     "examples",
     "expressions",

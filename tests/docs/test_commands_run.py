@@ -128,11 +128,13 @@ class Place:
             text=True, timeout=COMMAND_S, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def python(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def python(
+        self, code: str, *arguments: str, seconds: float = COMMAND_S
+    ) -> subprocess.CompletedProcess[str]:
         """A snippet, in a process of its own."""
         return subprocess.run(
             [sys.executable, "-c", code, *arguments], cwd=self.folder, env=self.environment,
-            capture_output=True, text=True, timeout=COMMAND_S,
+            capture_output=True, text=True, timeout=seconds,
         )  # fmt: skip
 
 
@@ -182,6 +184,19 @@ def test_snippets_run_as_printed(place: Place, page: str, text: str) -> None:
     out = good(place.python(text))
     assert "stored as" in out
     assert "b'{\"price\": 12}'" in out
+
+
+@pytest.mark.job
+def test_a_spark_job_reads_and_writes_as_printed(place: Place) -> None:
+    good(place.run("echo '{\"price\": 12}' | lakequeue publish orders"))
+    printed = dict(fenced(ROOT / "docs" / "how-to" / "spark-jobs.md"))
+    frame = "rows = spark.sql(\"SELECT 'ann' AS customer, 5 AS price\")\n"
+    stop = "spark.stop()\n"
+    code = printed["python job"].replace(stop, frame + printed["python rows"] + stop)
+    out = good(place.python(code, "lake", seconds=START_S))
+    assert "b'{\"price\": 12}' 1" in out
+    said = good(place.run("lakequeue consume orders --timeout 5"))
+    assert said == '{"customer":"ann","price":5}\n'
 
 
 @pytest.mark.job

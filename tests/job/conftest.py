@@ -34,6 +34,8 @@ QUEUES: list[dict[str, Any]] = [
     {"name": "bad", "message_type": "json", "max_per_subscription_backlog": 50},
     {"name": "tables", "message_type": "text", "max_per_subscription_backlog": 200},
     {"name": "clock", "message_type": "text", "max_per_subscription_backlog": 50},
+    {"name": "to-table", "message_type": "text", "max_per_subscription_backlog": 400},
+    {"name": "from-rows", "message_type": "text", "max_per_subscription_backlog": 400},
     {"name": "producers", "message_type": "json", "max_message_size": 100},
     {
         "name": "late",

@@ -1,0 +1,137 @@
+"""The format `lakequeue` of Spark: what it is called, its columns, who reads and writes.
+
+Objects of this module are pickled and sent to Spark's Python processes: the driver's reader lives
+in one of them as long as the query does, tasks get copies. So nothing here holds a connection but
+the driver's `QueueTaker`, which is not sent along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from ..client import Message
+from .delivered import read_part
+from .job_options import ReadOptions, read_options, write_options
+from .publishing import RowPublisher, RowStreamPublisher
+from .taken_batch import BatchPart, TakenBatch
+from .taking import QueueTaker
+
+SCHEMA = """
+    message_id STRING, queue STRING, payload BINARY, key BINARY, headers MAP<STRING, STRING>,
+    priority INT, delivery_count INT, redelivered BOOLEAN, published_at TIMESTAMP,
+    expires_at TIMESTAMP, is_barrier BOOLEAN
+"""
+
+
+class LakequeueDataSource(DataSource):
+    """Registered with ``spark.dataSource.register(LakequeueDataSource)``; then
+    ``format("lakequeue")`` reads a queue as a stream, and writes rows as messages."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in `format`."""
+        return "lakequeue"
+
+    def schema(self) -> str:
+        """The columns of a queue that is read."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For `readStream`."""
+        return QueueStreamReader(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `write`."""
+        return RowPublisher(write_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """For `writeStream`."""
+        return RowStreamPublisher(write_options(self.options), schema, overwrite)
+
+
+class QueuePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, topic: str, partition: int, part: BatchPart) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.part = part
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A queue as a stream: see `taking` for what makes it exact."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._taker = QueueTaker(options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_schema": self._schema}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Before the first batch."""
+        return TakenBatch(self._options.queue).as_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """As the option says."""
+        return ReadMaxRows(self._options.most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is in the queue now is what there is."""
+        self._taker.take_what_is_there()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Take a batch; what stands before it is acknowledged first."""
+        last = TakenBatch.of(start, self._options.queue)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        batch = self._taker.take(last, most)
+        return start if batch is last else batch.as_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the batch that ends here."""
+        batch = TakenBatch.of(end, self._options.queue)
+        return [QueuePartition(batch.topic, batch.partition, part) for part in batch.parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: its rows."""
+        assert isinstance(partition, QueuePartition)
+        addresses, queue = self._options.connecting.addresses, self._options.queue
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        for messages in read_part(
+            addresses, queue, partition.topic, partition.partition, partition.part
+        ):
+            columns = zip(*map(_row, messages), strict=True)
+            arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batch is done."""
+        self._taker.settle(TakenBatch.of(end, self._options.queue))
+
+    def stop(self) -> None:
+        """The query ends. A copy in a task has nothing to close."""
+        if "_taker" in self.__dict__:
+            self._taker.close()
+
+
+def _row(message: Message) -> tuple[Any, ...]:
+    """In the order of `SCHEMA`."""
+    return (
+        message.id, message.queue, message.payload, message.key, list(message.headers.items()),
+        message.priority, message.delivery_count, message.redelivered, message.published_at,
+        message.expires_at, message.is_barrier,
+    )  # fmt: skip

@@ -1,0 +1,112 @@
+"""The executors' side of a job: reads a part of a batch from the topic of deliveries.
+
+The same offsets and numbers give the same messages, in any process, as long as Kafka keeps the
+records. Where it does not, the batch is incomplete, and that is an error: to leave out what is
+missing would lose it, since the whole batch is acknowledged.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from ..client import Message
+from ..protocol import LakequeueError, NotConnected, wire
+from ..protocol.ids import parse_ranges
+from ..protocol.kafka_settings import kafka_settings
+from .taken_batch import BatchPart
+
+WAIT_S_MAX = 60.0
+RECORDS = 500
+
+
+def read_part(
+    addresses: str, queue: str, topic: str, partition: int, part: BatchPart
+) -> Iterator[list[Message]]:
+    """The messages of a part, those of one record together. Raises LakequeueError if some are no
+    longer in Kafka, NotConnected when it does not answer."""
+    ranges, found = parse_ranges(part.numbers), 0
+    seen: set[int] = set()
+    for value, offset in _records(
+        addresses, TopicPartition(topic, partition, part.first), part.last
+    ):
+        deliveries = wire.decode_batch(value)
+        if deliveries.queue != queue:
+            continue
+        messages = []
+        for i, number in enumerate(deliveries.numbers):
+            at = bisect_right(ranges, number, key=lambda one: one[0])
+            if at and number <= ranges[at - 1][1] and number not in seen:
+                seen.add(number)
+                messages.append(_message(deliveries, i, offset))
+        found += len(messages)
+        if messages:
+            yield messages
+    if found < part.count:
+        raise LakequeueError(
+            f"{part.count - found} of {part.count} deliveries of queue {queue!r} are no longer in "
+            f"Kafka: topic {topic!r}, partition {partition}, offsets {part.first} to {part.last}; "
+            f"it has to keep them longer than the job may be away. With a new checkpoint the query "
+            f"takes up what is in the queue."
+        )
+
+
+def _message(d: Any, i: int, offset: int) -> Message:
+    """As a consumer sees it, but held by nobody here."""
+    return Message(
+        _NOBODY, d.queue, d.ids[i], d.numbers[i], d.payloads[i], d.keys[i], d.headers[i],
+        d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier, d.dead.get(i), offset,
+    )  # fmt: skip
+
+
+_NOBODY: Any = None
+
+
+def _records(addresses: str, start: TopicPartition, last: int) -> Iterator[tuple[bytes, int]]:
+    """The delivery records up to an offset, or to the end where that comes first."""
+    consumer = Consumer(
+        {
+            **kafka_settings(),
+            "bootstrap.servers": addresses,
+            "client.id": "lakequeue-job",
+            "group.id": "lakequeue-job",  # asked for, and not used
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",  # of what is kept: `read_part` sees what is missing
+            "isolation.level": "read_committed",
+            "allow.auto.create.topics": False,
+            "fetch.wait.max.ms": 100,
+            "enable.partition.eof": True,
+            "log_level": 3,
+        }
+    )
+    try:
+        consumer.assign([start])
+        deadline = time.monotonic() + WAIT_S_MAX
+        while True:
+            for record in consumer.consume(RECORDS, 0.1):
+                deadline = time.monotonic() + WAIT_S_MAX
+                error = record.error()
+                if error is not None:
+                    if error.code() == KafkaError._PARTITION_EOF:
+                        return
+                    if error.fatal():
+                        raise NotConnected(f"topic {start.topic!r} cannot be read: {error.str()}")
+                    continue
+                offset = record.offset() or 0
+                if offset > last:
+                    return
+                if (wire.FRAMING, b"batch") in (record.headers() or []):
+                    yield record.value() or b"", offset
+                if offset == last:
+                    return
+            if time.monotonic() > deadline:
+                raise NotConnected(
+                    f"topic {start.topic!r} did not answer within {WAIT_S_MAX:.0f} s"
+                )
+    finally:
+        consumer.close()

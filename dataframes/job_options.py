@@ -1,0 +1,101 @@
+"""The options of `format("lakequeue")`: what is allowed where, said all at once (Q7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ..protocol import ConfigError, Problem
+
+MESSAGES, MESSAGES_MAX = 10_000, 100_000
+NAME = "spark"
+# Spark's own, which come along.
+_SPARKS = ("checkpointLocation", "queryName", "path")
+_READING = ("connection", "vpn", "queue", "consumer", "filter", "maxMessagesPerBatch")
+_WRITING = ("connection", "vpn", "queue", "orderBy", "writeId")
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """Where the engine is. url: as for `lakequeue.connect`; name: of the client, for people."""
+
+    url: str
+    vpn: str
+    name: str
+
+    @property
+    def addresses(self) -> str:
+        """Kafka's ``host:port[,host:port]``."""
+        return urlsplit(self.url).netloc
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Of `readStream`. filter: the consumer's (F5); most: messages in a batch."""
+
+    connecting: Connecting
+    queue: str
+    filter: str | None
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Of `write` and `writeStream`. queue: where rows go that name none; order: the columns that
+    order the rows of a partition; write_id: names a `write`, so that it happens once."""
+
+    connecting: Connecting
+    queue: str | None
+    order: tuple[str, ...]
+    write_id: str | None
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Raises ConfigError with everything that is wrong."""
+    options, problems = _known(given, _READING)
+    queue = options.get("queue", "")
+    if not queue:
+        problems.append(Problem("", "queue", queue, "is needed: the name of a queue"))
+    text = options.get("maxmessagesperbatch", str(MESSAGES))
+    most = int(text) if text.isdecimal() else 0
+    if not 1 <= most <= MESSAGES_MAX:
+        allowed = f"allowed are 1 to {MESSAGES_MAX}"
+        problems.append(Problem("", "maxMessagesPerBatch", text, allowed))
+    connecting = _connecting(options, options.get("consumer") or NAME, problems)
+    return ReadOptions(connecting, queue, options.get("filter") or None, most)
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Raises ConfigError with everything that is wrong."""
+    options, problems = _known(given, _WRITING)
+    columns = (name.strip() for name in options.get("orderby", "").split(","))
+    order = tuple(name for name in columns if name)
+    connecting = _connecting(options, NAME, problems)
+    write_id = options.get("writeid") or None
+    return WriteOptions(connecting, options.get("queue") or None, order, write_id)
+
+
+def _known(
+    given: Mapping[str, str], names: tuple[str, ...]
+) -> tuple[dict[str, str], list[Problem]]:
+    """The options, their names in small letters as Spark does not tell them apart."""
+    options = {name.lower(): value for name, value in given.items()}
+    known = {name.lower() for name in names + _SPARKS}
+    problems = [
+        Problem("", name, value, f"no such option here; allowed are {', '.join(names)}")
+        for name, value in options.items()
+        if name not in known
+    ]
+    return options, problems
+
+
+def _connecting(options: dict[str, str], name: str, problems: list[Problem]) -> Connecting:
+    url = options.get("connection", "")
+    parts = urlsplit(url)
+    if parts.scheme != "kafka" or not parts.netloc:
+        allowed = "is needed: kafka://HOST:PORT (a job's processes have no engine in memory)"
+        problems.append(Problem("", "connection", url, allowed))
+    if problems:
+        raise ConfigError(problems)
+    return Connecting(url, options.get("vpn") or "default", name)

@@ -1,0 +1,168 @@
+"""Rows as messages: `df.write` and `df.writeStream` with `format("lakequeue")` (P1, P2, P6).
+
+A task publishes the rows of its partition as a producer and returns when all are stored. Spark may
+run a task twice: after a failure, speculatively, or with its whole batch once more after a crash.
+So the producer has the same name each time, and the n-th row the same sequence number: the engine
+stores it once (P1). For that the rows have to come in the same order each time, which Spark does
+not promise behind a shuffle: they are sorted, by the columns that the user names, then by all.
+
+Of a stream the name says query and partition, and the sequences begin anew, higher, for each batch.
+The engine remembers the numbers that are left out between two batches, so another name begins
+every `BATCHES` batches.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.datasource import (
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from ..client import connect
+from ..protocol import ConfigError, LakequeueError, Problem
+from .job_options import WriteOptions
+
+COLUMNS = ("payload", "queue", "key", "headers", "priority", "ttl", "deliver_at")
+BATCHES = 100
+ROWS_BITS = 40  # of a partition of one batch
+WINDOW = 5_000
+FLUSH_S = 300.0
+_BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"  # as Spark calls them
+
+
+class Published(WriterCommitMessage):
+    """What a task says in the end: how many messages it published."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+class RowPublisher(DataSourceWriter):
+    """Of `df.write`: rows of a failed job may be published; with the option `writeId` the same
+    rows, written again, are published once all the same."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+        self._id = options.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        """In a task."""
+        name = f"{self._options.connecting.name}-{self._id}-{_task().partitionId()}"
+        return Published(publish(self._options, iterator, name, 1))
+
+
+class RowStreamPublisher(DataSourceStreamWriter):
+    """Of `df.writeStream`: each row of each batch once."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        """In a task."""
+        task = _task()
+        batch, query = task.getLocalProperty(_BATCH), task.getLocalProperty(_QUERY)
+        if batch is None or query is None:
+            raise LakequeueError("the task does not say which query and batch it is of")
+        turn, place = divmod(int(batch), BATCHES)
+        name = f"{self._options.connecting.name}-{query}-{task.partitionId()}-{turn}"
+        return Published(publish(self._options, iterator, name, (place << ROWS_BITS) + 1))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """The batch is published: there is nothing to do."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """The batch failed: what is published stays, and is not published twice when it runs
+        again."""
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise LakequeueError("rows are written in tasks of Spark only")
+    return task
+
+
+def publish(options: WriteOptions, rows: Iterable[Row], name: str, first: int) -> int:
+    """Publish the rows of a partition; returns how many, when all are stored. Raises what the
+    engine refused first: then the task fails."""
+    where = options.connecting
+    given = [row.asDict(recursive=True) for row in rows]
+    if not given:
+        return 0
+    given.sort(key=lambda row: _order(row, options.order))
+    with connect(where.url, vpn=where.vpn, client_name=where.name) as connection:
+        producer = connection.producer(producer_id=name, first_sequence=first, window=WINDOW)
+        sent: list[Future[Any]] = [producer.send_async(**_message(options, r)) for r in given]
+        producer.flush(FLUSH_S)
+        for one in sent:
+            one.result()
+    return len(sent)
+
+
+def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `Producer.send_async`."""
+    destination = row.get("queue") or options.queue
+    if not destination:
+        raise ConfigError("queue: a row names none, and neither does the option; give one of them")
+    if row["payload"] is None:
+        raise ConfigError("payload: a row has none; allowed are bytes and text")
+    told = {"destination": destination, "payload": _plain(row["payload"])}
+    for name in COLUMNS[2:]:
+        if row.get(name) is not None:
+            told[name] = _plain(row[name])
+    return told
+
+
+def _plain(value: Any) -> Any:
+    """As a producer takes it. Spark's times are without a zone in Python, and of this machine's."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _order(row: dict[str, Any], first: tuple[str, ...]) -> list[tuple[bool, Any]]:
+    """What a row is sorted by: nothing first, maps by their pairs."""
+    names = [*first, *sorted(set(row) - set(first))]
+    return [(row[n] is not None, "" if row[n] is None else _comparable(row[n])) for n in names]
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return sorted(value.items())
+    return _plain(value)
+
+
+def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+    """Raise ConfigError with everything that is wrong with what is to be written."""
+    names = schema.fieldNames()
+    allowed = {*COLUMNS, *options.order}
+    problems = [
+        Problem("", "column", name, f"allowed are {', '.join(COLUMNS)}, and those of orderBy")
+        for name in names
+        if name not in allowed
+    ]
+    problems += [
+        Problem("", "orderBy", name, f"must be a column: {', '.join(names)}")
+        for name in options.order
+        if name not in names
+    ]
+    if "payload" not in names:
+        problems.append(Problem("", "column", "payload", "is needed: bytes or text"))
+    if "queue" not in names and not options.queue:
+        problems.append(Problem("", "queue", "", "is needed, as an option or as a column"))
+    if overwrite:
+        problems.append(Problem("", "mode", "overwrite", "messages are added: use append"))
+    if problems:
+        raise ConfigError(problems)

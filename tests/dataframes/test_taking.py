@@ -1,0 +1,187 @@
+"""What a job takes and acknowledges, batch by batch, on an engine in memory (L1, L8, C3).
+
+`tests/job/test_spark_jobs.py` has the same with Spark, Kafka and kills.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from lakequeue.client.message import Message
+from lakequeue.dataframes import taken_batch
+from lakequeue.dataframes.job_options import read_options, write_options
+from lakequeue.dataframes.taken_batch import TakenBatch
+from lakequeue.dataframes.taking import RENEW_LIMIT, QueueTaker
+from lakequeue.protocol import ConfigError, LakequeueError, Timeout
+from lakequeue.protocol.ids import parse_ranges
+from rules.harness import Bench
+
+OPTIONS = {"connection": "kafka://x:1", "queue": "orders"}
+START = TakenBatch("orders")
+
+
+class Taker(QueueTaker):
+    """One of an engine in memory."""
+
+    def __init__(self, bench: Bench, **options: str) -> None:
+        super().__init__(read_options(OPTIONS | options))
+        self._connection = bench.connection
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.define(max_per_subscription_backlog=100, lease_period="1m")
+    return bench
+
+
+def logged(batch: TakenBatch) -> TakenBatch:
+    """As it comes out of Spark's log."""
+    return TakenBatch.of(json.loads(json.dumps(batch.as_offset())), "orders")
+
+
+def test_a_batch_is_acknowledged_before_the_next_is_taken(bench: Bench) -> None:
+    sent = [bench.send({"n": n}) for n in range(3)]
+    taker = Taker(bench)
+    first = taker.take(START, None)
+    assert (first.number, first.ids) == (1, f"{sent[0]}-{sent[2]}")
+    assert bench.seen()["leased"] == 3
+    last = bench.send({"n": 3})
+    second = taker.take(first, None)
+    assert (second.number, second.ids) == (2, last)
+    assert bench.seen()["counters"]["acknowledged"] == 3
+    taker.settle(second)
+    assert bench.seen()["depth"] == 0
+    assert taker.take(second, None) is second
+
+
+def test_L8_a_start_acknowledges_before_it_binds(bench: Bench) -> None:
+    """What came back while the job was away is not delivered again."""
+    bench.send()
+    taker = Taker(bench)
+    batch = taker.take(START, None)
+    taker._consumer.close()
+    assert bench.seen()["ready"] == 1
+    again = Taker(bench)
+    assert again.take(logged(batch), None).number == 1
+    seen = bench.seen()
+    assert (seen["depth"], seen["counters"]["delivered"]) == (0, 1)
+    assert seen["counters"]["acknowledged"] == 1
+
+
+def test_L4_what_came_again_while_the_batch_ran_is_in_no_other_batch(bench: Bench) -> None:
+    """Its lease ended, since the batch took longer than leases are renewed."""
+    bench.send()
+    taker = Taker(bench)
+    batch = taker.take(START, None)
+    assert RENEW_LIMIT == "1h"
+    bench.advance("2h")
+    assert bench.seen()["redelivered"] >= 1
+    other = bench.send()
+    assert taker.take(batch, None).ids == other
+    assert bench.seen()["counters"]["acknowledged"] == 1
+
+
+def test_L10_leases_go_on_while_a_batch_runs(bench: Bench) -> None:
+    bench.send()
+    taker = Taker(bench)
+    batch = taker.take(START, None)
+    bench.advance("30m")
+    assert (bench.seen()["leased"], bench.seen()["redelivered"]) == (1, 0)
+    taker.settle(batch)
+
+
+def test_a_batch_has_as_many_as_are_allowed(bench: Bench) -> None:
+    for _ in range(5):
+        bench.send()
+    taker = Taker(bench, maxMessagesPerBatch="3")
+    first = taker.take(START, None)
+    second = taker.take(first, 1)
+    third = taker.take(second, None)
+    assert [sum(p.count for p in b.parts) for b in (first, second, third)] == [3, 1, 1]
+
+
+def test_an_engine_that_does_not_answer_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send()
+    taker = Taker(bench)
+    batch = taker.take(START, None)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise Timeout("the engine did not answer within 30 s")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.connection, "request", away)
+        assert taker.take(batch, None) is batch
+    assert bench.seen()["depth"] == 1
+    taker.take(batch, None)
+    assert bench.seen()["depth"] == 0
+
+
+def test_what_is_there_now_has_an_end(bench: Bench) -> None:
+    for _ in range(4):
+        bench.send()
+    taker = Taker(bench, maxMessagesPerBatch="3")
+    taker.take_what_is_there()
+    first = taker.take(START, None)
+    later = [bench.send() for _ in range(2)]
+    second = taker.take(first, None)
+    assert sum(p.count for p in second.parts) == 1
+    assert taker.take(second, None) is second
+    assert bench.seen()["depth"] == len(later)
+
+
+def test_ids_of_another_home_are_not_acknowledged(bench: Bench) -> None:
+    """A new home on the same Kafka gives the same ids to other messages."""
+    bench.send()
+    taker = Taker(bench)
+    batch = dataclasses.replace(taker.take(START, None), epoch=4711)
+    with pytest.raises(LakequeueError, match="epoch: 4711 – the messages that this command is for"):
+        taker.take(batch, None)
+    assert bench.seen()["depth"] == 1
+
+
+def test_another_queues_checkpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="checkpoint of this query is that of the queue 'orders'"):
+        TakenBatch.of(START.as_offset(), "bills")
+
+
+def test_C2_no_delivery_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part ends between two records, and holds few messages or few bytes."""
+    monkeypatch.setattr(taken_batch, "PART_MESSAGES", 3)
+    monkeypatch.setattr(taken_batch, "PART_BYTES", 100)
+    sizes = [(0, 1), (0, 1), (0, 1), (0, 1), (4, 1), (5, 99), (6, 1), (7, 1)]  # offset, bytes
+    messages = [
+        Message(None, "orders", n, n + 10, b"x" * size, None, None, 1, 4, 0, 0, False, None, offset)
+        for n, (offset, size) in enumerate(sizes, 1)
+    ]  # fmt: skip
+    batch = logged(START.next(messages, 7, "default.deliveries", 2))
+    assert [(p.first, p.last, p.count) for p in batch.parts] == [(0, 0, 4), (4, 5, 2), (6, 7, 2)]
+    assert [parse_ranges(p.numbers) for p in batch.parts] == [[(11, 14)], [(15, 16)], [(17, 18)]]
+    assert (batch.ids, batch.epoch, batch.partition) == ("1-8", 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "connection: '' – is needed"),
+        ({"connection": "memory://x"}, "connection: 'memory://x' – is needed"),
+        ({**OPTIONS, "queue": ""}, "queue: '' – is needed"),
+        ({**OPTIONS, "maxMessagesPerBatch": "0"}, "'0' – allowed are 1 to 100000"),
+        ({**OPTIONS, "maxmessages": "1"}, "no such option here; allowed are connection, vpn"),
+    ],
+)
+def test_Q7_options_are_refused_with_a_sentence(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_options(options)
+    assert said in str(refused.value)
+
+
+def test_names_of_options_are_small_or_large() -> None:
+    given = {"CONNECTION": "kafka://x:1", "orderby": "a, b", "WriteID": "w", "path": "/x"}
+    found = write_options(given)
+    assert (found.order, found.write_id, found.queue) == (("a", "b"), "w", None)

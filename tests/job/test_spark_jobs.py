@@ -1,0 +1,240 @@
+"""Queues as Spark data: a job takes a queue into a Delta table, each message once, whatever dies;
+rows become messages, each once, also when they are written again (L1, L8, P1).
+
+Twice the same story: in miniature (`micro_batches.py`), where the job's process is killed at random
+moments, often, and with a whole Spark of the job's own. Rows are written, and what is there now is
+read, in a session of the engine's Spark.
+
+LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (10, 1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import lakequeue
+import psutil
+import pytest
+from job import micro_batches
+from job.conftest import Job, in_real_time
+from job.processes import until
+from lakequeue.dataframes import LakequeueDataSource
+
+pytestmark = pytest.mark.job
+
+TO_TABLE, FROM_ROWS = "to-table", "from-rows"
+SEED = 29
+KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "10"))
+DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "1"))
+
+
+class Sender:
+    """Publishes until it is told to stop; knows which ids its messages got."""
+
+    def __init__(self, connection: lakequeue.Connection) -> None:
+        self._producer = connection.producer(window=1_000)
+        self._sent: list[Any] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def _send(self) -> None:
+        while not self._ended.wait(0.02):
+            for _ in range(5):
+                self._sent.append(self._producer.send_async(TO_TABLE, f"{len(self._sent)}"))
+
+    def end(self) -> dict[str, str]:
+        """Payloads by message id."""
+        self._ended.set()
+        self._thread.join()
+        self._producer.flush(60)
+        return {one.result().message_id: str(n) for n, one in enumerate(self._sent)}
+
+
+def options(job: Job, queue: str) -> dict[str, str]:
+    return {"connection": job.url, "queue": queue}
+
+
+@pytest.fixture
+def spark(job: Job) -> Iterator[Any]:
+    session = job.engine.application.spark.newSession()
+    session.dataSource.register(LakequeueDataSource)
+    yield session
+    for query in session.streams.active:
+        query.stop()
+
+
+def in_table(folder: Path) -> Counter[str]:
+    """How often each message stands there."""
+    if not (folder / "table" / "_delta_log").is_dir():
+        return Counter()
+    table = deltalake.DeltaTable(folder / "table").to_pyarrow_table(columns=["message_id"])
+    return Counter(table.column("message_id").to_pylist())
+
+
+def agrees(job: Job, folder: Path, sent: dict[str, str]) -> None:
+    """Table and queue: each message once there, none here."""
+    with job.connect("looks") as connection:
+        until(lambda: set(in_table(folder)) >= set(sent), 60, "every message is in the table")
+        until(lambda: connection.admin().describe(TO_TABLE)["depth"] == 0, 30, "the queue is empty")
+    counted = in_table(folder)
+    assert set(counted) == set(sent)
+    assert set(counted.values()) == {1}, "a message stands twice in the table"
+
+
+DRIVER = """
+import json, sys
+from lakequeue.dataframes import LakequeueDataSource
+from lakequeue.streaming.jars import ensure_jars
+from lakequeue.streaming.spark import spark_session
+
+options, folder = json.loads(sys.argv[1]), sys.argv[2]
+spark = spark_session("job", master="local[2]", jars=ensure_jars().spark)
+spark.dataSource.register(LakequeueDataSource)
+rows = spark.readStream.format("lakequeue").options(**options).load()
+stream = rows.writeStream.format("delta").option("checkpointLocation", folder + "/point")
+stream.start(folder + "/table").awaitTermination()
+"""
+MINIATURE = (Path(__file__).parent / "micro_batches.py").read_text()
+
+
+@contextlib.contextmanager
+def running(job: Job, folder: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A job as a process; in the end it is killed, with all that it started."""
+    given = json.dumps(options(job, TO_TABLE) | {"maxMessagesPerBatch": "150"})
+    with (folder / "job.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, given, str(folder)], stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.wait(30)
+
+
+@in_real_time
+def test_each_message_is_once_in_the_table_when_the_job_is_killed(
+    job: Job, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
+    chance = random.Random(SEED)
+    sender = Sender(connection)
+    for _ in range(KILLS):
+        before = sum(in_table(tmp_path).values())
+        with running(job, tmp_path, MINIATURE) as process:
+            until(lambda at=before: sum(in_table(tmp_path).values()) > at, 60, "rows come")
+            time.sleep(chance.random() / 2)
+            assert process.poll() is None, (tmp_path / "job.log").read_text()
+    sent = sender.end()
+    with running(job, tmp_path, MINIATURE):
+        agrees(job, tmp_path, sent)
+    rows = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
+    assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
+
+
+@in_real_time
+def test_each_message_is_once_in_the_table_when_the_driver_is_killed(
+    job: Job, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
+    chance = random.Random(SEED)
+    sender = Sender(connection)
+    for _ in range(DEATHS):
+        before = sum(in_table(tmp_path).values())
+        with running(job, tmp_path, DRIVER) as process:
+            until(lambda at=before: sum(in_table(tmp_path).values()) > at, 120, "rows come")
+            time.sleep(3 * chance.random())
+            assert process.poll() is None, (tmp_path / "job.log").read_text()
+    sent = sender.end()
+    with running(job, tmp_path, DRIVER):
+        agrees(job, tmp_path, sent)
+
+
+@in_real_time
+def test_rows_are_published_once_also_when_they_are_written_again(
+    job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
+    """P1: under one writeId the same rows, in whatever order and from whatever partition order
+    within it, are the same messages."""
+    wanted = sorted(f"row {n}" for n in range(2_000))
+    rows = spark.range(2_000).selectExpr(
+        "concat('row ', id) AS payload", "map('n', cast(id AS STRING)) AS headers",
+        "cast(id % 10 AS INT) AS priority",
+    )  # fmt: skip
+    for order in ("payload", "priority"):
+        again = rows.coalesce(1).sortWithinPartitions(order)
+        written = again.write.format("lakequeue").options(**options(job, FROM_ROWS))
+        written.option("writeId", "once").mode("append").save()
+    got = []
+    with connection.consumer(FROM_ROWS, max_backlog=400) as consumer:
+        while (message := consumer.receive(3.0)) is not None:
+            got.append((message.payload.decode(), message.headers["n"], message.priority))
+            message.ack()
+    assert sorted(text for text, _, _ in got) == wanted
+    assert {(text, priority) for text, _, priority in got} == {
+        (f"row {n}", n % 10) for n in range(2_000)
+    }
+    assert all(text == f"row {n}" for text, n, _ in got)
+
+
+@in_real_time
+def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_end(
+    job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
+    """From a table into a queue, in batches of which one runs again; then from the queue into
+    another table, with the trigger that ends by itself."""
+    source, point = str(tmp_path / "source"), tmp_path / "out-point"
+    frame = spark.range(300).selectExpr("concat('streamed ', id) AS payload")
+    for part in range(3):
+        frame.where(f"length(payload) % 3 = {part}").coalesce(1).write.format("delta").mode(
+            "append"
+        ).save(source)
+
+    def publish() -> None:
+        stream = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(source)
+        written = stream.writeStream.format("lakequeue").options(**options(job, FROM_ROWS))
+        written = written.option("checkpointLocation", str(point)).trigger(availableNow=True)
+        written.start().awaitTermination(120)
+
+    publish()
+    last = max((point / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    publish()
+    rows = spark.readStream.format("lakequeue").options(**options(job, FROM_ROWS)).load()
+    stream = rows.writeStream.format("delta").option("checkpointLocation", str(tmp_path / "point"))
+    query = stream.trigger(availableNow=True).start(str(tmp_path / "table"))
+    assert query.awaitTermination(120)
+    table = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
+    assert sorted(r["payload"].decode() for r in table) == sorted(
+        f"streamed {n}" for n in range(300)
+    )
+    assert connection.admin().describe(FROM_ROWS)["depth"] == 0, "the last batch is acknowledged"
+
+
+@in_real_time
+def test_options_and_columns_that_are_none_are_told(job: Job, spark: Any) -> None:
+    reader = spark.readStream.format("lakequeue").options(**options(job, TO_TABLE))
+    assert reader.load().schema == micro_batches.SCHEMA
+    reader = reader.option("conection", "kafka://x")
+    with pytest.raises(Exception, match="no such option here; allowed are connection, vpn, queue"):
+        reader.load().writeStream.format("noop").start()
+    row = spark.sql("SELECT 1 AS price")
+    writer = row.write.format("lakequeue").options(**options(job, FROM_ROWS)).mode("append")
+    with pytest.raises(
+        Exception, match=r"allowed are payload, queue, key(.|\n)*payload.*is needed"
+    ):
+        writer.save()
