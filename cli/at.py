@@ -15,7 +15,7 @@ from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
 from .browse import show_browsed
 from .common import console, json_option, one_line, option, payload_fields, say_json
-from .queues import look_and_show
+from .queues import shown
 from .sql import asked, home_option
 
 WHATS = ("queues", "describe", "browse", "events", "step")
@@ -73,7 +73,8 @@ def at(
         if what == "step":
             _show_step(found[0], as_json)
             return
-        _look(admin_of(*found, vpn=vpn), what, queue, where, state, limit, as_json)
+        now = datetime.fromtimestamp(max(one.now for one in found) / 1000, UTC)
+        _look(admin_of(*found, vpn=vpn), now, what, queue, where, state, limit, as_json)
 
 
 def _tell(found: past.Moment) -> None:
@@ -122,8 +123,8 @@ def _again(found: past.Moment) -> str:
 
 
 def _look(
-    admin: Any, what: str, queue: str | None, where: str | None, state: str | None, limit: int,
-    as_json: bool,
+    admin: Any, now: datetime, what: str, queue: str | None, where: str | None, state: str | None,
+    limit: int, as_json: bool,
 ) -> None:  # fmt: skip
     if what == "browse":
         show_browsed(admin.browse(queue, where=where, state=state, limit=limit), as_json)
@@ -133,7 +134,8 @@ def _look(
     elif as_json:
         say_json(admin.describe(queue) if queue else admin.queues())
     else:
-        console().print(look_and_show(admin, queue))
+        rows = [explained(admin, queue, now)[0]] if queue else admin.queues()
+        console().print(shown(rows, admin.usage(), alone=bool(queue)))
 
 
 def _event(event: dict[str, Any]) -> str:

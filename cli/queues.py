@@ -90,11 +90,15 @@ def look(connection: Any, queue: str | None) -> list[dict[str, Any]]:
 
 def look_and_show(connection: Any, queue: str | None) -> RenderableType:
     """What people see: the queues, and the alerts of VPN and broker that are set."""
+    found = look(connection, queue)
+    return shown(found, connection.admin().usage(), alone=bool(queue))
+
+
+def shown(found: list[dict[str, Any]], usage: dict[str, Any], alone: bool) -> RenderableType:
+    """One queue, or all as a table, and the alerts that are set."""
     from rich.console import Group
 
-    described = look(connection, queue)
-    shown = _one(described[0]) if queue else _table(described)
-    return Group(shown, *alerts_of(connection.admin().usage()))
+    return Group(_one(found[0]) if alone else _table(found), *alerts_of(usage))
 
 
 def _table(described: list[dict[str, Any]]) -> RenderableType:

@@ -40,7 +40,11 @@ def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedM
         if away:  # they may have it; they would not answer
             said = ", ".join(f"broker {one['name']} is {one['state']}" for one in away)
             raise LakequeueError(f"no broker that runs has a queue {name!r}; {said}")
-    admin = connection.admin()
+    return explained(connection.admin(), name, connection.now())
+
+
+def explained(admin: Any, name: str, now: datetime) -> tuple[dict[str, Any], list[BrowsedMessage]]:
+    """As `described`, of a queue that one broker hosts, or that is looked at as a whole."""
     queue = admin.describe(name)
     messages: list[BrowsedMessage] = []
     if queue["depth"]:
@@ -48,7 +52,7 @@ def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedM
             messages = admin.browse(name, limit=_worth(queue))
         except LakequeueError:  # it may be gone by now: what is known is said
             messages = []
-    return _with(queue, reasons(queue, messages, connection.now())), messages
+    return _with(queue, reasons(queue, messages, now)), messages
 
 
 def _of_hosts(

@@ -68,7 +68,7 @@ def test_what_consumers_say_does_not_speak_to_the_terminal(shell: Engine, text: 
 @pytest.mark.parametrize("text", TEXTS)
 def test_brokers_say_it_plainly(text: str) -> None:
     one = {"name": text, "number": 1, "state": "failed", "worker": text, "steps": 1, "load": None,
-           "why": text}  # fmt: skip
+           "why": text, "group": text}  # fmt: skip
     out = console()
     with out.capture() as captured:
         out.print(brokers_table([one]))

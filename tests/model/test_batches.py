@@ -248,18 +248,8 @@ def one_walk(model: type[Model], seed: int) -> None:
     Walk(random_queues(r), OnModel(model())).go(random_batches(r, 16, 6, 8))
 
 
-@pytest.fixture
-def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model has keys, whether the engine does or not."""
-    from . import batches
-
-    more = tuple({"partition_key": text} for text in ("/key", "@key", None, "/k"))
-    monkeypatch.setattr(batches, "KEYED", True)
-    monkeypatch.setattr(batches, "REDEFINITIONS", batches.REDEFINITIONS + more)
-
-
 @pytest.mark.parametrize("mistake", MISTAKES + OF_KEYS, ids=lambda m: m.__name__)
-def test_a_mistake_is_found(mistake: type[Model], keyed: None) -> None:
+def test_a_mistake_is_found(mistake: type[Model]) -> None:
     for seed in range(MISTAKE_SEEDS):
         try:
             one_walk(mistake, seed)
@@ -268,6 +258,6 @@ def test_a_mistake_is_found(mistake: type[Model], keyed: None) -> None:
     pytest.fail(f"no walk found it: {mistake.__doc__}")
 
 
-def test_no_mistake_is_not_found(keyed: None) -> None:
+def test_no_mistake_is_not_found() -> None:
     for seed in range(60):
         one_walk(Model, seed)

@@ -63,5 +63,5 @@ class Spread:
 
     def said(self) -> int:
         """How many records brokers have said to each other."""
-        usage = [self.at[name].admin().usage()["broker"]["peers"] for name in BROKERS]
-        return sum(peer["said"] for peers in usage for peer in peers)
+        each = self.admin.usage()["brokers"].values()
+        return sum(peer["said"] for one in each for peer in one["broker"]["peers"])

@@ -151,7 +151,7 @@ def test_a_producer_keeps_its_order_and_others_do_not_wait(spread: Spread) -> No
     other = spread.at["a"].producer(producer_id="other")
     other.send("t/y/z", b'{"n":3}')
     assert [sent.done() for sent in held] == [False, False]
-    peers = spread.admin.usage()["broker"]["peers"]
+    peers = spread.admin.usage()["brokers"]["a"]["broker"]["peers"]
     assert [peer["undecided"] for peer in peers] == [1, 0]
     spread.engine.mend("b")
     assert spread.bodies("qa") == [b'{"n":3}', b'{"n":1}', b'{"n":2}']
@@ -230,7 +230,7 @@ def test_a_broker_that_is_of_the_home_no_more_is_not_waited_for(spread: Spread) 
     spread.engine.cut("b")
     sent = spread.start("a", "t/x", b'{"n":2}')
     left = c.encode_command(c.Peers(brokers={"a": 0, "c": 2}))
-    spread.engine.command("default.commands", b"", left, "a")
+    spread.engine.instruct("default", left, "a")
     assert spread.ids("qa") == spread.ids("qc") == [sent.result(0).message_id]
 
 
