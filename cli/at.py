@@ -11,6 +11,7 @@ import click
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.looks import admin_of
+from ..monitor.describing import explained
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
 from .browse import show_browsed

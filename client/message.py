@@ -59,7 +59,7 @@ class BrowsedMessage:
             lease_expires_at=moment(row["lease_until"] or 0),
             ready_at=moment(row["ready_at"] or 0), holder=row["holder"],
             is_barrier=row["is_barrier"], cut=tuple(row["cut"]),
-            broker=row["broker"],
+            broker=row.get("broker"),
         )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class EngineFigures:
         found = self._samples()
         samples = found or {}
         brokers = _by(samples, "broker", [m.shown for m in of(BATCH)])
-        queries = _by(samples, "query", [m.shown for m in of(QUERY)])
+        queries = _by(samples, "query", [m.shown for m in of(QUERY) if "query" in m.labels])
         return {"brokers": brokers, "queries": queries, "known": found is not None}
 
     def times(self, vpn: str, queue: str) -> dict[str, Any]:

@@ -217,6 +217,8 @@ def test_pages_of_the_state(table: Table) -> None:
     admin.define({"name": "fenced", "message_type": "json", "barrier_expression": "/n = 1"})
     connection.producer().send("fenced", b'{"n": 1}')
     engine = connection.engine
+    engine.instruct("default", commands.encode_command(commands.Tables()))
+    connection.producer(durability="delta").send_async("urgent", b'{"n": 3}')
     engine.command("default.commands", b"", b"not a command")
     purge = commands.encode_command(commands.Purge(queue="orders"))
     topic = ["default.commands"]
