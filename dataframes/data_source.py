@@ -46,7 +46,9 @@ class LakequeueDataSource(DataSource):
         return "lakequeue"
 
     def schema(self) -> str:
-        """The columns of a queue that is read."""
+        """The columns of a queue that is read. Raises ConfigError for options that are none: here,
+        and not when the query runs."""
+        read_options(self.options)
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import deltalake.exceptions
 import lakequeue
 import psutil
 import pytest
@@ -69,19 +70,25 @@ def options(job: Job, queue: str) -> dict[str, str]:
 
 @pytest.fixture
 def spark(job: Job) -> Iterator[Any]:
-    session = job.engine.application.spark.newSession()
+    session = job.engine.application.spark
     session.dataSource.register(LakequeueDataSource)
+    others = {query.id for query in session.streams.active}
     yield session
     for query in session.streams.active:
-        query.stop()
+        if query.id not in others:
+            query.stop()
 
 
 def in_table(folder: Path) -> Counter[str]:
     """How often each message stands there."""
     if not (folder / "table" / "_delta_log").is_dir():
         return Counter()
-    table = deltalake.DeltaTable(folder / "table").to_pyarrow_table(columns=["message_id"])
-    return Counter(table.column("message_id").to_pylist())
+    try:
+        table = deltalake.DeltaTable(folder / "table")
+    except deltalake.exceptions.TableNotFoundError:
+        return Counter()  # it is just being made
+    rows = table.to_pyarrow_table(columns=["message_id"])
+    return Counter(rows.column("message_id").to_pylist())
 
 
 def agrees(job: Job, folder: Path, sent: dict[str, str]) -> None:
