@@ -6,7 +6,8 @@ have come, as IPsec does: what is older or came already is refused, what overtoo
 session that was silent for longer than `SKEW_MS` is forgotten; its commands are too old by then.
 
 Time is the step's, which does not run ahead of commands that wait: what stood in Kafka while the
-engine was away is as young as it was when it came.
+engine was away is as young as it was when it came. It may be far behind, as when a home begins: so
+what was signed later than it is taken, and its session is remembered for as long as that is new.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _known(broker: Broker, vpn: str, client: str) -> tuple[bytes | None, bool]:
 def _take_number(broker: Broker, vpn: str, signature: Signature) -> None:
     """Once only. Raises PermissionDenied."""
     now = broker.now
-    if abs(signature.time - now) > SKEW_MS:
+    if signature.time < now - SKEW_MS:
         raise PermissionDenied(
             f"the command was signed at {signature.time}, and the engine's time is {now}: at most "
             f"{SKEW_MS // 60_000} minutes may lie between them"

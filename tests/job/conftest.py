@@ -44,6 +44,7 @@ QUEUES: list[dict[str, Any]] = [
         "default_publish_target": "late-1",
     },
 ]
+FAR_VPN = "far"
 WRITTEN_PLAINLY = ["plain", "bad", "tables"]  # topics that tests write to
 
 
@@ -84,7 +85,8 @@ def configuration() -> Configuration:
         for queue in queues_of(scenario)
     ]
     killed = [definition(mode, point) for mode in MODES for point in DEADLY]
-    return parse_configuration({"queues": QUEUES + killed + scenarios})
+    queues = QUEUES + killed + scenarios
+    return parse_configuration({"queues": queues, "vpns": {"default": None, FAR_VPN: None}})
 
 
 @pytest.fixture(scope="session", params=TRIGGERS)

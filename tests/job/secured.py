@@ -1,12 +1,20 @@
-"""A Kafka that asks who is there: the embedded broker with a listener for SASL beside its own."""
+"""A Kafka that asks who is there: the embedded broker with listeners for SASL, with and without
+TLS, beside its own; and what each user may do there, as docs/concepts/security.md says."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
     AdminClient,
+    ResourcePatternType,
+    ResourceType,
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialUpsertion,
@@ -15,30 +23,53 @@ from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka_broker import free_port
 
 USER, PASSWORD = "engine", 'a "quoted\\ secret'
+LITERAL, PREFIX = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
 _MODULES = "org.apache.kafka.common.security"
 
 
 class SecuredKafka(EmbeddedKafka):
-    """``secured``: the address at which it asks for credentials. The one without is for itself,
-    and for the judge."""
+    """``secured``, and over TLS ``encrypted``: the addresses at which it asks for credentials. The
+    one without is for itself, and for the judge, who may do everything."""
 
     @property
     def secured(self) -> str:
-        return f"{self.host}:{self._secured_port()}"
+        return f"{self.host}:{self._port_of('secured')}"
 
-    def _secured_port(self) -> int:
-        memory = self.home / "secured.json"
+    @property
+    def encrypted(self) -> str:
+        return f"{self.host}:{self._port_of('encrypted')}"
+
+    @property
+    def certificate(self) -> Path:
+        """Its own, and its own authority's."""
+        return self.home / "certificate.pem"
+
+    def _port_of(self, name: str) -> int:
+        memory = self.home / f"{name}.json"
         if not memory.exists():
             memory.write_text(json.dumps(free_port(besides=self.port)))
         return json.loads(memory.read_text())
 
+    def _make_certificate(self) -> Path:
+        key, both = self.home / "key.pem", self.home / "keystore.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30",
+             "-keyout", key, "-out", self.certificate, "-subj", "/CN=lakequeue",
+             "-addext", f"subjectAltName=IP:{self.host}"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        both.write_text(key.read_text() + self.certificate.read_text())
+        return both
+
     def _configure(self) -> None:
         super()._configure()
         file = self.home / "server.properties"
-        plain, asks = f"PLAINTEXT://{self.bootstrap_servers}", f"SASL_PLAINTEXT://{self.secured}"
+        plain = f"PLAINTEXT://{self.bootstrap_servers}"
+        asks = f"SASL_PLAINTEXT://{self.secured},SASL_SSL://{self.encrypted}"
         text = file.read_text().replace(plain, f"{plain},{asks}")
         named = "protocol.map=PLAINTEXT:PLAINTEXT"
-        text = text.replace(named, f"{named},SASL_PLAINTEXT:SASL_PLAINTEXT")
+        more = "SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL"
+        text = text.replace(named, f"{named},{more}")
         password = PASSWORD.replace("\\", "\\\\").replace('"', '\\"').replace("\\", "\\\\")
         text += (
             "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-512\n"
@@ -46,23 +77,66 @@ class SecuredKafka(EmbeddedKafka):
             f"{_MODULES}.scram.ScramLoginModule required;\n"
             "listener.name.sasl_plaintext.plain.sasl.jaas.config="
             f'{_MODULES}.plain.PlainLoginModule required user_{USER}="{password}";\n'
+            "listener.name.sasl_ssl.sasl.enabled.mechanisms=SCRAM-SHA-512\n"
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config="
+            f"{_MODULES}.scram.ScramLoginModule required;\n"
+            "listener.name.sasl_ssl.ssl.keystore.type=PEM\n"
+            f"listener.name.sasl_ssl.ssl.keystore.location={self._make_certificate()}\n"
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+            "super.users=User:ANONYMOUS\n"
         )
         file.write_text(text)
 
-    def add_user(self) -> None:
+    def add_user(self, user: str = USER) -> None:
         """For SCRAM; PLAIN's stands in the properties."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-        wanted = UserScramCredentialUpsertion(USER, info, PASSWORD.encode())
+        wanted = UserScramCredentialUpsertion(user, info, PASSWORD.encode())
+        admin = self._admin()  # it answers as long as it is held
         for answer in admin.alter_user_scram_credentials([wanted]).values():
             answer.result(20)
 
+    def allow_engine(self, *vpns: str) -> None:
+        """All that begins with a VPN's or the broker's name, and what goes with it."""
+        topics = [f"{name}." for name in (*vpns, "broker-0")]
+        self._allow(USER, [(ResourceType.TOPIC, t, PREFIX, [AclOperation.ALL]) for t in topics])
+        named = [AclOperation.WRITE, AclOperation.DESCRIBE]
+        self._allow(USER, [(ResourceType.TRANSACTIONAL_ID, "lakequeue-broker-0.", PREFIX, named)])
+        self._allow(USER, [(ResourceType.GROUP, "*", LITERAL, [AclOperation.READ])])
 
-def settings_file(folder: Path, mechanism: str, password: str = PASSWORD) -> Path:
-    """What `LAKEQUEUE_KAFKA_SETTINGS` names."""
-    file = folder / f"kafka-{mechanism}-{len(password)}.properties"
+    def allow_client(self, user: str, vpn: str) -> None:
+        """What the page on security says, and nothing else."""
+        write = [AclOperation.WRITE, AclOperation.DESCRIBE]
+        read = [AclOperation.READ, AclOperation.DESCRIBE]
+        kinds = {"publish": write, "commands": write, "deliveries": read, "receipts": read,
+                 "directory": read, "engine": read}  # fmt: skip
+        self._allow(
+            user, [(ResourceType.TOPIC, f"{vpn}.{k}", LITERAL, ops) for k, ops in kinds.items()]
+        )
+
+    def _allow(self, user: str, resources: list[Any]) -> None:
+        rules = [
+            AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+            for kind, name, pattern, operations in resources
+            for operation in operations
+        ]
+        admin = self._admin()
+        for answer in admin.create_acls(rules).values():
+            answer.result(20)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap_servers})
+
+
+def settings_file(
+    folder: Path, mechanism: str, password: str = PASSWORD, user: str = USER,
+    certificate: Path | None = None,
+) -> Path:  # fmt: skip
+    """What `LAKEQUEUE_KAFKA_SETTINGS` names. certificate: of the Kafka, over TLS."""
+    file = folder / f"kafka-{user}-{mechanism}-{len(password)}.properties"
+    protocol = "SASL_PLAINTEXT" if certificate is None else "SASL_SSL"
     file.write_text(
-        f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism={mechanism}\n"
-        f"sasl.username={USER}\nsasl.password={password}\n"
+        f"security.protocol={protocol}\nsasl.mechanism={mechanism}\n"
+        f"sasl.username={user}\nsasl.password={password}\n"
+        + (f"ssl.ca.location={certificate}\n" if certificate else "")
     )
     return file

@@ -220,21 +220,21 @@ def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(
             {"name": "goes", "message_type": "text", "type": "LocalQueue", "broker": BROKERS[1]}
         )
         producer = connection.producer()
-        for body in bodies[:100]:
-            producer.send_async("goes", body.encode())
+        sent = [producer.send_async("goes", body.encode()) for body in bodies[:100]]
         got = []
         with connection.consumer("goes", ack_mode="individual") as consumer:
             for at in range(200):
                 if at == 20:
                     admin.move_queue("goes", broker=BROKERS[2])
                 if at < 100:
-                    producer.send_async("goes", bodies[100 + at].encode())
+                    sent.append(producer.send_async("goes", bodies[100 + at].encode()))
                 while (message := consumer.receive(timeout=BACK_S_MAX)) is not None:
                     message.ack()
                     if message.payload.decode() not in got:
                         got.append(message.payload.decode())
                         break
                     assert message.redelivered
+        assert all(future.result(60).message_id for future in sent), "each is stored"
         assert got == bodies
         assert {q["name"]: q["broker"] for q in admin.queues()}["goes"] == BROKERS[2]
         admin.delete("goes")

@@ -55,6 +55,7 @@ ALONE = 0.5  # the share of drivers that die alone
 BACK_S_MAX = 90.0
 DECK = ["worker"] * 6 + ["kafka"] * 3 + ["java"]
 CONFIG = """
+system: {heartbeat_timeout: 60s}  # with Kafka dead for 12 s nobody can say that he lives
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}
 """
