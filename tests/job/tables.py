@@ -21,7 +21,9 @@ def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
         consumer.close()
 
 
-def check_tables(tables: Path, bootstrap: str, ids: set[str]) -> None:
+def check_tables(
+    tables: Path, bootstrap: str, ids: set[str], vpns: tuple[str, ...] = ("default",)
+) -> None:
     """Each message once in `messages`, spooled once and acknowledged once in `journal`."""
 
     def journal(event: str) -> Counter[str]:
@@ -37,7 +39,7 @@ def check_tables(tables: Path, bootstrap: str, ids: set[str]) -> None:
         assert set(whole.values()) <= {1}, "a message stands twice in `messages`"
         return {where[:3] for where in whole}
 
-    ends = in_kafka(bootstrap, "default.publish")
+    ends = {w: end for vpn in vpns for w, end in in_kafka(bootstrap, f"{vpn}.publish").items()}
     wanted = {(*where, i) for where, end in ends.items() for i in range(end)}
     until(lambda: ids <= set(journal("acknowledged")), 60, "the journal's acknowledgments")
     until(lambda: wanted <= offsets(), 60, "the table `messages`")

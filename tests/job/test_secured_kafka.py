@@ -132,7 +132,8 @@ def test_everybody_has_credentials(
         )  # fmt: skip
         assert '"orders"' in told.stdout, told.stderr
         monkeypatch.delenv(VARIABLE)
-        check_tables(tmp_path / "home" / "tables", kafka.bootstrap_servers, ids)
+        vpns = "default", "a", "b"
+        check_tables(tmp_path / "home" / "tables", kafka.bootstrap_servers, ids, vpns)
         assert engine.terminate() == 0
         assert "Traceback" not in engine.errors()
         logs = [*(tmp_path / "home").glob("*.log"), engine.log]
