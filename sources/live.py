@@ -69,6 +69,12 @@ def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
     }
 
 
+def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
+    """As `kafka_client`, in the process that people see: that Kafka is away the engine says itself,
+    once, and not a library dozens of times a second."""
+    return {**kafka_client(bootstrap, name), "log_level": 0}
+
+
 def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
     """What all consumers of the loop have in common. kafka: how Kafka is reached."""
     return {

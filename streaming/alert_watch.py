@@ -21,7 +21,7 @@ from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 from ..protocol import journal, topics
 from ..protocol.outputs import Alert
 from ..protocol.wire import STEP
-from ..sources.live import kafka_client
+from ..sources.live import quiet_client
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -107,7 +107,7 @@ class AlertWatch(threading.Thread):
         say: Say = told,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-alerts")
-        self._kafka = kafka_client(bootstrap, "lakequeue-alerts")
+        self._kafka = quiet_client(bootstrap, "lakequeue-alerts")
         self._topics = [topics.topic(vpn, topics.JOURNAL) for vpn in vpns]
         self._reader = AlertReader(say, heard)
         self._stopping = threading.Event()
@@ -117,7 +117,6 @@ class AlertWatch(threading.Thread):
         consumer = Consumer(
             {
                 **self._kafka,
-                "log_level": 0,  # that Kafka is away the engine says itself, once
                 "group.id": "lakequeue-engine",  # asked for, and not used
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",

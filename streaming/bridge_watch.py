@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from ..definitions.bridge import BridgeDefinition, parse_bridge
 from ..protocol import LakequeueError, topics
-from ..sources.live import kafka_client
+from ..sources.live import quiet_client
 from .far_home import READER
 from .home_copier import HomeCopier
 from .topics_admin import MESH_CONFIG, STEPS_CONFIG, ensure_own
@@ -37,7 +37,7 @@ class BridgeWatch(threading.Thread):
     def __init__(self, bootstrap: str, vpns: list[str]) -> None:
         super().__init__(daemon=True, name="lakequeue-bridges")
         self._servers = bootstrap
-        self._kafka = kafka_client(bootstrap, "lakequeue-bridges")
+        self._kafka = quiet_client(bootstrap, "lakequeue-bridges")
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
         self._epoch = 0
         self._wanted: dict[tuple[str, str], tuple[BridgeDefinition, int]] = {}

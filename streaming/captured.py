@@ -23,7 +23,7 @@ from ..client.kafka_library import open_kafka
 from ..definitions import Configuration
 from ..protocol import NotConnected, commands
 from ..sources.discovery import Discovery, captured_topics
-from ..sources.live import kafka_client
+from ..sources.live import quiet_client
 from .broker_query import BrokerQuery
 from .home import HomeFolder
 from .topics_admin import ensure_topics
@@ -74,7 +74,7 @@ class CapturedTopics:
 
     def watch(self) -> None:
         """Begin to look which topics there are."""
-        kafka = kafka_client(self._bootstrap, "lakequeue-topics")
+        kafka = quiet_client(self._bootstrap, "lakequeue-topics")
         self._discovery = Discovery(kafka, self._found)
         self._discovery.start()
 

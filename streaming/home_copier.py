@@ -32,7 +32,7 @@ from ..definitions.far_address import KAFKA, FarAddress, far_address
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol import home_bridges as said
 from ..protocol.kafka_settings import credentials
-from ..sources.live import kafka_client
+from ..sources.live import quiet_client
 from .far_home import READER, WRITER, FarHome, taken
 
 log = logging.getLogger("lakequeue.engine")
@@ -53,7 +53,7 @@ class HomeCopier(threading.Thread):
         self.bridge = bridge
         self.position: int | None = None
         self._epoch = epoch
-        self._near = kafka_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
+        self._near = quiet_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
         self._key = said.bridge_key(bridge.vpn, bridge.name)
         self._mesh = topics.topic(bridge.origin, topics.MESH)
         self._stopping = threading.Event()

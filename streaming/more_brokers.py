@@ -23,7 +23,7 @@ from ..definitions.broker_section import BROKERS_MAX
 from ..definitions.configuration import names_within_others
 from ..definitions.definition_values import broker_name
 from ..protocol import LakequeueError, NotConnected, topics
-from ..sources.live import kafka_client
+from ..sources.live import quiet_client
 from .application import END_S_MAX, SparkApplication
 from .broker_query import BrokerQuery
 from .captured import CapturedTopics
@@ -111,7 +111,7 @@ class Wishes(threading.Thread):
         answer: Callable[[bytes, bytes], None],
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
-        self._kafka = kafka_client(bootstrap, "lakequeue-wishes")
+        self._kafka = quiet_client(bootstrap, "lakequeue-wishes")
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         self._add, self._answer = add, answer
         self._stopping = threading.Event()
@@ -121,7 +121,6 @@ class Wishes(threading.Thread):
         self._consumer = Consumer(
             {
                 **self._kafka,
-                "log_level": 0,  # that Kafka is away the engine says itself, once
                 "group.id": "lakequeue-engine",  # asked for, and not used
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",
