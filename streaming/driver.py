@@ -183,8 +183,8 @@ class Driver:
                 return None
             taken = Taken(Batch(), ())
         # Time does not run ahead of commands that came in time: whoever sent heartbeats and acks
-        # while the engine was away is not late.
-        up_to = inputs.up_to()
+        # while the engine was away is not late. A home that begins has nobody who could be.
+        up_to = inputs.up_to() if self.now else None
         now = max(self.now, self._clock() if up_to is None else up_to)
         acked = self._outbox.acked()
         pages, outputs = self._digests

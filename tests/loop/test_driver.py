@@ -246,6 +246,17 @@ def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
     assert events.count("session_lost") == 1, "only when it was really silent"
 
 
+def test_a_home_begins_now_whatever_still_waits() -> None:
+    """What it does first is not of 1970, though commands are still to be read."""
+    world = World()
+    driver = world.open()
+    inputs = Some(world, driver, 9)
+    inputs.until = 0  # nothing is known of the commands yet
+    world.command(command="begin", epoch=HOME.epoch)
+    driver.one(inputs, 0.0)
+    assert driver.now == world.now
+
+
 # ---------------------------------------------------------------- what must not go on
 
 
