@@ -31,7 +31,7 @@ ELSEWHERE = {
     r"^make |^\. \.venv|^pip |^python3 -m venv|^app/bin/": "installs, or runs these tests",
     r"lakequeue (demo|bench)": "minutes of work; has tests of its own",
     r"lakequeue up": "runs already",
-    r"kafka-1:9092|bootstrap kafka:9092|^docker |^kubectl |localhost:19092": "needs a cluster",
+    r"kafka-1:9092|bootstrap kafka:9092|^docker |^kubectl |engine\.log|localhost:19092": "needs a cluster",
     r"^kafka-console-producer": "Kafka's own tool",
     r"lakequeue submit": "needs a cluster; tests/job/test_standalone.py has one",
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
