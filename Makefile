@@ -58,6 +58,7 @@ soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), 
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
 		LAKEQUEUE_CHAOS_SEED="$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" \
 		$(BIN)/pytest -q -s tests/job/test_chaos.py
+	@LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
 
 # mypy takes a package's name from its folder: it reads the rooms through a link that is called
 # lakequeue, so that the checkout may have any name and anything beside it.

@@ -5,7 +5,8 @@ Twice the same story: in miniature (`micro_batches.py`), where the job's process
 moments, often, and with a whole Spark of the job's own. Rows are written, and what is there now is
 read, in a session of the engine's Spark.
 
-LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (10, 1).
+LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (10, 0). Whole
+drivers take minutes: `make soak` kills 3.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.job
 TO_TABLE, FROM_ROWS = "to-table", "from-rows"
 SEED = 29
 KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "10"))
-DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "1"))
+DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "0"))
 
 
 class Sender:
@@ -94,7 +95,7 @@ def in_table(folder: Path) -> Counter[str]:
 def agrees(job: Job, folder: Path, sent: dict[str, str]) -> None:
     """Table and queue: each message once there, none here."""
     with job.connect("looks") as connection:
-        until(lambda: set(in_table(folder)) >= set(sent), 60, "every message is in the table")
+        until(lambda: set(in_table(folder)) >= set(sent), 150, "every message is in the table")
         until(lambda: connection.admin().describe(TO_TABLE)["depth"] == 0, 30, "the queue is empty")
     counted = in_table(folder)
     assert set(counted) == set(sent)
@@ -153,21 +154,23 @@ def test_each_message_is_once_in_the_table_when_the_job_is_killed(
     assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
 
 
-@in_real_time
-def test_each_message_is_once_in_the_table_when_the_driver_is_killed(
-    job: Job, tmp_path: Path, connection: lakequeue.Connection
-) -> None:
-    chance = random.Random(SEED)
-    sender = Sender(connection)
-    for _ in range(DEATHS):
-        before = sum(in_table(tmp_path).values())
-        with running(job, tmp_path, DRIVER) as process:
-            until(lambda at=before: sum(in_table(tmp_path).values()) > at, 120, "rows come")
-            time.sleep(3 * chance.random())
-            assert process.poll() is None, (tmp_path / "job.log").read_text()
-    sent = sender.end()
-    with running(job, tmp_path, DRIVER):
-        agrees(job, tmp_path, sent)
+if DEATHS:
+
+    @in_real_time
+    def test_each_message_is_once_in_the_table_when_the_driver_is_killed(
+        job: Job, tmp_path: Path, connection: lakequeue.Connection
+    ) -> None:
+        chance = random.Random(SEED)
+        sender = Sender(connection)
+        for _ in range(DEATHS):
+            before = sum(in_table(tmp_path).values())
+            with running(job, tmp_path, DRIVER) as process:
+                until(lambda at=before: sum(in_table(tmp_path).values()) > at, 120, "rows come")
+                time.sleep(3 * chance.random())
+                assert process.poll() is None, (tmp_path / "job.log").read_text()
+        sent = sender.end()
+        with running(job, tmp_path, DRIVER):
+            agrees(job, tmp_path, sent)
 
 
 @in_real_time
