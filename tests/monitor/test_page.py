@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import re
+import time
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
@@ -397,7 +398,10 @@ def test_h2_a_bridge_says_which_endpoint_holds_it(engine: Any, open_page: Served
         engine.admin().bridge({**bridge, "to": "memory://page-far"})
         for _ in range(3):
             engine.producer().send("a/b", b"x")
-        shown = open_page.get("/")
+        shown, until = open_page.get("/"), time.monotonic() + 20
+        while "1 bridge<" not in shown and time.monotonic() < until:
+            time.sleep(0.2)  # a look that took long is shown for a while
+            shown = open_page.get("/")
         assert "1 bridge<" in shown
         assert f"{NASTY_QUEUE}: queue_quota for 0 ms, 2 waiting" in unescape(shown)
         assert NASTY_QUEUE not in shown
