@@ -310,8 +310,10 @@ class LiveInputs:
 
     def _read_the_others(self) -> None:
         """Read commands too, once all that the engine had told before was taken."""
+        if not self._later:  # as ever after the start: this is on the way of every step
+            return
         told = {place for place in self._expected if topics.is_instruction(place[0])}
-        if self._later and told <= self._commands.at_end and not self._commands.ahead:
+        if told <= self._commands.at_end and not self._commands.ahead:
             self._commands.assign(self._later)
             self._later = {}
 

@@ -2,7 +2,7 @@
 
     a query fails ─▶ refused by the loop, or the checkpoint is gone ─▶ it is given up, and why
                      Kafka does not answer, or the disk is full     ─▶ wait, however long
-                    it writes the tables ─▶ see `tables_watch`
+                     it writes the tables ─▶ see `tables_watch`
                      anything else ─▶ start it again, five times in five minutes
     Java ends     ─▶ a new one, with all queries
 
