@@ -69,6 +69,7 @@ class HistoryWriter:
                 topic.endswith(f".{topics.STEPS}"),
                 topic.endswith(f".{topics.COMMANDS}")
                 | topic.endswith(f".{topics.MESH}")
+                | topic.endswith(f".{topics.BRIDGE_IN}")
                 | topic.endswith(f".{topics.INSTRUCTIONS}"),
             )
         )

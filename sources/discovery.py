@@ -46,6 +46,14 @@ def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str
     return sorted(found)
 
 
+def said_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[str]) -> list[str]:
+    """Where other brokers and other homes speak to these brokers, of the topics that there are: a
+    broker that is alone has no such topic before its first bridge."""
+    names = [topics.topic(b, topics.MESH) for b in sorted(brokers)]
+    names += [topics.topic(vpn, topics.BRIDGE_IN) for vpn in sorted(vpns)]
+    return [name for name in names if name in there]
+
+
 class Discovery(threading.Thread):
     """Looks for topics. All in this thread: found is told all topics and their sizes; watch, if
     there is one, where each of the places ends."""

@@ -31,15 +31,15 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> dict[str, str
     return _list([topics.topic(vpn, k) for vpn in sorted(vpns) for k in kinds], captured)
 
 
-def history_topics(vpns: Iterable[str], brokers: Iterable[str]) -> dict[str, str]:
-    """What the history's tables are written from: commands, what the engine and brokers say to
-    brokers, and the logs of steps. Those are read uncommitted, as the source does: their
-    transactions are a fence and stay open for long."""
-    named = sorted(brokers)
-    alone = (topics.STEPS, topics.INSTRUCTIONS)
-    kinds = (*alone, topics.MESH) if len(named) > 1 else alone
+def history_topics(
+    vpns: Iterable[str], brokers: Iterable[str], said: Iterable[str]
+) -> dict[str, str]:
+    """What the history's tables are written from: commands, what the engine, brokers and other
+    homes say to brokers, and the logs of steps. Those are read uncommitted, as the source does:
+    their transactions are a fence and stay open for long. said: see `discovery.said_topics`."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
-    return _list(names + [topics.topic(b, kind) for b in named for kind in kinds], ())
+    kinds = (topics.STEPS, topics.INSTRUCTIONS)
+    return _list(names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], said)
 
 
 def commands_topics(vpns: Iterable[str], broker: str) -> dict[str, str]:

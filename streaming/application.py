@@ -222,16 +222,20 @@ class SparkApplication:
             return
         checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
         self.table_queries[HISTORY_QUERY] = start_history(
-            self.spark, self._bootstrap, self._vpns, checkpoints, self._folder.tables,
+            self.spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
+            self._folder.tables,
             self._folder.path / "history-checkpoint", interval_s,
             self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
 
-    def restart_history(self) -> None:
-        """There are more brokers: what writes their history begins anew."""
-        if HISTORY_QUERY in self.table_queries:
-            self._end_batches(self.table_queries[HISTORY_QUERY], END_S_MAX)
-            self.start_history()
+    def end_history(self) -> None:
+        """There are more brokers: what writes their history is to begin anew."""
+        self._end_tables(HISTORY_QUERY)
+
+    def _end_tables(self, name: str) -> None:
+        """End a query of tables between two batches; who watches them starts it anew."""
+        if name in self.table_queries:
+            self._end_batches(self.table_queries.pop(name), END_S_MAX)
 
     def history_interval_s(self) -> int:
         """How often steps and what they took are written; 0: never."""
@@ -240,14 +244,13 @@ class SparkApplication:
         return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
 
     def read_more(self) -> None:
-        """More topics are captured: the queries that do not find them themselves begin anew."""
+        """There are more topics: the queries that do not find them themselves begin anew."""
         if not self._real_time:
             for broker in self.brokers.values():
                 self._end_batches(broker.query, END_S_MAX)
                 self.start_query(broker)
-        if TABLES_QUERY in self.table_queries:
-            self._end_batches(self.table_queries[TABLES_QUERY], END_S_MAX)
-            self.start_tables()
+        self._end_tables(TABLES_QUERY)
+        self._end_tables(HISTORY_QUERY)
 
     def start_again(self) -> None:
         """Spark's Java process is gone: a new one, with the queries that were started."""

@@ -13,7 +13,7 @@ made, read, or started again for these.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from confluent_kafka import KafkaException
 
@@ -22,7 +22,7 @@ from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
 from ..definitions import Configuration
 from ..protocol import NotConnected, commands
-from ..sources.discovery import Discovery, captured_topics
+from ..sources.discovery import Discovery, captured_topics, said_topics
 from ..sources.live import quiet_client
 from .broker_query import BrokerQuery
 from .home import HomeFolder
@@ -100,6 +100,15 @@ class CapturedTopics:
         """All topics, as they are now."""
         if captured_topics(sizes, list(self._texts)) != self.reads:
             self.more = True
+        if self._said(sizes) != self.said():
+            self.more = True
+
+    def said(self) -> list[str]:
+        """Where others speak to the brokers, of the topics that queries read that start now."""
+        return self._said(self.partitions)
+
+    def _said(self, sizes: Collection[str]) -> list[str]:
+        return said_topics(self._vpns, self._brokers, sizes)
 
     def learn(self) -> None:
         """Queries that start now read what there is. Raises NotConnected."""

@@ -84,7 +84,7 @@ def add_broker(
     application.start_query(new)
     captured.ask_again(b.name for b in (new, *alone))
     folder.remember_checkpoints()
-    application.restart_history()
+    application.end_history()
     fields = {"event": "broker_added", "broker": name, "number": new.number}
     log.info("broker %r is number %d of this home", name, new.number, extra={"fields": fields})
 

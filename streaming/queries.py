@@ -116,20 +116,22 @@ def start_history(
     bootstrap: str,
     vpns: list[str],
     brokers: Mapping[str, Path],
+    said: list[str],
     tables: Path,
     checkpoint: Path,
     interval_s: int,
     snapshots_s: int,
 ) -> StreamingQuery:
     """Start the query that writes what steps took and were, every so many seconds. brokers: with
-    the checkpoint of each; snapshots_s: 0 writes no snapshots."""
+    the checkpoint of each; said: topics where others speak to them; snapshots_s: 0 writes no
+    snapshots."""
     from ..sinks.history import HistoryWriter
     from ..sinks.snapshots import SnapshotWriter
     from ..sources import kafka_source as source
 
     snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s) if snapshots_s else None
     stream = source.read_stream(
-        spark, bootstrap, source.history_topics(vpns, brokers), HISTORY_RECORDS
+        spark, bootstrap, source.history_topics(vpns, brokers, said), HISTORY_RECORDS
     )
     return (
         stream.writeStream.foreachBatch(HistoryWriter(spark, tables, snapshots))

@@ -165,7 +165,7 @@ def test_h1_a_bridge_is_told_why_the_far_kafka_refuses_it(
         copier._copy()
     sentence = str(caught.value)
     assert {
-        "no file": "'nobody'", "none": "asks for credentials",
+        "no file": "nobody' – must name a file", "none": "asks for credentials",
         "wrong": f"refuses the credentials {name!r}", "right": "has no topic 'default.bridge-in'",
     }[case] in sentence  # fmt: skip
     assert "not it" not in sentence
