@@ -4,9 +4,13 @@ is crossed. A step does at most this much in each of its phases; the rest goes o
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 
 import numpy as np
+
+BESIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,19 @@ class Limits:
                 raise ValueError(f"{name}: {value} – must be {low} or more")
         if self.page_bits > 15:
             raise ValueError(f"page_bits: {self.page_bits} – must be 15 or less")
+
+
+@functools.cache
+def beside(limits: Limits) -> Limits:
+    """The limits of a step that brings something: whoever sent that waits for all of the step, and
+    nobody for the rest of a million messages that expire or are purged."""
+    return dataclasses.replace(
+        limits,
+        bulk_rows=max(limits.bulk_rows // BESIDE, 1),
+        bulk_bytes=max(limits.bulk_bytes // BESIDE, 1),
+        due_rows=max(limits.due_rows // BESIDE, 1),
+        compact_bytes_per_step=max(limits.compact_bytes_per_step // BESIDE, 1),
+    )
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from .commands.intake import DecodedCommands, answer_inspections, take_commands
 from .commands.turns import go_on
 from .durable import say_held
 from .isolation import Refusals, isolated
-from .limits import Limits
+from .limits import Limits, beside
 from .mesh.channel import hear
 from .mesh.topic_routes import tell_routes
 from .mesh.verdicts import decide_voted
@@ -91,7 +91,8 @@ def step(
     """Run one step of a broker. ``now``: epoch ms. Reads and writes ``store``."""
 
     def run(pages: Store, part: Batch, refused: Refusals, first: bool) -> Broker:
-        broker = refused.watch(Broker.load(pages, home, now, limits, first))
+        own = beside(limits) if part.commands or part.publishes else limits
+        broker = refused.watch(Broker.load(pages, home, now, own, first))
         commands = DecodedCommands(broker, part.commands, refused)
         given = Input(commands, part.publishes, part.mesh, refused)
         for phase in PHASES:
