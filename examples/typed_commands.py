@@ -45,9 +45,8 @@ class TypedCommands:
     def _show(self, words: tuple[str, ...], said: str) -> None:
         assert self._console is not None
         typed = " ".join(_quoted(word) for word in words)
-        plain = {"markup": False, "highlight": False, "soft_wrap": True}
-        self._console.print(f"$ lakequeue {typed}", style="bold", **plain)
-        self._console.print(said, **plain)
+        for text, style in ((f"$ lakequeue {typed}", "bold"), (said, None)):
+            self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _run(self, *words: str) -> str:
         """What a command prints. Raises LakequeueError with what it says when it fails."""

@@ -46,8 +46,8 @@ _CLOSED = """
 SELECT step, crc FROM snapshots
 WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
 """
-# Of each page of the chain, and of the row that closes the snapshot, the newest; what stands there is
-# read by itself, row by row: a query that sorts or groups payloads copies each several times.
+# Of each page of the chain, and of the row that closes it, the newest; what stands there is read by
+# itself, row by row: a query that sorts or groups payloads copies each several times.
 _NEWEST = """
 SELECT page, max(step), arg_max(struct_pack(crc := crc), step) FROM snapshots
 WHERE broker = $broker AND step <= $step AND step >= (
