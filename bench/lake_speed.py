@@ -3,8 +3,9 @@
 Producers and two consumers at once, messages of 1 KB that nothing compresses; with the tables it
 is measured before and after the run without them, and the better one counts, so that a machine that
 becomes slower does not decide; beside it the CPU time that Kafka, the engine and the consumers took
-until the last message was acknowledged, which other work on the machine changes less. Then how far the tables are behind, what they take on the disk for
-each message, and how long a rebuild of a backlog takes, and `queued` over a million messages.
+until the last message was acknowledged, which other work on the machine changes less. Then how far
+the tables are behind, what they take on the disk for each message, and how long a rebuild of a
+backlog takes, and `queued` over a million messages.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
     queued = asked_once("queued", queued_over)
     return [{
         "messages": messages, "with_msgs_s": best, "without_msgs_s": without,
-        "ratio": best / without, "without_cpu_us_per_msg": without_cpu_us, **found, "queued_over": queued_over,
-        "queued_s": queued["seconds"], "queued_cpu_s": queued["cpu_seconds"],
+        "ratio": best / without, "without_cpu_us_per_msg": without_cpu_us, **found,
+        "queued_over": queued_over, "queued_s": queued["seconds"], "queued_cpu_s": queued["cpu_seconds"],
     }]  # fmt: skip
 
 
