@@ -49,7 +49,8 @@ def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
     return [{
         "messages": messages, "with_msgs_s": best, "without_msgs_s": without,
         "ratio": best / without, "without_cpu_us_per_msg": without_cpu_us, **found,
-        "queued_over": queued_over, "queued_s": queued["seconds"], "queued_cpu_s": queued["cpu_seconds"],
+        "queued_over": queued_over, "queued_s": queued["seconds"],
+        "queued_cpu_s": queued["cpu_seconds"],
     }]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def _measured(messages: int, way: str, say: Say) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
         old, new = Path(folder, "old"), Path(folder, "new")
         say(f"{messages:,} messages, all of them in the {way}")
-        _Life(old).live(messages, saved=way == "snapshot")
+        _RecordedLife(old).live(messages, saved=way == "snapshot")
         say("rebuilding")
         begin, cpu = time.perf_counter(), time.process_time()
         (done,) = rebuild(old, new)
@@ -91,13 +91,13 @@ def _measured(messages: int, way: str, say: Say) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Life:
+class _RecordedLife:
     """A broker's life, and its tables. Is `driver.Inputs`, `Log` and `OutputWriter` at once."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._now = BEGIN_MS
-        self._next: list[_Record] = []
+        self._next: list[_InRecord] = []
         self._offsets: dict[Place, int] = {}
         self._log: list[bytes] = []
         self._heard = 0
@@ -174,7 +174,7 @@ class _Life:
         place = topic, 0
         at = self._offsets.get(place, 0)
         self._offsets[place] = at + 1
-        self._next.append(_Record(place, at, self._now, value, lq))
+        self._next.append(_InRecord(place, at, self._now, value, lq))
 
     def _say(self, **fields: Any) -> None:
         """A command, and its row."""
@@ -230,7 +230,7 @@ class _Life:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _InRecord:
     """A record, with the face of the Kafka client's messages."""
 
     place: Place
