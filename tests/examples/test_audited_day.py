@@ -124,10 +124,11 @@ def test_each_finding_fails_by_itself(what: Callable[[Told], None], where: str) 
 
 @pytest.mark.parametrize(("good", "status"), [(True, 0), (False, 1)])
 def test_its_exit_status_says_whether_it_adds_up(
-    good: bool, status: int, monkeypatch: pytest.MonkeyPatch
+    good: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_module.AuditDemo, "run", lambda self: good)
-    assert CliRunner().invoke(main, ["demo", "audit", "--json"]).exit_code == status
+    done = CliRunner().invoke(main, ["demo", "audit", "--json", "--home", str(tmp_path / "new")])
+    assert done.exit_code == status
 
 
 @pytest.mark.parametrize(("good", "said"), [(True, "knew all"), (False, "found_dry")])
