@@ -10,7 +10,7 @@ from .group import LazyGroup
 
 # Name → where it is, and the line that `lakequeue --help` shows.
 COMMANDS = {
-    "demo": ("lakequeue.examples.demo:demo", "Three stories on queues, then the accounts."),
+    "demo": ("lakequeue.examples.demo:demo", "Four stories on queues, then the accounts."),
     "up": ("lakequeue.cli.up:up", "Start everything here: embedded Kafka and the engine."),
     "run": ("lakequeue.cli.run:run", "Start the engine on a Kafka and a Spark that are there."),
     "submit": ("lakequeue.cli.submit:submit", "The engine through spark-submit."),

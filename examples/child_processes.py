@@ -49,13 +49,15 @@ def _spawn(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
 
 
 class EngineProcess:
-    """`lakequeue up` in a process of its own."""
+    """`lakequeue up` in a process of its own. options: of the command, besides."""
 
-    def __init__(self, home: Path, configuration: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, home: Path, configuration: Path, say: Callable[[str], None], *options: str
+    ) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LAKEQUEUE_UP_")}
         arguments = ["lakequeue.cli", "up", "--home", str(home), "--config", str(configuration)]
         self._process = _spawn(
-            [*arguments, "--port", "0", "--json"], stderr=subprocess.PIPE, env=environment
+            [*arguments, "--port", "0", "--json", *options], stderr=subprocess.PIPE, env=environment
         )
         self._say = say
         self._errors: deque[str] = deque(maxlen=20)

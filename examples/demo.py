@@ -12,11 +12,12 @@ from click.core import ParameterSource
 from ..cli.common import interrupt_on_sigterm, json_option, option
 from ..cli.group import EXIT_FAILED
 from ..protocol.errors import LakequeueError
+from .audited_day import AuditDemo
 from .blocked_bridge import BridgeDemo
 from .flights import FLIGHTS, FlightsDemo
 from .full_spool import SpoolDemo
 
-STORIES = ("flights", "spool", "bridge")
+STORIES = ("flights", "spool", "bridge", "audit")
 OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 
 
@@ -54,6 +55,9 @@ def demo(
     spool: fills a queue that nobody consumes. It warns, then refuses; a consumer comes, the engine
     is killed and goes on, dead messages are redriven.
 
+    audit: a day's flights, and what went wrong with them, found out afterwards: why one was late,
+    how the queue stood at that moment, who lost the afternoon, which is replayed.
+
     At the end each message has to be accounted for in the Delta tables; exit status 1 if one is
     not.
 
@@ -62,6 +66,7 @@ def demo(
       lakequeue demo
       lakequeue demo spool
       lakequeue demo bridge
+      lakequeue demo audit
       lakequeue demo --flights 2000 --workers 2
       lakequeue demo --all --home flights-demo
     """
@@ -71,14 +76,16 @@ def demo(
         _refuse_options_of_flights(ctx)
     if story == "bridge":
         if home is not None:
-            raise click.UsageError("--home belongs to the stories 'flights' and 'spool'.")
+            raise click.UsageError("--home belongs to the stories on Kafka and Spark.")
         if not BridgeDemo(as_json).run():
             ctx.exit(EXIT_FAILED)
         return
     place = home or Path(tempfile.mkdtemp(prefix="lakequeue-demo-"))
-    play: FlightsDemo | SpoolDemo
+    play: FlightsDemo | SpoolDemo | AuditDemo
     if story == "spool":
         play = SpoolDemo(place.absolute(), as_json)
+    elif story == "audit":
+        play = AuditDemo(place.absolute(), as_json)
     else:
         play = FlightsDemo(place.absolute(), None if everything else count, workers, seed, as_json)
     try:

@@ -43,18 +43,20 @@ FROM steps WHERE broker = $broker
 """
 _BEGUN = "SELECT value FROM commands WHERE command = 'begin' ORDER BY time DESC LIMIT 1"
 _CLOSED = """
-SELECT step, crc, value FROM snapshots
+SELECT step, crc FROM snapshots
 WHERE broker = $broker AND page = '' AND step <= $step ORDER BY step DESC
 """
-_STORED = """
-SELECT page, arg_max(value, step) FROM snapshots
-WHERE broker = $broker AND value IS NOT NULL AND step <= $step AND page LIKE 'b/%' GROUP BY page
-"""
-_PAGES = """
-SELECT page, arg_max(struct_pack(v := value, crc := crc), step) FROM snapshots
-WHERE broker = $broker AND page <> '' AND step <= $step AND step >= (
+# Of each page of the chain, and of the row that closes it, the newest; what stands there is read by
+# itself, row by row: a query that sorts or groups payloads copies each several times.
+_NEWEST = """
+SELECT page, max(step), arg_max(struct_pack(crc := crc), step) FROM snapshots
+WHERE broker = $broker AND step <= $step AND step >= (
   SELECT max(step) FROM snapshots WHERE broker = $broker AND page = '' AND whole AND step <= $step)
 GROUP BY page
+"""
+_VALUES = """
+SELECT page, step, value FROM snapshots
+WHERE broker = $broker AND value IS NOT NULL AND step BETWEEN $first AND $last
 """
 
 
@@ -179,13 +181,11 @@ def _start(
 ) -> Moment:
     """The newest snapshot up to the step that is whole; else nothing at all, before step 1."""
     given = {"broker": broker, "step": target}
-    for step, total, value in lake.execute(_CLOSED, given).fetchall():
-        pages = dict(lake.execute(_PAGES, {"broker": broker, "step": step}).fetchall())
-        there = {page: bytes(one["v"]) for page, one in pages.items() if one["v"] is not None}
-        if len(there) < sum(one["crc"] is not None for one in pages.values()):
-            there |= _stored_before(lake, broker, step, pages)
+    for step, total in lake.execute(_CLOSED, given).fetchall():
+        there = _pages(lake, broker, step)
+        value = there.pop("", b"")
         found = sum(zlib.crc32(page.encode() + v) for page, v in there.items()) % CRC_MODULUS
-        if found == total and "broker" in there:
+        if found == total and value and "broker" in there:
             own = _snapshot(value)
             header = msgspec.msgpack.decode(there["broker"])
             whose = Home(broker, header["number"], header["epoch"], _secret(home))
@@ -204,17 +204,31 @@ def _secret(home: Path) -> bytes:
     return b""
 
 
-def _stored_before(
-    lake: duckdb.DuckDBPyConnection, broker: str, step: int, pages: dict[str, Any]
-) -> dict[str, bytes]:
-    """Pages of which the snapshot says only that they are still what they were: their newest
-    value. What is missing is missed by the digest."""
-    wanted = {page for page, one in pages.items() if one["v"] is None and one["crc"] is not None}
-    found = lake.execute(_STORED, {"broker": broker, "step": step})
-    stored: dict[str, bytes] = {}
-    while rows := found.fetchmany(TOGETHER):
-        stored |= {page: bytes(value) for page, value in rows if page in wanted}
-    return stored
+def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str, bytes]:
+    """The pages of a snapshot, and what closes it, which has no name. What is missing in the table
+    is missed by the digest."""
+    rows = lake.execute(_NEWEST, {"broker": broker, "step": step}).fetchall()
+    wanted = {page: at for page, at, one in rows if one["crc"] is not None}
+    first = min(wanted.values(), default=step)
+    found: dict[str, tuple[int, bytes]] = {}
+    _read(lake, broker, first, step, wanted, found)
+    # Of the others it says only that they are still what they were: their newest value.
+    older = {page: at for page, at in wanted.items() if found.get(page, (-1,))[0] != at}
+    if older:
+        _read(lake, broker, 0, first - 1, older, found)
+    return {page: value for page, (_, value) in found.items()}
+
+
+def _read(
+    lake: duckdb.DuckDBPyConnection, broker: str, first: int, last: int, wanted: dict[str, int],
+    found: dict[str, tuple[int, bytes]],
+) -> None:  # fmt: skip
+    """The newest value, in snapshots of these steps, of each page up to a step of its own."""
+    rows = lake.execute(_VALUES, {"broker": broker, "first": first, "last": last})
+    while some := rows.fetchmany(TOGETHER):
+        for page, step, value in some:
+            if found.get(page, (-1,))[0] < step <= wanted.get(page, -1):
+                found[page] = step, value
 
 
 def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:
