@@ -15,7 +15,7 @@ import numpy as np
 from ...protocol.ids import COUNTER_MASK, make_id
 from ..limits import Limits
 from .blocks import Blocks, Content, cut_into_blocks
-from .columns import Array, uniform, write_rows
+from .columns import Array, holds_any, uniform, write_rows
 from .compaction import Compaction
 from .files import Files, SpoolHeader
 from .message_pages import NO_KEY, Messages
@@ -163,7 +163,7 @@ class Spool(Messages):
         header_lengths = uniform([len(h) if h else 0 for h in s.headers], np.int64)
         stored_keys = uniform([len(k or b"") for k in s.keys], np.int64)
         spans = lengths + stored_keys + header_lengths
-        plain = not np.any(stored_keys) and not np.any(header_lengths)
+        plain = not (holds_any(stored_keys) or holds_any(header_lengths))
         place = {name: np.zeros(total, np.int64) for name in ("block", "offset", "file")}
         for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
             if plain:
