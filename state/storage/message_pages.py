@@ -166,8 +166,8 @@ class Messages:
                     continue
                 start = max(first - (number << self._bits), 0)
                 stop = min(last - (number << self._bits) + 1, page.used)
-                hits = np.flatnonzero(page.queue[start:stop] == queue) + start
-                found_ids.append((hits + (number << self._bits) + base).astype(np.uint64))
+                hits = (page.queue[start:stop] == queue).nonzero()[0] + start
+                found_ids.append((hits + (page.base + base)).astype(np.uint64))
                 found_seqs.append(page.seq[hits].astype(np.int64))
                 for row, matches in page.extras.items():
                     for owner, seq in matches:
