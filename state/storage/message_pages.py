@@ -225,6 +225,8 @@ class Messages:
         for vpn, mine in _groups(page.vpn[rows]):
             header.vpn_bytes[vpn] -= int(np.add.reduce(sizes[mine]))
         self.leave_files(page, rows)
+        if not self.foreign.pages:  # nothing ever came from another broker
+            return
         foreign = rows[page.origin[rows] != 0]
         if len(foreign):
             counters = foreign.astype(np.int64) + page.base

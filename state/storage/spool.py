@@ -164,7 +164,8 @@ class Spool(Messages):
         stored_keys = uniform([len(k or b"") for k in s.keys], np.int64)
         spans = lengths + stored_keys + header_lengths
         plain = not (holds_any(stored_keys) or holds_any(header_lengths))
-        place = {name: np.zeros(total, np.int64) for name in ("block", "offset", "file")}
+        places: list[tuple[int, int, int]] = []  # block, file, messages
+        offsets = spans.cumsum() - spans
         for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
             if plain:
                 data = b"".join(s.payloads[start:stop])
@@ -175,11 +176,13 @@ class Spool(Messages):
                 data = b"".join(parts)
             ids = (s.first + start, s.first + stop - 1)
             block, file = self.files.put(data, stop - start, len(data), ids)
-            place["block"][start:stop] = block
-            place["offset"][start:stop] = spans[start:stop].cumsum() - spans[start:stop]
-            place["file"][start:stop] = file
+            offsets[start:stop] -= offsets[start]
+            places.append((block, file, stop - start))
+        blocks, files, counts = zip(*places, strict=True)
         return {
-            **place,
+            "block": blocks[0] if len(places) == 1 else np.repeat(blocks, counts),
+            "offset": offsets,
+            "file": files[0] if len(places) == 1 else np.repeat(files, counts),
             "length": lengths,
             "key_length": key_lengths,
             "header_length": header_lengths,
