@@ -192,7 +192,7 @@ class Queue:
 
     def _summarise(self, page: QueuePage) -> None:
         states = page.state[: page.used]
-        alive = np.flatnonzero(states)  # not GONE
+        alive = states.nonzero()[0]  # not GONE
         deadline, id_min, id_max = NEVER, NO_ID, 0
         if len(alive):
             ids, least = page.id[alive], np.minimum.reduce

@@ -152,9 +152,13 @@ def _move(
         page.cancels[rows] += 1
     moved.counts[where] = page.deliveries[rows]
     if leased:
-        moved.holders[where] = np.where(states == LEASED, page.holder[rows], 0)
+        held = rows
+        moved.holders[where] = page.holder[rows]
+        if leased < len(rows):  # of some, as seldom
+            held = rows[states == LEASED]
+            moved.holders[where] = np.where(states == LEASED, page.holder[rows], 0)
         if to != LEASED:
-            _let_go(queue, page, rows[states == LEASED])
+            _let_go(queue, page, held)
     if to == LEASED:
         header.leased += len(rows) - leased
     header.delayed += (to == DELAYED) * len(rows) - before.count(DELAYED)

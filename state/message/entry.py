@@ -14,7 +14,7 @@ import numpy as np
 
 from ..rules.lanes import LaneChange
 from ..rules.order import barrier_key
-from ..storage import NEVER, Array, uniform, write_rows
+from ..storage import NEVER, Array, holds_any, uniform, write_rows
 from .index import follow_lanes, make_ready, set_aside
 from .table import EFFECTS, READY, Event
 
@@ -90,14 +90,13 @@ def enter(broker: Broker, queue: Queue) -> None:
     first = header.next_seq
     barriers = uniform(arrivals.barriers, np.uint8)
     lanes = uniform(arrivals.lanes, np.uint64)
-    if any(arrivals.barriers):  # a barrier has no lane
+    if holds_any(barriers):  # a barrier has no lane
         lanes = np.where(np.array(arrivals.barriers, bool), 0, np.array(arrivals.lanes, np.uint64))
     until = uniform(arrivals.until, np.int64)
-    later = until != NEVER
-    states = np.where(later, EFFECTS[Event.ENTER_LATER].to, EFFECTS[Event.ENTER].to)
+    states = _states(until)
     columns: dict[str, int | Array] = {
         "id": np.fromiter(arrivals.ids, np.uint64, total),
-        "state": int(states) if states.ndim == 0 else states,
+        "state": states,
         "barrier": barriers,
         "priority": uniform(arrivals.priorities, np.uint64),
         "generation": _generations(queue, first),
@@ -122,20 +121,28 @@ def enter(broker: Broker, queue: Queue) -> None:
         queue.count(name, total)
     before_others = arrivals.generation is not None
     if not header.ordered and (
-        np.any(columns["priority"]) or np.any(columns["generation"]) or before_others
+        holds_any(columns["priority"]) or holds_any(columns["generation"]) or before_others
     ):
         header.ordered, header.ordered_from = True, first
     queue.arrivals = Arrivals()
     places = np.arange(first, first + total)
-    ready = np.broadcast_to((states == READY) & (barriers == 0) & (lanes == 0), total)
+    ready = (states == READY) & (barriers == 0) & (lanes == 0) & np.ones(total, bool)
     make_ready(broker, queue, places[ready])
     changed = places[~ready]
-    if np.any(lanes):
+    if holds_any(lanes):
         header.keyed = True
         turns = follow_lanes(broker, queue, LaneChange(queue, places, new=True))
         changed = np.concatenate((changed, turns))
     set_aside(queue, changed)
     queue.wanted = True
+
+
+def _states(until: int | Array) -> int | Array:
+    """What arrivals become: ready now, or delayed."""
+    now, later = EFFECTS[Event.ENTER].to, EFFECTS[Event.ENTER_LATER].to
+    if isinstance(until, int):
+        return now if until == NEVER else later
+    return np.where(until != NEVER, later, now)
 
 
 def _generations(queue: Queue, first: int) -> int | Array:

@@ -156,7 +156,7 @@ def _send(
     )
     by_number = {c.subscription.number: c.subscription for c in chosen.receivers}
     for number, subscription in sorted(by_number.items()):
-        mine = np.flatnonzero(numbers == number)
+        mine = (numbers == number).nonzero()[0]
         seqs = chosen.seqs[mine]
         again = before[mine]
         for event, part in ((Event.DELIVER, seqs[~again]), (Event.REDELIVER, seqs[again])):

@@ -6,7 +6,7 @@ header bounded, takes its sizes from `Limits`, and shows what is in it with `ove
 
 from .blocks import Content
 from .calendar import Calendar
-from .columns import NEVER, Array, ColumnPage, by_page, uniform, write_rows
+from .columns import NEVER, Array, ColumnPage, by_page, holds_any, uniform, write_rows
 from .directory import NO_ID, Directory
 from .files import SpoolHeader
 from .index_pages import join_key, split_key
@@ -36,6 +36,7 @@ __all__ = [
     "StoreFailed",
     "ValuePages",
     "by_page",
+    "holds_any",
     "join_key",
     "split_key",
     "uniform",

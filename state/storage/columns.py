@@ -18,6 +18,7 @@ from .memo import MEMO
 from .store import Store
 
 NEVER = (1 << 63) - 1
+FEW = 32  # so many numbers cost less as Python's than a call of numpy's
 
 Array = NDArray[Any]
 _encode = msgspec.msgpack.encode
@@ -118,6 +119,19 @@ def _pack_column(column: Array) -> int | list[int] | bytes:
     return data
 
 
+def ends_of(numbers: Array) -> tuple[int, int]:
+    """The least and the greatest of some whole numbers."""
+    if len(numbers) <= FEW:
+        few = numbers.tolist()
+        return min(few), max(few)
+    return int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers))
+
+
+def holds_any(column: int | Array) -> bool:
+    """Whether a column that is to be written has a value other than 0."""
+    return bool(column) if isinstance(column, int) else bool(column.any())
+
+
 def by_page(numbers: Array, bits: int) -> Iterator[tuple[int, Array, Array | slice]]:
     """Group numbers (places or id counters) by page.
 
@@ -127,12 +141,9 @@ def by_page(numbers: Array, bits: int) -> Iterator[tuple[int, Array, Array | sli
     if not len(numbers):
         return
     mask = (1 << bits) - 1
-    first = int(numbers[0]) >> bits
-    # Most often they are few, or in one page.
-    if len(numbers) == 1 or (
-        int(np.minimum.reduce(numbers)) >> bits == first == int(np.maximum.reduce(numbers)) >> bits
-    ):
-        yield first, (numbers & mask).astype(np.intp, copy=False), slice(None)
+    low, high = ends_of(numbers)
+    if low >> bits == high >> bits:  # most often
+        yield low >> bits, (numbers & mask).astype(np.intp, copy=False), slice(None)
         return
     pages = numbers >> bits
     order = np.argsort(pages, kind="stable")

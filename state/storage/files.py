@@ -79,6 +79,25 @@ class Files(SummaryTree):
         super().__init__(store, "f/", header.tree, limits.chunk_bits)
         self._header = header
         self._limits = limits
+        self._open: dict[int, dict[str, int]] = {}  # rows that changed and are not in their page
+
+    # ------------------------------------------------------------ rows
+
+    def row(self, number: int) -> dict[str, int]:
+        """A file's row. A small step counts into one several times before its page must have it."""
+        known = self._open.get(number)
+        return super().row(number) if known is None else known
+
+    def write(self, number: int, values: dict[str, int]) -> None:
+        """Set all columns of a row; the tree has them when it is asked next."""
+        self._open[number] = values
+
+    def settle(self) -> None:
+        """Bring pages and summaries up to date with the rows that changed."""
+        changed, self._open = self._open, {}  # to write a row may settle first
+        for number, values in sorted(changed.items()):
+            super().write(number, values)
+        super().settle()
 
     # ------------------------------------------------------------ blocks in, messages out
 

@@ -166,8 +166,8 @@ class Messages:
                     continue
                 start = max(first - (number << self._bits), 0)
                 stop = min(last - (number << self._bits) + 1, page.used)
-                hits = np.flatnonzero(page.queue[start:stop] == queue) + start
-                found_ids.append((hits + (number << self._bits) + base).astype(np.uint64))
+                hits = (page.queue[start:stop] == queue).nonzero()[0] + start
+                found_ids.append((hits + (page.base + base)).astype(np.uint64))
                 found_seqs.append(page.seq[hits].astype(np.int64))
                 for row, matches in page.extras.items():
                     for owner, seq in matches:
@@ -225,6 +225,8 @@ class Messages:
         for vpn, mine in _groups(page.vpn[rows]):
             header.vpn_bytes[vpn] -= int(np.add.reduce(sizes[mine]))
         self.leave_files(page, rows)
+        if not self.foreign.pages:  # nothing ever came from another broker
+            return
         foreign = rows[page.origin[rows] != 0]
         if len(foreign):
             counters = foreign.astype(np.int64) + page.base

@@ -15,7 +15,7 @@ import numpy as np
 from ...protocol.ids import COUNTER_MASK, make_id
 from ..limits import Limits
 from .blocks import Blocks, Content, cut_into_blocks
-from .columns import Array, uniform, write_rows
+from .columns import Array, holds_any, uniform, write_rows
 from .compaction import Compaction
 from .files import Files, SpoolHeader
 from .message_pages import NO_KEY, Messages
@@ -163,8 +163,9 @@ class Spool(Messages):
         header_lengths = uniform([len(h) if h else 0 for h in s.headers], np.int64)
         stored_keys = uniform([len(k or b"") for k in s.keys], np.int64)
         spans = lengths + stored_keys + header_lengths
-        plain = not np.any(stored_keys) and not np.any(header_lengths)
-        place = {name: np.zeros(total, np.int64) for name in ("block", "offset", "file")}
+        plain = not (holds_any(stored_keys) or holds_any(header_lengths))
+        places: list[tuple[int, int, int]] = []  # block, file, messages
+        offsets = spans.cumsum() - spans
         for start, stop in cut_into_blocks(spans, self._limits.block_bytes):
             if plain:
                 data = b"".join(s.payloads[start:stop])
@@ -175,11 +176,13 @@ class Spool(Messages):
                 data = b"".join(parts)
             ids = (s.first + start, s.first + stop - 1)
             block, file = self.files.put(data, stop - start, len(data), ids)
-            place["block"][start:stop] = block
-            place["offset"][start:stop] = spans[start:stop].cumsum() - spans[start:stop]
-            place["file"][start:stop] = file
+            offsets[start:stop] -= offsets[start]
+            places.append((block, file, stop - start))
+        blocks, files, counts = zip(*places, strict=True)
         return {
-            **place,
+            "block": blocks[0] if len(places) == 1 else np.repeat(blocks, counts),
+            "offset": offsets,
+            "file": files[0] if len(places) == 1 else np.repeat(files, counts),
             "length": lengths,
             "key_length": key_lengths,
             "header_length": header_lengths,

@@ -197,7 +197,7 @@ class SummaryTree:
             if not node.dirty and node.stored is None:
                 continue  # one that is not there
             key = f"{self._prefix}{level}/{number}"
-            present = np.flatnonzero(getattr(node, self.PRESENT)) if node.dirty else None
+            present = getattr(node, self.PRESENT).nonzero()[0] if node.dirty else None
             if present is None:
                 node.settle(self._store, key)
             elif len(present):

@@ -19,6 +19,7 @@ from lakequeue.state.storage import (
     Spool,
     SpoolHeader,
 )
+from lakequeue.state.storage.files import Files
 from storage.tiny import TINY
 
 BROKER = 3
@@ -425,3 +426,24 @@ def test_what_did_not_change_is_not_written() -> None:
     counting.reset()
     walk.spool.flush()
     assert counting.writes == []
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.lists(st.integers(0, 11)))
+def test_rows_of_files_written_late_are_as_rows_written_at_once(sizes, gone) -> None:
+    def dump(at_once: bool) -> bytes:
+        store, header = DictStore(), SpoolHeader()
+        files = Files(store, header, TINY)
+        held: list[tuple[int, int]] = []
+        for at, size in enumerate(sizes):
+            held.append((files.put(b"x" * 9 * size, size, 9 * size, (at, at))[1], size))
+            if at_once:
+                files.settle()
+        for at in dict.fromkeys(one for one in gone if one < len(held)):
+            files.remove(held[at][0], held[at][1], 9 * held[at][1])
+            if at_once:
+                files.settle()
+        files.free()
+        files.flush()
+        return store.dump() + msgspec.msgpack.encode(header)
+
+    assert dump(at_once=False) == dump(at_once=True)
