@@ -1,0 +1,99 @@
+"""A queue moves while what brokers say to each other takes its time: whoever looks for it in
+between, by name or by topic, finds it (S1, S5, S6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.messages import HEADER
+
+from .slow import SlowEngine
+from .spread import BROKERS, local
+
+
+class Slow:
+    """Three brokers; `moving` is on b and goes to c."""
+
+    def __init__(self, *queues: dict[str, Any], **system: Any) -> None:
+        config = {
+            "brokers": list(BROKERS), "queues": [local("moving", "b"), *queues], "system": system,
+        }  # fmt: skip
+        self.engine = SlowEngine(parse_configuration(config))
+        self.engine.checking = True
+        self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
+        self.admin = self.at["a"].admin()
+
+    def set_out(self) -> None:
+        """The move has begun; c has not heard of it yet."""
+        self.engine.slow()
+        command = c.encode_command(c.MoveQueue(queue="moving", broker="c"))
+        self.engine.command("default.commands", b"", command)
+        self.engine.let("b", by="a")
+
+    def leave(self) -> None:
+        """It has left b, and nobody else knows of that."""
+        self.engine.let("c", by="b")
+        self.engine.let("b", by="c")
+        assert self.engine.journal()[-1]["event"] == "went"
+
+    def publish(self, broker: str, to: str, body: bytes) -> Any:
+        future = self.at[broker].producer().send_async(to, body)
+        self.engine.let_in()
+        return future
+
+    def plain(self, broker: str, to: str, body: bytes) -> None:
+        header, partition = [(HEADER, b'{"to":"%s"}' % to.encode())], 8 * BROKERS.index(broker)
+        self.engine.publish("default.publish", body, None, header, partition=partition)
+        self.engine.let_in()
+
+    def bodies(self, queue: str) -> list[bytes]:
+        return [m.payload for m in self.admin.browse(queue)]
+
+    def arrives(self) -> None:
+        """Everything is heard, and clients ask again."""
+        self.engine.haste()
+        for connection in self.at.values():
+            connection.attend()
+
+
+@pytest.mark.parametrize("on_no_match", ["nack", "discard"])
+def test_who_looks_where_a_queue_has_just_left_is_sent_after_it(on_no_match: str) -> None:
+    slow = Slow(on_no_match=on_no_match)
+    slow.set_out()
+    slow.leave()
+    sent = slow.publish("b", "moving", b"1")
+    slow.plain("b", "moving", b"2")
+    slow.arrives()
+    assert slow.bodies("moving") == [b"2", b"1"]  # who counts asks again, the other is passed on
+    assert sent.result(0).message_id
+
+
+def test_what_other_queues_take_there_too_reaches_it() -> None:
+    slow = Slow(local("other", "b", "moving"))
+    slow.set_out()
+    slow.leave()
+    sent = slow.publish("b", "moving", b"1")
+    slow.arrives()
+    slow.engine.advance("1s")
+    assert sent.result(0).message_id
+    assert slow.bodies("other") == slow.bodies("moving") == [b"1"]
+
+
+def test_topics_are_its_all_the_time() -> None:
+    """a hears first that b takes nothing any more, and later that c does."""
+    slow = Slow(local("other", "a", "t/1", "t/2"))
+    slow.admin.subscribe_topic("moving", "t/1")
+    slow.set_out()
+    slow.admin.subscribe_topic("moving", "t/2")  # b has it, and has announced it with t/1 alone
+    slow.engine.let("c", by="b")
+    slow.engine.let("b", by="c")
+    slow.leave()
+    slow.engine.let("a", by="b")
+    sent = [slow.publish("a", f"t/{n}", b"%d" % n) for n in (1, 2)]
+    slow.arrives()
+    slow.engine.advance("1s")
+    assert all(future.result(0).message_id for future in sent)
+    assert sorted(slow.bodies("moving")) == slow.bodies("other") == [b"1", b"2"]
