@@ -69,9 +69,25 @@ def goes_along(
     return True
 
 
+def stands_behind(
+    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory
+) -> bool:
+    """Whether a message was sent before its producer heard that an earlier one to the same
+    destination was refused; then it is so too, and all is done."""
+    if not producer.stands_behind_moved(header.to, header.after):
+        return False
+    there = moved(broker, vpn, header.to)
+    own = {broker.header.name: broker.header.number}
+    _tell(producer, seq, header, own if there is None else there.hosts)
+    return True
+
+
 def _tell(producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]) -> None:
     where = msgspec.json.encode(hosts).decode()
-    producer.refused(seq, Reason.MOVED.value, header.to, where)
+    if isinstance(producer, ProducerHistory):
+        producer.refused_as_moved(seq, header.to, where)
+    else:
+        producer.refused(seq, Reason.MOVED.value, header.to, where)
 
 
 def _pass(

@@ -1,11 +1,14 @@
 """A queue moves while what brokers say to each other takes its time: whoever looks for it in
-between, by name or by topic, finds it (S1, S5, S6)."""
+between, by name or by topic, finds it, and a producer's messages stay in order (S1, S5, S6, O1,
+P1)."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+from lakequeue.client import following
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
@@ -49,14 +52,30 @@ class Slow:
         self.engine.publish("default.publish", body, None, header, partition=partition)
         self.engine.let_in()
 
+    def hear(self) -> None:
+        """Brokers hear each other; nothing is published, and no client hears anything."""
+        for _ in range(20):
+            for to in BROKERS:
+                for by in BROKERS:
+                    self.engine.let(to, by)
+
+    def back(self) -> None:
+        """The queue comes to b again."""
+        self.hear()
+        command = c.encode_command(c.MoveQueue(queue="moving", broker="b"))
+        self.engine.command("default.commands", b"", command)
+        self.hear()
+        assert self.engine.journal()[-1]["event"] == "arrived"
+
     def bodies(self, queue: str) -> list[bytes]:
         return [m.payload for m in self.admin.browse(queue)]
 
     def arrives(self) -> None:
         """Everything is heard, and clients ask again."""
         self.engine.haste()
-        for connection in self.at.values():
-            connection.attend()
+        for _ in range(3):
+            for connection in self.at.values():
+                connection.attend()
 
 
 @pytest.mark.parametrize("on_no_match", ["nack", "discard"])
@@ -97,3 +116,40 @@ def test_topics_are_its_all_the_time() -> None:
     slow.engine.advance("1s")
     assert all(future.result(0).message_id for future in sent)
     assert sorted(slow.bodies("moving")) == slow.bodies("other") == [b"1", b"2"]
+
+
+def test_what_was_sent_before_its_producer_heard_stands_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1 is refused as the queue is away; it is back before 2 is read, and before 1 comes again."""
+    monkeypatch.setattr(following, "PAUSE_S", 0)
+    slow = Slow()
+    slow.set_out()
+    slow.leave()
+    producer = slow.at["b"].producer()
+    first = producer.send_async("moving", b"1")
+    slow.engine.let_in()
+    second = producer.send_async("moving", b"2")
+    slow.back()
+    slow.engine.let_in()
+    slow.arrives()
+    assert slow.bodies("moving") == [b"1", b"2"]
+    third = producer.send("moving", b"3").message_id
+    browsed = [m.id for m in slow.admin.browse("moving")]
+    assert browsed == [first.result(0).message_id, second.result(0).message_id, third]
+
+
+def test_a_copy_of_what_was_refused_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The producer has sent it again before it heard; it is read when the queue is back (P1)."""
+    monkeypatch.setattr(following, "PAUSE_S", 0)
+    slow = Slow()
+    slow.set_out()
+    slow.leave()
+    producer = slow.at["b"].producer()
+    sent = producer.send_async("moving", b"1")
+    slow.engine.let_in()
+    producer.retransmit(time.monotonic() + 60)
+    slow.back()
+    slow.engine.let_in()
+    slow.arrives()
+    assert [m.id for m in slow.admin.browse("moving")] == [sent.result(0).message_id]
