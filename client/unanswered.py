@@ -161,5 +161,7 @@ class Unanswered:
                 late = [oldest]
                 self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
             for sent in late:
+                if sent.seq not in self._waiting:  # in memory an answer comes while one sends
+                    continue
                 sent.at = self._asked = now_s
                 self._sends.alone(sent.seq, *sent.record)

@@ -9,8 +9,8 @@ sequence, when it has heard of that. What it had sent to the same destination be
 behind that one, so it is refused too, wherever the queue is by then (O1); and so is a copy of the
 refused one, which is stored elsewhere by then. What the producer has heard its messages say.
 Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
-stored) and `RUNS_MAX` runs of ids, and `MOVED_MAX` destinations; a producer that has been silent for `Limits.producer_idle_ms`
-is forgotten.
+stored), `RUNS_MAX` runs of ids, and `MOVED_MAX` destinations; a producer that has been silent for
+`Limits.producer_idle_ms` is forgotten.
 """
 
 from __future__ import annotations

@@ -82,8 +82,11 @@ def hosts_by_name(broker: Broker, entry: Entry) -> dict[str, int]:
 
 def publish(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """Write it into ``<vpn>.directory``, where clients read it."""
-    hosts = hosts_by_name(broker, entry)
-    broker.emit(DirectoryEntry(vpn, name, hosts, entry.type, entry.state))
+    hosts, header = hosts_by_name(broker, entry), broker.header
+    header.entries_said += 1
+    broker.emit(
+        DirectoryEntry(vpn, name, hosts, entry.type, entry.state, header.epoch, header.entries_said)
+    )
 
 
 def moved(broker: Broker, vpn: str, name: str) -> Moved | None:
