@@ -40,12 +40,14 @@ OPERATIONS = (
 class MovingWalk:
     """What applications, an administrator and fate do."""
 
+    ENGINE = SlowEngine
+
     def __init__(self, seed: int, death: float = 0.1) -> None:
         self.fate = Fate(seed, death=death)
         self.random = self.fate.random
         queues = [local(name, broker, *of) for name, (broker, of, _) in QUEUES.items()]
         config = parse_configuration({"brokers": list(BROKERS), "queues": queues})
-        self.engine = SlowEngine(config, TINY if seed % 2 else None)
+        self.engine = self.ENGINE(config, TINY if seed % 2 else None)
         self.engine.checking = True
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.admin = self.engine.connect("a", "admin").admin()
