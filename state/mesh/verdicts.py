@@ -30,7 +30,7 @@ from .bundles import Bundle, LanePlace, OfferTally
 from .known_places import is_moving
 from .saying import say
 from .topic_routes import brokers_of
-from .voting import count_discards, follow_leaving
+from .voting import count_discards, follow_leaving, forget_entry
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -66,7 +66,9 @@ def refuse_vote(broker: Broker, sender: int, vote: Vote) -> None:
 
 
 def forget_peers(broker: Broker, gone: list[int]) -> None:
-    """Brokers that are no longer of this home have nothing to say."""
+    """Brokers that are no longer of this home have nothing to say, and decide nothing."""
+    for number in gone:
+        forget_entry(broker, number)
     for lane in sorted(broker.values.read(bundles.LANES) or ()):
         for place in bundles.lane_places(broker, lane):
             tally = bundles.tally_of(broker, place.number)

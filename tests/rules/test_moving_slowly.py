@@ -153,3 +153,25 @@ def test_a_copy_of_what_was_refused_is_refused(monkeypatch: pytest.MonkeyPatch) 
     slow.engine.let_in()
     slow.arrives()
     assert [m.id for m in slow.admin.browse("moving")] == [sent.result(0).message_id]
+
+
+def test_what_was_kept_for_a_broker_that_is_removed_is_given_up() -> None:
+    """c offers a message to b, and is gone for good before it decides; b's queue can move then."""
+    slow = Slow()
+    slow.admin.subscribe_topic("moving", "t/1")
+    slow.engine.slow()
+    sent = slow.publish("c", "t/1", b"1")
+    slow.engine.let("b", by="c")
+    slow.engine.broker("c").is_stopped = True
+    kept = slow.engine.broker("b").store.pages
+    assert [key for key in kept if key.startswith("offered/")] == ["offered/2", "offered/2/1"]
+    for name in "ab":
+        peers = c.encode_command(c.Peers(brokers={"a": 0, "b": 1}))
+        slow.engine.instruct("default", peers, name)
+    assert not [key for key in kept if key.startswith("offered/")]
+    command = c.encode_command(c.MoveQueue(queue="moving", broker="a"))
+    slow.engine.command("default.commands", b"", command)
+    slow.hear()
+    assert slow.admin.describe("moving")["broker"] == "a"
+    assert slow.bodies("moving") == []
+    assert not sent.done()
