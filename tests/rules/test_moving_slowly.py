@@ -29,10 +29,10 @@ class Slow:
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.admin = self.at["a"].admin()
 
-    def set_out(self) -> None:
-        """The move has begun; c has not heard of it yet."""
+    def set_out(self, to: str = "c") -> None:
+        """The move has begun; the other broker has not heard of it yet."""
         self.engine.slow()
-        command = c.encode_command(c.MoveQueue(queue="moving", broker="c"))
+        command = c.encode_command(c.MoveQueue(queue="moving", broker=to))
         self.engine.command("default.commands", b"", command)
         self.engine.let("b", by="a")
 
@@ -175,3 +175,33 @@ def test_what_was_kept_for_a_broker_that_is_removed_is_given_up() -> None:
     assert slow.admin.describe("moving")["broker"] == "a"
     assert slow.bodies("moving") == []
     assert not sent.done()
+
+
+def test_a_queue_does_not_wait_for_what_waits_for_it() -> None:
+    """1 is asked again as a queue moves elsewhere, 2 stands behind it in another queue, which is to
+    move then: it waits for 2, 2 for 1, and 1 for the queue."""
+    slow = Slow(local("other", "c", "t/1"))
+    slow.admin.subscribe_topic("moving", "t/1")
+    producer = slow.at["c"].producer()
+    producer.send("moving", b"0")
+    slow.set_out("a")
+    slow.engine.let("a", by="b")
+    slow.engine.let("b", by="a")  # it leaves, and waits for what it has granted
+    sent = [producer.send_async("t/1", b"1")]
+    slow.engine.let_in()
+    slow.engine.let("b", by="c")
+    slow.engine.let("c", by="b")
+    sent.append(producer.send_async("other", b"2"))
+    slow.engine.let_in()
+    command = c.encode_command(c.MoveQueue(queue="other", broker="a"))
+    slow.engine.command("default.commands", b"", command)
+    for to, by in (("c", "a"), ("a", "c"), ("c", "a")):
+        slow.engine.let(to, by)
+    slow.arrives()
+    for _ in range(3):
+        time.sleep(following.PAUSE_S)
+        slow.engine.advance("1s")
+    assert slow.admin.describe("other")["broker"] == "a"
+    assert all(future.done() for future in sent)
+    assert slow.bodies("other") == [b"1", b"2"]
+    assert slow.bodies("moving") == [b"0", b"1"]
