@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time as clock
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,6 +181,7 @@ def _one(
     first = header.number << 48 | header.spool.next_counter
     header.step = max(moment.step, journaled) + STEPS_AHEAD
     header.entries_said += STEPS_AHEAD
+    header.rebuilt = round(clock.time() * 1000)
     counter = given & ((1 << 48) - 1)
     header.spool.next_counter = max(header.spool.next_counter, counter + 1) + IDS_AHEAD
     phantoms = lake.execute(

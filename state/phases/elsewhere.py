@@ -28,10 +28,11 @@ def takes(
     there = moved(broker, vpn, header.to)
     if there is None or not _may_be_told(producer):
         return False
-    if producer is not None:
+    if producer is not None and not _may_be_confirmed(broker, record):
         _tell(producer, seq, header, there.hosts)
     else:
         _pass(broker, vpn, header, record, min(there.hosts.values()))
+        _acknowledge(producer, seq)
     return True
 
 
@@ -50,11 +51,12 @@ def will_take(
 ) -> bool:  # fmt: skip
     """A queue that takes a message moves: who counts asks again until it is there; what nobody
     answers for goes behind its messages. False: it enters here."""
-    if producer is not None:
+    if producer is not None and not _may_be_confirmed(broker, record):
         _tell(producer, seq, header, on_its_way(broker, vpn, queue).hosts)
         return True
     if queue.header.leaving:
         _pass(broker, vpn, header, record, queue.header.leaving[0])
+        _acknowledge(producer, seq)
         return True
     return False
 
@@ -67,6 +69,17 @@ def goes_along(
         return False
     _pass(broker, vpn, header, record, queue.header.leaving[0], queue.definition.name)
     return True
+
+
+def _may_be_confirmed(broker: Broker, record: Incoming) -> bool:
+    """Whether a step that is lost may have stored it (R3): then its producer would not hear a nack,
+    and it goes where its queue is, as what nobody answers for does."""
+    return record.timestamp <= broker.header.rebuilt
+
+
+def _acknowledge(producer: Answered | None, seq: int) -> None:
+    if producer is not None:
+        producer.stored(seq, 0)
 
 
 def stands_behind(
@@ -95,7 +108,8 @@ def _pass(
 ) -> None:
     meta = None
     if record.meta is not None:
-        meta = encode_publish_header(msgspec.structs.replace(header, count=0))
+        alone = msgspec.structs.replace(header, count=0, producer="", seq=0, after=0)
+        meta = encode_publish_header(alone)
     say(
         broker, to,
         PassMessage(

@@ -50,11 +50,14 @@ class KeptBroker(SlowBroker):
             return None
         return _header.decode(DictStore.load(self.history[step - 1][0]).pages["broker"])
 
-    def begin_from(self, step: int, header: BrokerHeader) -> list[tuple[Records, Records]]:
+    def begin_from(
+        self, step: int, header: BrokerHeader, now: int
+    ) -> list[tuple[Records, Records]]:
         """Be what it was behind a step; gives what came in since."""
         dump, heard, read = self.history[step - 1]
         header.step += STEPS_AHEAD
         header.entries_said += STEPS_AHEAD
+        header.rebuilt = now
         header.spool.next_counter += IDS_AHEAD
         self.store = DictStore.load(dump)
         self.store.put("broker", msgspec.msgpack.encode(header))
@@ -78,7 +81,9 @@ class KeptEngine(SlowEngine):
         headers = {name: kept[name].header_at(step) for name, step in steps.items()}  # type: ignore[attr-defined]
         pass_over(headers)
         lost = sum(len(b.history) - steps[name] for name, b in kept.items())  # type: ignore[attr-defined]
-        again = [(b, b.begin_from(steps[name], headers[name])) for name, b in kept.items()]  # type: ignore[attr-defined]
+        again = [
+            (b, b.begin_from(steps[name], headers[name], self.now)) for name, b in kept.items()
+        ]  # type: ignore[attr-defined]
         for broker, given in again:
             for commands, publishes in given:
                 if commands or publishes:

@@ -11,7 +11,7 @@ from . import moving_walk
 from .rebuilt_walk import RebuiltWalk
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, 5])
+@pytest.mark.parametrize("seed", [0, 2, 3, 5, 113])
 def test_R3_brokers_that_are_made_again_go_on_together(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
