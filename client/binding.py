@@ -48,7 +48,7 @@ class Binding:
     def bind(self) -> None:
         """Ask the engine for it; raises what it answers."""
         session, wanted = self._session, self._wanted
-        answer = session.request(
+        answer, self.broker = session.request_where_it_is(
             commands.Subscribe(
                 queue=self.queue,
                 subscription=self.id,
@@ -63,7 +63,6 @@ class Binding:
                 priority=wanted.priority,
             )
         )
-        self.broker = session.broker_of(self.queue)
         self.removes_on_send = answer["removes_on_send"]
         self.backlog = answer["backlog"]
         self.lease_ms = answer.get("lease_ms")
@@ -72,7 +71,12 @@ class Binding:
 
     def unbind(self) -> None:
         """End it; what it holds returns (L1)."""
-        self._session.command(commands.Unsubscribe(queue=self.queue, subscription=self.id))
+        self._say(commands.Unsubscribe(queue=self.queue, subscription=self.id))
+
+    def _say(self, command: commands.Command) -> None:
+        """Say something to the broker with which it is bound. Where the queue has left that one,
+        the binding is over; nobody else knows it."""
+        self._session.command(command, self.broker)
 
     def ack(self, **which: Any) -> commands.Ack:
         """An acknowledgement, to be sent or asked."""
@@ -80,7 +84,7 @@ class Binding:
 
     def say_arrived(self, received: int) -> None:
         """Everything up to this number of the flow has come (C1)."""
-        self._session.command(
+        self._say(
             commands.TransportAck(
                 queue=self.queue, subscription=self.id, epoch=self.epoch, received=received
             )
@@ -88,7 +92,7 @@ class Binding:
 
     def cancel(self, ids: str, delay_ms: int | None) -> None:
         """Messages come back, after a delay (L6, L11)."""
-        self._session.command(
+        self._say(
             commands.Cancel(
                 queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids,
                 delay_ms=delay_ms,
@@ -97,7 +101,7 @@ class Binding:
 
     def reject(self, ids: str, reason: str) -> None:
         """Messages go to the dead message queue (C7)."""
-        self._session.command(
+        self._say(
             commands.Reject(
                 queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
             )
@@ -111,11 +115,12 @@ class Binding:
                 period_ms=period_ms,
             ),
             told,
+            self.broker,
         )  # fmt: skip
 
     def hand_back(self, ids: str) -> None:
         """Messages return untouched: nobody has seen them (L5)."""
-        self._session.command(
+        self._say(
             commands.Returned(queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids)
         )
 

@@ -111,6 +111,7 @@ class Consumer:
             self._subscription = self._settling.subscription = new
             session.attach_consumer(new.id, self)
         new.bind()
+        session.follow_if_gone(self)
         self._prefetch.removes_on_send = new.removes_on_send
         self._prefetch.remember(new.backlog)
         try:

@@ -14,6 +14,7 @@ from .values import duration_ms
 
 TEMPLATES_MAX = 1_000
 _SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
+_AFTER = b',"after":'
 
 Template = tuple[bytes, bytes]
 
@@ -70,6 +71,17 @@ class Templates:
         )
         before, name, after = header.partition(b'"seq":%d' % _SEQ)
         return before + name[:6], after
+
+
+def sent_after(template: Template, seq: int) -> Template:
+    """A template of messages whose producer has heard that this sequence, to the same destination,
+    was refused as moved; as it is where there was none."""
+    if not seq:
+        return template
+    before, behind = template
+    if behind.startswith(_AFTER):
+        behind = behind.removeprefix(_AFTER).lstrip(b"0123456789")
+    return before, b"%b%d%b" % (_AFTER, seq, behind)
 
 
 def header_of(template: Template, seq: int, count: int = 0) -> bytes:

@@ -11,14 +11,17 @@ import threading
 import time
 
 from .gathering import Gathering
-from .headers import Template
+from .headers import Template, sent_after
 from .pending import Pending
 from .session import Session
 from .unanswered import Unanswered
 
+MOVED_MOST = 1_000  # destinations
+
 
 class Outgoing:
-    """A producer's way to one broker, under the producer's lock. sequence: of the next message."""
+    """A producer's way to one broker, under the producer's lock. sequence: of the next message;
+    moved: by destination the highest sequence that this broker has refused as moved."""
 
     def __init__(
         self, session: Session, producer_id: str, broker: int, lock: threading.RLock,
@@ -26,6 +29,7 @@ class Outgoing:
     ) -> None:  # fmt: skip
         self._changed = session.changed
         self.sequence = sequence
+        self.moved: dict[str, int] = {}
         self.sends = Gathering(session, session.publish_partition(producer_id, broker))
         self.unanswered = Unanswered(lock, self.sends, pub_ack_s, window, session.report)
 
@@ -35,6 +39,7 @@ class Outgoing:
     ) -> Pending:  # fmt: skip
         """A message that is about to be sent, under the next number; 0 where nobody answers."""
         seq = self.sequence if persistent else 0
+        template = self._template(template, to)
         sent = Pending(self._changed, seq, (payload, key, headers, template), time.monotonic())
         sent.to = to
         if persistent:
@@ -45,8 +50,19 @@ class Outgoing:
     def renumber(self, sent: Pending) -> None:
         """A message that another broker has refused gets this one's next number."""
         sent.seq, sent.at = self.sequence, time.monotonic()
+        *content, template = sent.record
+        sent.record = (*content, self._template(template, sent.to))
         self.sequence += 1
         self.unanswered.add(sent)
+
+    def _template(self, template: Template, to: str) -> Template:
+        return sent_after(template, self.moved.get(to, 0)) if self.moved else template
+
+    def note_moved(self, to: str, seq: int) -> None:
+        """The broker has refused a message as moved: what is sent from now on says so."""
+        self.moved[to] = max(self.moved.pop(to, 0), seq)
+        if len(self.moved) > MOVED_MOST:
+            del self.moved[next(iter(self.moved))]
 
     def take_back(self, sent: Pending) -> None:
         """It was not sent after all: its number is the next one's."""

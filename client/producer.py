@@ -203,7 +203,7 @@ class Producer:
             if not persistent:
                 settle(sent, 0)
             if key is None and own is None and len(data) < RUN_BYTES:
-                way.sends.add(sent.seq, data, template)
+                way.sends.add(sent.seq, data, sent.record[-1])
                 if ack_immediately:
                     way.sends.send()
             else:
@@ -332,12 +332,14 @@ class Producer:
         way = self._ways.get(number)
         if way is None:
             return
-        moved = way.unanswered.on_receipt(value)
-        if moved:
-            with self._lock:
-                for sent, untold, queue, where in moved:
-                    self._session.learn(queue, msgspec.json.decode(where))
-                    self._following.refused(number, sent, untold)
+
+        def moved(sent: Pending | None, untold: bool, nack: dict[str, Any]) -> None:
+            way.note_moved(nack["queue"], nack["seq"])
+            if sent is not None:
+                self._session.learn(nack["queue"], msgspec.json.decode(nack["detail"]))
+                self._following.refused(number, sent, untold)
+
+        way.unanswered.on_receipt(value, moved)
         if len(self._following):
             with self._lock:
                 self._following.go_on()

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from ..protocol import LakequeueError, Timeout, commands
+from ..protocol.errors import Moved
 from ..protocol.signing import Credentials
 from ..protocol.wire import FRAMING
 from .runner import Runner
@@ -191,8 +192,13 @@ class Session(Speaking):
         for consumer in list(self._consumers.values()) if name is not None else ():
             # One that is being bound finds it by itself. One that is bound has lost what it held,
             # also if the queue comes back before this is acted on.
-            if consumer.queue == name and consumer.broker not in (None, self.broker_of(name)):
-                self._follow.add(consumer)
+            if consumer.queue == name:
+                self.follow_if_gone(consumer)
+
+    def follow_if_gone(self, consumer: Consuming) -> None:
+        """Where the queue has gone on while a consumer was bound, it goes there."""
+        if consumer.broker not in (None, self.broker_of(consumer.queue)):
+            self._follow.add(consumer)
 
     def upkeep(self) -> None:
         """Acks and renewals that are due, messages without an answer."""
@@ -253,6 +259,9 @@ class Session(Speaking):
         try:
             while lost and self.is_open:
                 lost = [c for c in lost if not self._subscribed(c)]
+                if not self.runner.waits:  # next time
+                    self._follow.update(lost)
+                    break
         finally:
             self._subscribing = False
 
@@ -262,5 +271,6 @@ class Session(Speaking):
             consumer.subscribe()
         except LakequeueError as error:
             self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
-            return not isinstance(error, Timeout)  # the engine is away: it may come back
+            # The engine is away, or the queue is on its way: both may come back.
+            return not isinstance(error, Timeout | Moved)
         return True

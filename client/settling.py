@@ -129,7 +129,8 @@ class Settling:
             ids = format_ranges(self._acks)
             self._acks.clear()
             received = self._arrivals.tell()
-            self._session.command(self.subscription.ack(ids=ids, received=received))
+            bound = self.subscription
+            self._session.command(bound.ack(ids=ids, received=received), bound.broker)
 
     def reset(self) -> None:
         """A new subscription begins: what was collected for the last one is void."""

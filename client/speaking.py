@@ -242,6 +242,11 @@ class Speaking:
         """
         return self._answer_to(command, timeout, broker, heard)["result"]
 
+    def request_where_it_is(self, command: commands.Command) -> tuple[Any, int]:
+        """As `request`, of a queue's broker: the answer, and the number of who gave it."""
+        answer = self._answer_to(command, REQUEST_TIMEOUT_S)
+        return answer["result"], answer["by"]
+
     def hosts_of(self, queue: str) -> dict[str, int]:
         """The brokers that host a queue, by name their numbers; none where nothing is known."""
         self.wait(lambda: True, 0)  # in memory: what is known of queues is what has come
@@ -309,6 +314,7 @@ class Speaking:
             asked = self._taker(command) if broker is None else broker
             left = max(until - time.monotonic(), 0.0)
             answer = self._answer_once(command, left, asked, heard)
+            answer["by"] = asked
             if answer["kind"] != "Moved" or broker is not None:
                 break
             queue: str = getattr(command, "queue", "")

@@ -19,6 +19,8 @@ from .gathering import Gathering
 from .pending import Pending, settle
 
 RETRANSMIT_MAX_S = 60.0
+# Of a message, None where it has its answer already, whether nobody has its future; and the nack.
+Moved = Callable[[Pending | None, bool, dict[str, Any]], None]
 
 
 class Unanswered:
@@ -93,11 +95,10 @@ class Unanswered:
         for sent in waiting:
             settle(sent, 0, NotConnected("closed before the engine answered"))
 
-    def on_receipt(self, value: dict[str, Any]) -> list[tuple[Pending, bool, str, str]]:
-        """An answer of the engine: resolve futures. Gives what was sent to a broker that no longer
-        has the queue: the message, whether nobody has its future, the queue, where it is now."""
+    def on_receipt(self, value: dict[str, Any], moved: Moved) -> None:
+        """An answer of the engine: resolve futures. moved: hears, under the lock, of what was sent
+        to a broker that no longer has the queue."""
         settled: list[tuple[Pending, int, Rejected | None]] = []
-        moved: list[tuple[Pending, bool, str, str]] = []
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
             waiting = self._waiting
@@ -114,9 +115,9 @@ class Unanswered:
                         settled.append((sent, number + seq - first if number else 0, None))
             for nack in value["nacks"]:
                 sent = waiting.pop(nack["seq"], None)
-                if sent is not None and nack["reason"] == Reason.MOVED:
-                    moved.append((sent, sent.seq in self._untold, nack["queue"], nack["detail"]))
-                    self._untold.discard(sent.seq)
+                if nack["reason"] == Reason.MOVED:
+                    moved(sent, nack["seq"] in self._untold, nack)
+                    self._untold.discard(nack["seq"])
                 elif sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     self._keep_refused(sent, error)
@@ -126,7 +127,6 @@ class Unanswered:
         for sent, number, refused in settled:
             sent.record = None  # an application may keep its futures
             settle(sent, number, refused)
-        return moved
 
     def waits_for(self, queue: str) -> bool:
         """Whether a message for this queue is without an answer."""
@@ -161,5 +161,7 @@ class Unanswered:
                 late = [oldest]
                 self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
             for sent in late:
+                if sent.seq not in self._waiting:  # in memory an answer comes while one sends
+                    continue
                 sent.at = self._asked = now_s
                 self._sends.alone(sent.seq, *sent.record)

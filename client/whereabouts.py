@@ -12,13 +12,18 @@ import msgspec
 
 from ..protocol import topics
 
+MOVING = "moving"
 PREFIX = topics.DIRECTORY_QUEUE.encode()
 
 
 class _Record(msgspec.Struct):
-    """Of a queue. hosts: its brokers, by name their numbers."""
+    """Of a queue. hosts: its brokers, by name their numbers; edition: the number of this word among
+    all of its home, which is `epoch`."""
 
     hosts: dict[str, int]
+    state: str = ""
+    epoch: int = 0
+    edition: int = 0
 
 
 class Whereabouts:
@@ -27,6 +32,7 @@ class Whereabouts:
     def __init__(self, home: int) -> None:
         self.home = home
         self._hosts: dict[str, dict[str, int]] = {}
+        self._heard: dict[str, tuple[int, int]] = {}  # epoch and edition of a queue's last record
 
     def broker_of(self, name: str) -> int:
         """The broker to speak to about a queue, or for a message to this destination."""
@@ -41,13 +47,24 @@ class Whereabouts:
         return self._hosts.get(name, {})
 
     def take(self, key: bytes | None, value: bytes | None) -> str | None:
-        """A record of the topic; gives the queue of which it tells something new."""
+        """A record of the topic; gives the queue of which it tells something new. The engine may
+        say its last words again after a death: they tell nothing. Nor does it that a queue is about
+        to move: it is where it was, or farther already, as a broker may have said."""
         if key is None or not key.startswith(PREFIX):
             return None
         name = key.removeprefix(PREFIX).decode("utf-8", "replace")
         try:
-            hosts = {} if value is None else msgspec.json.decode(value, type=_Record).hosts
-            return name if self.learn(name, hosts) else None
+            told = _Record({}) if value is None else msgspec.json.decode(value, type=_Record)
+            if value is None:
+                self._heard.pop(name, None)
+            elif told.edition:
+                epoch, edition = self._heard.get(name, (0, 0))
+                if epoch == told.epoch and told.edition <= edition:
+                    return None
+                self._heard[name] = told.epoch, told.edition
+            if told.state == MOVING and name in self._hosts:
+                return None
+            return name if self.learn(name, told.hosts) else None
         except (msgspec.DecodeError, ValueError):
             return None  # whoever wrote it: the brokers themselves say where a queue is
 

@@ -8,6 +8,9 @@ As nobody knows which ids and step numbers those lost steps gave, the new ones a
 what the journal knows of messages that only the lost steps stored is closed with `lost`, and those
 messages, still in Kafka, come in once more under new ids.
 
+Brokers of one home are made again as of steps that go together, and pass over what they said to
+each other in lost ones (`state/mesh/rejoining.py`).
+
 Leases become ready and deliveries count from nothing: the engine says so with a command for each
 queue, when it starts on the new home.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time as clock
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol.errors import LakequeueError
+from ..protocol.errors import ConfigError, LakequeueError
 from ..state import FORMAT
 from ..state.broker import BrokerHeader
 from ..state.header import QueueHeader
+from ..state.mesh.rejoining import agree, pass_over
 from ..state.storage.store import DictStore
 from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
 from .opening import open_lake, tables_of
@@ -83,8 +88,7 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     queues: list[list[str]] = []
     epoch = 0
     with open_lake(home) as lake:
-        for broker in brokers(lake):
-            moment = as_of(lake, tables_home, broker)
+        for moment in _moments(lake, tables_home):
             epoch = moment.home.epoch
             done.append(_one(lake, home, moment, queues))
     for name in OUTDATED:
@@ -93,6 +97,43 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     (home / FOLDER / QUEUES).write_text(json.dumps(queues))
     (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))
     return done
+
+
+def _moments(lake: duckdb.DuckDBPyConnection, tables_home: Path) -> list[Moment]:
+    """Each broker as the tables know it, as late as they all go together, and ready to speak on.
+    Raises LakequeueError."""
+    latest = {name: as_of(lake, tables_home, name) for name in brokers(lake)}
+    last = {name: moment.step for name, moment in latest.items()}
+    known = {(name, moment.step): _header(moment) for name, moment in latest.items()}
+
+    def header_at(name: str, step: int) -> BrokerHeader | None:
+        if (name, step) not in known:
+            try:
+                known[name, step] = _header(as_of(lake, tables_home, name, step=step))
+            except ConfigError:
+                return None
+        return known[name, step]
+
+    try:
+        steps = agree(last, header_at)
+    except LookupError as error:
+        raise LakequeueError(f"the tables do not reach back far enough: {error}") from error
+    moments = [
+        latest[name] if step == last[name] else as_of(lake, tables_home, name, step=step)
+        for name, step in steps.items()
+    ]
+    headers = {moment.broker: _header(moment) for moment in moments}
+    pass_over(headers)
+    for moment in moments:
+        back = last[moment.broker] - moment.step
+        if back:
+            moment.notes.append(f"{back:,} steps earlier than the tables know it: others had not")
+        moment.store.put("broker", msgspec.msgpack.encode(headers[moment.broker]))
+    return moments
+
+
+def _header(moment: Moment) -> BrokerHeader:
+    return msgspec.msgpack.decode(moment.store.pages["broker"], type=BrokerHeader)
 
 
 def _take_along(source: Path, home: Path) -> None:
@@ -133,12 +174,14 @@ def _one(
     lake: duckdb.DuckDBPyConnection, home: Path, moment: Moment, queues: list[list[str]]
 ) -> Rebuilt:
     store, name = moment.store, moment.broker
-    header = msgspec.msgpack.decode(store.pages["broker"], type=BrokerHeader)
+    header = _header(moment)
     (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
     ids = {"first": header.number << 48, "last": header.number << 48 | (1 << 48) - 1}
     (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)  # also of what only others store
     first = header.number << 48 | header.spool.next_counter
     header.step = max(moment.step, journaled) + STEPS_AHEAD
+    header.entries_said += STEPS_AHEAD
+    header.rebuilt = round(clock.time() * 1000)
     counter = given & ((1 << 48) - 1)
     header.spool.next_counter = max(header.spool.next_counter, counter + 1) + IDS_AHEAD
     phantoms = lake.execute(

@@ -38,7 +38,9 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     for de-duplication and receipts (P1); ttl_ms: from publish (X4); priority: 0–255; deliver_at:
     epoch ms (L12); dmq: may go to a dead message queue (P7); reply: the partition of
     ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for one that is
-    no run; durability: ``delta`` where the answer is to wait until the Delta tables have it.
+    no run; durability: ``delta`` where the answer is to wait until the Delta tables have it; after:
+    the highest sequence to this destination of which the producer knows that it was refused as
+    ``moved``.
     """
 
     to: Topic = ""
@@ -51,6 +53,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     reply: int = 0
     count: int = 0
     durability: Literal["checkpoint", "delta"] = "checkpoint"
+    after: int = 0
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)
@@ -74,6 +77,8 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
         raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
+    if not 0 <= header.after < 1 << 62:
+        raise ValueError(f"after: {header.after} – allowed is a sequence number, or 0")
     if not 0 <= header.count <= RUN_MAX:
         raise ValueError(f"count: {header.count} – allowed are 1 to {RUN_MAX} messages in a record")
     return header

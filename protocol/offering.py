@@ -87,3 +87,18 @@ class TopicRoutes(Said, frozen=True):
         """See `Said.parts`."""
         for part in slices([4 * len(pattern) + 100 for pattern in self.patterns]):
             yield type(self)(self.vpn, self.kinds[part], self.patterns[part], self.routes[part])
+
+
+class RoutesWent(Said, frozen=True):
+    """A queue that takes these patterns has left for another broker: it takes them there."""
+
+    kind: ClassVar[str] = "routes_went"
+    vpn: Name
+    to: BrokerNumber
+    kinds: list[Kind]
+    patterns: list[Text]
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        for part in slices([4 * len(pattern) + 100 for pattern in self.patterns]):
+            yield type(self)(self.vpn, self.to, self.kinds[part], self.patterns[part])

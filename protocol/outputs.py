@@ -149,13 +149,16 @@ class MeshRecord:
 @dataclass(slots=True)
 class DirectoryEntry:
     """Where a queue is now: to the compacted ``<vpn>.directory``, under ``queue/<name>``. hosts: of
-    its brokers, by name, the numbers; without any it is gone."""
+    its brokers, by name, the numbers; without any it is gone. epoch, edition: of the home,
+    and the number of this word in it: what is said again after a death tells nobody anything."""
 
     vpn: str
     queue: str
     hosts: dict[str, int]
     type: str = ""
     state: str = ""
+    epoch: int = 0
+    edition: int = 0
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from .mesh import Said
 
 
 class Arrive(Said, frozen=True):
-    """A queue wants to come, with so many bytes of messages. ticket: the keeper's."""
+    """A queue wants to come, with so many bytes of messages. ticket: the keeper's; topics: that it
+    has subscribed to."""
 
     kind: ClassVar[str] = "arrive"
     ticket: Count
@@ -23,16 +24,18 @@ class Arrive(Said, frozen=True):
     queue: Name
     definition: dict[str, Any]
     size: Count
+    topics: list[Topic]
 
 
 class Expected(Said, frozen=True):
-    """It may come, or why not."""
+    """It may come, or why not. topics: the ones with which it is expected."""
 
     kind: ClassVar[str] = "expected"
     ticket: Count
     vpn: Name
     queue: Name
     error: str | None = None
+    topics: list[Topic] = msgspec.field(default_factory=list)
 
 
 class QueueState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -330,7 +330,10 @@ def _mesh(m: MeshRecord) -> WireRecord:
 
 def _entry(entry: DirectoryEntry) -> WireRecord:
     """The newest record of a key counts; one without a value says that the queue is gone."""
-    value = {"hosts": entry.hosts, "type": entry.type, "state": entry.state}
+    value = {
+        "hosts": entry.hosts, "type": entry.type, "state": entry.state,
+        "epoch": entry.epoch, "edition": entry.edition,
+    }  # fmt: skip
     key = f"{topics.DIRECTORY_QUEUE}{entry.queue}".encode()
     text = _json(value) if entry.hosts else None
     return WireRecord(topics.topic(entry.vpn, topics.DIRECTORY), 0, key, text)

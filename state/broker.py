@@ -89,6 +89,8 @@ class BrokerHeader(msgspec.Struct):
     short: dict[int, int] = {}  # queues that had no room for what was granted: spool bytes then
     away: dict[str, list[int]] = {}  # per VPN: patterns that others' queues take, by kind
     went: int = 0  # queues that have moved away from here
+    entries_said: int = 0  # in the directory, by its keeper
+    rebuilt: int = 0  # when it was made again: what was published before may be confirmed (R3)
     undecided: Undecided = msgspec.field(default_factory=Undecided)
     # Receipts that wait for the Delta tables, see `durable`. tables: are they written? None: nobody
     # has said so; the row of those that wait, and whether the first of it may be said.

@@ -232,10 +232,11 @@ def _check_kept(store: DictStore, broker: Broker, queues: dict[int, Queue]) -> N
             bundle = bundles.bundle_of(broker, int(rest))
             rows += len(bundle.seqs)
             kept = bundle.kept
-        elif kind == "offered":
+        elif kind == "offered" and "/" in rest:
             entry, number = map(int, rest.split("/"))
             found_kept = bundles.offered(broker, entry, number)
             assert found_kept is not None
+            assert number in bundles.offered_by(broker, entry)
             kept = found_kept
         else:
             continue

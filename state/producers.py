@@ -4,9 +4,13 @@ A producer numbers its messages from 1. Of each producer the engine remembers th
 the gaps below it, and for the newest messages which ids they got. A sequence that was stored is
 answered again, not stored again. One that was refused was not stored, so it may be tried again.
 One that other brokers have yet to agree to is *held*: it is answered when they have (S5).
+One whose queue was on its way is refused as *moved*: its producer sends it again, under a later
+sequence, when it has heard of that. What it had sent to the same destination before it heard stands
+behind that one, so it is refused too, wherever the queue is by then (O1); and so is a copy of the
+refused one, which is stored elsewhere by then. What the producer has heard its messages say.
 Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
-stored) and `RUNS_MAX` runs of ids; a producer that has been silent for `Limits.producer_idle_ms`
-is forgotten.
+stored), `RUNS_MAX` runs of ids, and `MOVED_MAX` destinations; a producer that has been silent for
+`Limits.producer_idle_ms` is forgotten.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..protocol.errors import Reason
 from ..protocol.outputs import Receipts
 from .storage import NEVER, ValuePages
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 GAPS_MAX = 10_000
 RUNS_MAX = 64
+MOVED_MAX = 1_000  # destinations whose queue was on its way
 REPEATS_MAX = 10_000  # sequences that one answer to a repetition speaks of, beside the runs
 
 
@@ -54,6 +60,7 @@ class ProducerHistory:
         "gaps",
         "held",
         "high",
+        "moved",
         "needs",
         "receipt",
         "refusals",
@@ -72,6 +79,7 @@ class ProducerHistory:
         self.held: list[list[int]] = [list(r) for r in known[5]] if known and known[5:] else []
         # What the Delta tables must have before it is answered, see `durable`.
         self.needs: dict[str, int] = known[6] if known and known[6:] else {}
+        self.moved: dict[str, int] = known[7] if known and known[7:] else {}
         self._fresh = True
         self.receipt = Receipts(vpn, name, 0)
         self._repeated: int | None = None
@@ -103,6 +111,22 @@ class ProducerHistory:
         """The message was refused."""
         _put(self.refusals, seq)
         self.receipt.nacks.append((seq, reason, queue, detail))
+
+    def refused_as_moved(self, seq: int, to: str, where: str) -> None:
+        """The message's queue is on its way, or gone; where: its brokers, as JSON."""
+        self.moved[to] = max(self.moved.pop(to, 0), seq)
+        if len(self.moved) > MOVED_MAX:
+            del self.moved[next(iter(self.moved))]
+        self.refused(seq, Reason.MOVED.value, to, where)
+
+    def stands_behind_moved(self, to: str, after: int) -> bool:
+        """Whether its producer sent a message before it heard that an earlier one was refused."""
+        if to not in self.moved:
+            return False
+        if after < self.moved[to]:
+            return True
+        del self.moved[to]
+        return False
 
     def hold(self, seq: int) -> None:
         """Other brokers have to agree before it is stored."""
@@ -169,8 +193,10 @@ class ProducerHistory:
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
         known: list[Any] = [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
-        if self.held or self.needs:
-            known += [self.held, self.needs] if self.needs else [self.held]
+        optional = [self.held, self.needs, self.moved]
+        while optional and not optional[-1]:
+            optional.pop()
+        known += optional
         self._values.write(self._key, known)
         self.receipt.broker = broker.header.number
         open_ones = [ranges[0][0] - 1 for ranges in (self.gaps, self.held) if ranges]

@@ -184,7 +184,7 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
         )
     if queue is None:
         elsewhere = moved(broker, vpn, command.queue)
-        if elsewhere is not None:
+        if elsewhere is not None and kind not in TOLERANT:
             _send_after(broker, vpn, command, elsewhere, min(elsewhere.hosts.values()))
             return
         if kind not in TOLERANT:

@@ -130,6 +130,17 @@ def lane_places(broker: Broker, lane: str) -> list[LanePlace]:
 def keep_offered(broker: Broker, entry: int, number: int, kept: Kept | None) -> None:
     """Write down what queues here would take of another broker's offer."""
     broker.values.write(f"offered/{entry}/{number}", None if kept is None else _pack(kept))
+    numbers = broker.values.read(f"offered/{entry}") or {}  # changed in place: it may be long
+    if kept is None:
+        numbers.pop(number, None)
+    else:
+        numbers[number] = 1
+    broker.values.write(f"offered/{entry}", numbers)
+
+
+def offered_by(broker: Broker, entry: int) -> list[int]:
+    """The numbers of another broker's offers of which something is kept here."""
+    return sorted(broker.values.read(f"offered/{entry}") or ())
 
 
 def offered(broker: Broker, entry: int, number: int) -> Kept | None:

@@ -25,6 +25,7 @@ from ..rejection import count_of_vpn, reject_record
 from .kinds import KINDS, REFUSED
 from .peer import Peer
 from .peers import check_name
+from .rejoining import is_lost, next_word
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -92,14 +93,16 @@ def _is_new(broker: Broker, vpn: str, envelope: mesh.Envelope) -> bool:
     peer = peers.get(number)
     if peer is None:
         peer = peers[number] = Peer(envelope.name)
-    if envelope.number <= peer.heard:
+    if envelope.number <= peer.heard or is_lost(peer, envelope.number):
         peer.repeated += 1
         return False
-    missing = envelope.number - peer.heard - 1
+    missing = envelope.number - next_word(peer)
     if missing:
         peer.lost += missing
         broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
     peer.heard = envelope.number
+    if peer.lost_words and peer.lost_words[0][1] < peer.heard:
+        del peer.lost_words[0]
     return True
 
 

@@ -14,7 +14,7 @@ from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
 from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
-from ...protocol.offering import Offer, TopicRoutes, Verdict, Vote
+from ...protocol.offering import Offer, RoutesWent, TopicRoutes, Verdict, Vote
 from ...protocol.queue_moves import Arrive, Expected, HandOver
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bridge_keeper import hear_command
@@ -59,6 +59,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),
     "topic_routes": (TopicRoutes, topic_routes.hear_routes),
+    "routes_went": (RoutesWent, topic_routes.hear_went),
     "offer": (Offer, voting.hear_offer),
     "vote": (Vote, verdicts.hear_vote),
     "verdict": (Verdict, voting.hear_verdict),

@@ -44,6 +44,7 @@ def entries_of(broker: Broker, vpn: str) -> dict[str, Entry]:
 def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """Note what stands in the directory about a queue; nothing where it has no hosts."""
     partitions.follow(broker.find(vpn, name), find(broker, vpn, name), entry)
+    _forget_gone(broker, vpn, name)
     known = dict(broker.values.read(_key(vpn, name)) or {})
     if entry.hosts:
         known[name] = msgspec.to_builtins(entry)
@@ -81,18 +82,49 @@ def hosts_by_name(broker: Broker, entry: Entry) -> dict[str, int]:
 
 def publish(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """Write it into ``<vpn>.directory``, where clients read it."""
-    hosts = hosts_by_name(broker, entry)
-    broker.emit(DirectoryEntry(vpn, name, hosts, entry.type, entry.state))
+    hosts, header = hosts_by_name(broker, entry), broker.header
+    header.entries_said += 1
+    broker.emit(
+        DirectoryEntry(vpn, name, hosts, entry.type, entry.state, header.epoch, header.entries_said)
+    )
 
 
 def moved(broker: Broker, vpn: str, name: str) -> Moved | None:
     """The error for who looks here for a queue that is elsewhere; None where it is nowhere."""
     entry = find(broker, vpn, name) if broker.header.peers else None
-    if entry is None or entry.state == PLACING or broker.header.number in entry.hosts:
+    if entry is None or entry.state == PLACING:
         return None
+    if broker.header.number in entry.hosts:
+        to = gone_to(broker, vpn, name)
+        if to is None:
+            return None
+        entry = Entry([to])
     hosts = hosts_by_name(broker, entry)
     where = ", ".join(map(repr, hosts))
     return Moved(f"queue {name!r} of VPN {vpn!r} is on broker {where}", hosts)
+
+
+def note_gone(broker: Broker, vpn: str, name: str, to: int) -> None:
+    """A queue has left for this broker. The directory says so when the keeper has heard of it; who
+    looks here before is sent there."""
+    broker.values.write(_gone_key(vpn), {**(broker.values.read(_gone_key(vpn)) or {}), name: to})
+
+
+def gone_to(broker: Broker, vpn: str, name: str) -> int | None:
+    """Where a queue went that the directory still says is here; None: it says nothing wrong."""
+    to: int | None = (broker.values.read(_gone_key(vpn)) or {}).get(name)
+    return to if to in broker.header.peers and broker.queue_number(vpn, name) is None else None
+
+
+def _forget_gone(broker: Broker, vpn: str, name: str) -> None:
+    gone = broker.values.read(_gone_key(vpn)) or {}
+    if name in gone:
+        rest = {known: to for known, to in gone.items() if known != name}
+        broker.values.write(_gone_key(vpn), rest or None)
+
+
+def _gone_key(vpn: str) -> str:
+    return f"G/{vpn}"
 
 
 def is_moving(queue: Queue) -> bool:

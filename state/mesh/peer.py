@@ -19,3 +19,4 @@ class Peer(msgspec.Struct, array_like=True):
     went: int = 0  # queues that have moved away from it, as far as it has said
     undecided: int = 0  # messages that it was offered and has not voted on (S5)
     group: str = ""  # the group of brokers that it is in; none: empty
+    lost_words: list[list[int]] = []  # [first, last] number from it of steps that are lost (R3)

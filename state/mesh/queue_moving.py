@@ -33,14 +33,14 @@ from ...protocol.errors import ConfigError, LakequeueError
 from ...protocol.mesh import Said
 from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueState
 from ..commands import administration
-from ..commands.topic_subscriptions import add, topics_of
+from ..commands.topic_subscriptions import add, remove, topics_of
 from ..commands.turns import Task, begin
 from ..limits import Budget
 from ..message import DELAYED, READY
 from . import ownership
-from .known_places import KEEPER, names_of
+from .known_places import KEEPER, names_of, note_gone
 from .saying import say
-from .topic_routes import tell_routes
+from .topic_routes import tell_routes, tell_went
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -73,9 +73,14 @@ def set_out(broker: Broker, vpn: str, ticket: int, command: c.MoveQueue) -> None
             f"queue {name!r}: takes records that plain Kafka producers write to topic "
             f"{queue.definition.underlying_topic!r}, so it cannot move"
         )
-    to = names_of(broker)[command.broker]
-    definition = to_wire(queue.definition)
-    say(broker, to, Arrive(ticket, vpn, name, definition, queue.header.bytes))
+    _announce(broker, names_of(broker)[command.broker], ticket, queue)
+
+
+def _announce(broker: Broker, to: int, ticket: int, queue: Queue) -> None:
+    """Ask the other broker whether there is room, and have it expect the queue."""
+    d = queue.definition
+    topics = topics_of(broker, queue)
+    say(broker, to, Arrive(ticket, d.vpn, d.name, to_wire(d), queue.header.bytes, topics))
 
 
 def expected(broker: Broker, sender: int, said: Expected) -> None:
@@ -84,6 +89,8 @@ def expected(broker: Broker, sender: int, said: Expected) -> None:
     error = said.error
     if queue is None:
         error = error or f"queue {said.queue!r}: is gone"
+    elif error is None and topics_of(broker, queue) != said.topics:  # they have changed meanwhile
+        _announce(broker, sender, said.ticket, queue)
     elif error is None:
         queue.header.leaving = [sender, said.ticket]
         name = queue.definition.name
@@ -123,12 +130,14 @@ def look(broker: Broker, queue: Queue) -> None:
         return
     vpn, definition = broker.vpn_of(queue), queue.definition
     to, ticket = header.leaving
+    topics = topics_of(broker, queue)
     state = QueueState(
         header.created, header.ingress, header.egress, header.next_delivery, header.counters,
-        header.rejected, header.discarded, header.invalid, header.deferred,
-        topics_of(broker, queue),
+        header.rejected, header.discarded, header.invalid, header.deferred, topics,
     )  # fmt: skip
     say(broker, to, HandOver(ticket, vpn, definition.name, state))
+    tell_went(broker, vpn, queue, topics, to)
+    note_gone(broker, vpn, definition.name, to)
     administration.forget(broker, vpn, queue)
     queue.drop()
     broker.header.went += 1
@@ -155,15 +164,19 @@ def follow(broker: Broker, queue: Queue, first: int) -> None:
 def arrive(broker: Broker, sender: int, said: Arrive) -> None:
     """A queue wants to come here."""
     error = None
+    queue = broker.find(said.vpn, said.queue)
     try:
-        _check_room(broker, said)
-        definition = parse_definition({"vpn": said.vpn, **said.definition})
-        queue = administration.create(broker, said.vpn, definition)
-        queue.header.arriving = True
+        if queue is None or not queue.header.arriving:
+            _check_room(broker, said)
+            definition = parse_definition({"vpn": said.vpn, **said.definition})
+            queue = administration.create(broker, said.vpn, definition)
+            queue.header.arriving = True
+        remove(broker, said.vpn, queue, sorted({*topics_of(broker, queue)} - {*said.topics}))
+        add(broker, said.vpn, queue, said.topics)
         tell_routes(broker)  # before its old broker can let it go
     except (LakequeueError, ValueError) as why:
         error = str(why)
-    say(broker, sender, Expected(said.ticket, said.vpn, said.queue, error))
+    say(broker, sender, Expected(said.ticket, said.vpn, said.queue, error, said.topics))
 
 
 def _check_room(broker: Broker, said: Arrive) -> None:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 from ...definitions import is_regex
 from ...protocol.mesh import BROKERS_MAX
-from ...protocol.offering import TopicRoutes
+from ...protocol.offering import RoutesWent, TopicRoutes
 from ...protocol.patterns import REGEX, TOPIC, WILDCARD, compiled, kind_of, wildcard_matches
 from ..bridges.endpoint import is_endpoint
 from ..broker import BUCKETS, Broker, bucket
 from . import known_places
 from .hosting import other_hosts
-from .saying import say
+from .saying import say, say_to_all
 
 if TYPE_CHECKING:
     from ..queue import Queue
@@ -181,28 +181,67 @@ def slot_of(kind: int, pattern: str) -> tuple[int, str]:
 
 def hear_routes(broker: Broker, sender: int, said: TopicRoutes) -> None:
     """Another broker says what its queues take. Raises ValueError for what is no pattern."""
+    _check(said.kinds, said.patterns)
+    for routes in said.routes:
+        if not all(HERE <= where < BROKERS_MAX for where in routes):
+            raise ValueError(f"routes: {routes[:10]} – allowed are {HERE} and numbers of brokers")
     for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
+        known = _routes_of(broker, said.vpn, kind, pattern)
+        others = [route for route in known if route % _WAYS != sender]
+        own = ((where + 1) * _WAYS + sender for where in routes)
+        _store(broker, said.vpn, kind, pattern, sorted([*others, *own]))
+
+
+def hear_went(broker: Broker, sender: int, said: RoutesWent) -> None:
+    """A queue has left one broker for another. Its new one says so too, but that may come later
+    than the old one's word that it takes nothing any more; in between nobody would be asked."""
+    _check(said.kinds, said.patterns)
+    if said.to != broker.header.number:
+        for kind, pattern in zip(said.kinds, said.patterns, strict=True):
+            known = _routes_of(broker, said.vpn, kind, pattern)
+            _store(broker, said.vpn, kind, pattern, sorted({*known, said.to}))
+
+
+def tell_went(broker: Broker, vpn: str, queue: Queue, topics: list[str], to: int) -> None:
+    """Say to all, and note here, that this queue takes what it takes at another broker now."""
+    patterns = [(kind_of_topics(topic), topic) for topic in topics]
+    captured = queue.definition.underlying_topic
+    if captured != queue.definition.name:
+        patterns.append((REGULAR if is_regex(captured) else PLAIN, captured))
+    if patterns:
+        said = RoutesWent(vpn, to, [kind for kind, _ in patterns], [text for _, text in patterns])
+        hear_went(broker, broker.header.number, said)
+        say_to_all(broker, said)
+
+
+def _check(kinds: list[int], patterns: list[str]) -> None:
+    """Raise ValueError for what is no pattern."""
+    for kind, pattern in zip(kinds, patterns, strict=True):
         if kind == REGULAR:
             compiled(pattern)
         elif kind == WILD and kind_of(pattern) != WILDCARD:
             raise ValueError(f"topic: {pattern[:200]!r} – is no wildcard")
-        if not all(HERE <= where < BROKERS_MAX for where in routes):
-            raise ValueError(f"routes: {routes[:10]} – allowed are {HERE} and numbers of brokers")
-    values, away = broker.values, broker.header.away
-    for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
-        which, slot = slot_of(kind, pattern)
-        key = f"T/{said.vpn}/{slot}"
-        entries = dict(values.read(key) or {})
-        before = entries.pop(pattern, [])
-        now = [route for route in before if route % _WAYS != sender]
-        now = sorted([*now, *((where + 1) * _WAYS + sender for where in routes)])
-        if now:
-            entries[pattern] = now
-        values.write(key, entries)
-        counts = away.setdefault(said.vpn, [0, 0, 0, 0])
-        counts[which] += bool(now) - bool(before)
-        if not any(counts):
-            del away[said.vpn]
+
+
+def _routes_of(broker: Broker, vpn: str, kind: int, pattern: str) -> list[int]:
+    _, slot = slot_of(kind, pattern)
+    known: list[int] = (broker.values.read(f"T/{vpn}/{slot}") or {}).get(pattern, [])
+    return known
+
+
+def _store(broker: Broker, vpn: str, kind: int, pattern: str, routes: list[int]) -> None:
+    """These are all routes of a pattern from now on."""
+    which, slot = slot_of(kind, pattern)
+    key, away = f"T/{vpn}/{slot}", broker.header.away
+    entries = dict(broker.values.read(key) or {})
+    before = entries.pop(pattern, [])
+    if routes:
+        entries[pattern] = routes
+    broker.values.write(key, entries)
+    counts = away.setdefault(vpn, [0, 0, 0, 0])
+    counts[which] += bool(routes) - bool(before)
+    if not any(counts):
+        del away[vpn]
 
 
 def _routes(broker: Broker, vpn: str, topic: str) -> set[int]:
@@ -251,7 +290,10 @@ def _of_that_name(broker: Broker, vpn: str, topic: str) -> list[int]:
     entry = known_places.find(broker, vpn, topic)
     if entry is None or entry.state == known_places.PLACING or entry.target != topic:
         return []
-    return [] if broker.header.number in entry.hosts else list(entry.hosts)
+    if broker.header.number in entry.hosts:
+        to = known_places.gone_to(broker, vpn, topic)
+        return [] if to is None else [to]
+    return list(entry.hosts)
 
 
 def is_about_to_come(broker: Broker, vpn: str, topic: str) -> bool:

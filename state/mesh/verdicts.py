@@ -10,7 +10,9 @@ till then; `usage` shows how many messages wait for which broker. What may wait 
 (`Limits.offer_rows`, `offer_bytes`); beyond that publishes are refused (`awaiting_brokers`), those
 that other brokers take.
 
-If a broker says that a queue is on its way, all is given up and asked again a little later.
+If a broker says that a queue is on its way, all is given up and asked again a little later; with it
+what stands behind it, also what comes to stand there: else a queue might wait for that before it
+moves, that for what is asked again, and this for the queue.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from .bundles import Bundle, LanePlace, OfferTally
 from .known_places import is_moving
 from .saying import say
 from .topic_routes import brokers_of
-from .voting import count_discards, follow_leaving
+from .voting import count_discards, follow_leaving, forget_entry
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -66,7 +68,9 @@ def refuse_vote(broker: Broker, sender: int, vote: Vote) -> None:
 
 
 def forget_peers(broker: Broker, gone: list[int]) -> None:
-    """Brokers that are no longer of this home have nothing to say."""
+    """Brokers that are no longer of this home have nothing to say, and decide nothing."""
+    for number in gone:
+        forget_entry(broker, number)
     for lane in sorted(broker.values.read(bundles.LANES) or ()):
         for place in bundles.lane_places(broker, lane):
             tally = bundles.tally_of(broker, place.number)
@@ -254,7 +258,7 @@ def ask_again(broker: Broker, name: str) -> None:
     here = {topic: admission.here(offer.vpn, topic) for topic in offer.topics}
     moving = any(is_moving(queue) for queues in here.values() for queue in queues)
     if moving or _stands_behind(broker, number):
-        broker.calendar.set(name, broker.now + broker.limits.offer_again_ms)
+        _give_up(broker, number)  # with what came behind it since, for which that queue waits
         return
     broker.calendar.set(name, NEVER)
     tally = OfferTally(before.attempt + 1, [])

@@ -158,6 +158,13 @@ def follow_leaving(broker: Broker, kept: Kept) -> list[tuple[Queue, int]]:
     return [(q, q.header.next_seq) for q in found if q is not None and q.header.leaving]
 
 
+def forget_entry(broker: Broker, entry: int) -> None:
+    """A broker is no longer of this home: what it has offered nobody will decide. Its producers
+    have not been told that it is stored, so it is given up."""
+    for number in bundles.offered_by(broker, entry):
+        hear_verdict(broker, entry, Verdict(number, []))
+
+
 def drop_offer(broker: Broker, sender: int, verdict: Verdict) -> None:
     """Something failed as a verdict was carried out: what was kept here is lost, which is said."""
     kept = bundles.offered(broker, sender, verdict.number)

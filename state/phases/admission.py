@@ -191,7 +191,9 @@ class Admission:
         if not queues or self._file_room is not None or refusal_of_tables(self._broker, header):
             return False
         producer = self.producer(vpn, header) if header.producer else None
-        if producer is not None and header.seq != producer.high + 1:
+        if producer is not None and (
+            header.seq != producer.high + 1 or header.to in producer.moved
+        ):
             return False
         if self._spreading is not None and header.to:
             way = self._way(vpn, header, queues)
@@ -246,6 +248,8 @@ class Admission:
             producer.wants(record.topic, where, header.durability == DELTA)
             if not producer.is_new(seq):
                 producer.repeat(seq)
+                return
+            if elsewhere.stands_behind(self._broker, vpn, header, seq, producer):
                 return
         self._take_in(vpn, header, seq, producer, queues, record)
 

@@ -28,10 +28,11 @@ def takes(
     there = moved(broker, vpn, header.to)
     if there is None or not _may_be_told(producer):
         return False
-    if producer is not None:
+    if producer is not None and not _may_be_confirmed(broker, record):
         _tell(producer, seq, header, there.hosts)
     else:
         _pass(broker, vpn, header, record, min(there.hosts.values()))
+        _acknowledge(producer, seq)
     return True
 
 
@@ -50,11 +51,12 @@ def will_take(
 ) -> bool:  # fmt: skip
     """A queue that takes a message moves: who counts asks again until it is there; what nobody
     answers for goes behind its messages. False: it enters here."""
-    if producer is not None:
+    if producer is not None and not _may_be_confirmed(broker, record):
         _tell(producer, seq, header, on_its_way(broker, vpn, queue).hosts)
         return True
     if queue.header.leaving:
         _pass(broker, vpn, header, record, queue.header.leaving[0])
+        _acknowledge(producer, seq)
         return True
     return False
 
@@ -69,9 +71,36 @@ def goes_along(
     return True
 
 
+def _may_be_confirmed(broker: Broker, record: Incoming) -> bool:
+    """Whether a step that is lost may have stored it (R3): then its producer would not hear a nack,
+    and it goes where its queue is, as what nobody answers for does."""
+    return record.timestamp <= broker.header.rebuilt
+
+
+def _acknowledge(producer: Answered | None, seq: int) -> None:
+    if producer is not None:
+        producer.stored(seq, 0)
+
+
+def stands_behind(
+    broker: Broker, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory
+) -> bool:
+    """Whether a message was sent before its producer heard that an earlier one to the same
+    destination was refused; then it is so too, and all is done."""
+    if not producer.stands_behind_moved(header.to, header.after):
+        return False
+    there = moved(broker, vpn, header.to)
+    own = {broker.header.name: broker.header.number}
+    _tell(producer, seq, header, own if there is None else there.hosts)
+    return True
+
+
 def _tell(producer: Answered, seq: int, header: PublishHeader, hosts: dict[str, int]) -> None:
     where = msgspec.json.encode(hosts).decode()
-    producer.refused(seq, Reason.MOVED.value, header.to, where)
+    if isinstance(producer, ProducerHistory):
+        producer.refused_as_moved(seq, header.to, where)
+    else:
+        producer.refused(seq, Reason.MOVED.value, header.to, where)
 
 
 def _pass(
@@ -79,7 +108,8 @@ def _pass(
 ) -> None:
     meta = None
     if record.meta is not None:
-        meta = encode_publish_header(msgspec.structs.replace(header, count=0))
+        alone = msgspec.structs.replace(header, count=0, producer="", seq=0, after=0)
+        meta = encode_publish_header(alone)
     say(
         broker, to,
         PassMessage(

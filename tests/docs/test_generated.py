@@ -22,6 +22,7 @@ from lakequeue.sinks import delta_tables
 from lakequeue.sinks.metric_table import SAMPLES
 from lakequeue.state import Batch, Limits, step
 from lakequeue.streaming.topics_admin import PARTITIONS
+from rules.test_moving_slowly import Slow
 
 Table = Callable[[str, str], dict[str, list[str]]]
 PARTS = (
@@ -239,6 +240,10 @@ def test_pages_of_the_state(table: Table) -> None:
     mesh.ask(commands.Define(definition=local | {"name": "there", "broker": "b"}), lambda _: None)
     found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     found |= pages_of_offers(local)
+    moves = Slow()
+    moves.set_out()
+    moves.leave()
+    found |= {key.partition("/")[0] for key in moves.engine.broker("b").store.pages}
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
 

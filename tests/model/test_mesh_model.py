@@ -169,6 +169,11 @@ class MeshWalk:
         (1, 0.1, {}),
         (2, 0.1, {"lease_period": "250ms"}),
         (3, 0.2, {"max_cancels": 2, "fairness_model": "round-robin"}),
+        (
+            202,
+            0.1,
+            {"max_cancels": 2, "fairness_model": "fast"},
+        ),  # the directory said its words again
     ],
 )
 def test_Q5_H4_walks_over_three_brokers(seed: int, death: float, keys: dict[str, Any]) -> None:

@@ -42,10 +42,14 @@ class Mesh:
     def entries(self) -> dict[str, Any]:
         """The records of queues in the directory's topic."""
         records = self.engine.directory("default.directory")
-        return {
+        found = {
             key.decode().removeprefix("queue/"): json.loads(value)
             for key, value in records.items() if key.startswith(b"queue/")
         }  # fmt: skip
+        for record in found.values():
+            assert record.pop("edition") > 0
+            record.pop("epoch")
+        return found
 
 
 @pytest.fixture

@@ -276,3 +276,23 @@ def test_nothing_is_lost_and_nothing_comes_twice_whoever_dies(seed: int) -> None
     own = mesh.admin.describe("q")["counters"]
     assert (own["spooled"], own["acknowledged"]) == (traffic.n, len(traffic.acked))
     assert own["transferred"] == 0
+
+
+def test_what_the_directory_says_again_ends_no_lease(mesh: Mesh) -> None:
+    """The keeper dies after a move, and says its last words again: that the queue is on a, that it
+    moves, that it is on b."""
+    consumer = mesh.at["b"].consumer("q", max_backlog=1, ack_mode="individual")
+    producer = mesh.at["b"].producer()
+    inbox = mesh.engine.open_inbox("default.directory")
+    for name in "cab":
+        mesh.admin.move_queue("q", name)
+    sent(producer, "q", range(1))
+    (message,) = drain(consumer)
+    for record in inbox:  # all of them, in their order
+        for topic, other in mesh.engine._inboxes:
+            if topic == record.topic and other is not inbox:
+                other.append(record)
+    mesh.at["b"].attend()
+    assert mesh.admin.describe("q")["leased"] == 1
+    message.ack()
+    assert mesh.admin.describe("q")["counters"]["redelivered"] == 0
