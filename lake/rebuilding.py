@@ -84,6 +84,8 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     epoch = 0
     with open_lake(home) as lake:
         for broker in brokers(lake):
+            if broker in about.get("removed", {}):
+                continue  # it had nothing left, and what it knew the first broker has
             moment = as_of(lake, tables_home, broker)
             epoch = moment.home.epoch
             done.append(_one(lake, home, moment, queues))
