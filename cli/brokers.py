@@ -21,12 +21,14 @@ from .common import (
 
 @click.command()
 @option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
+@option("--remove", metavar="NAME", help="Remove this broker, which must be empty, first.")
 @option("--group", metavar="GROUP", help="The group of brokers that it is in; by default none.")
 @connection_options
 @json_option
 def brokers(
-    add: str | None, group: str | None, url: str | None, home: Path | None, vpn: str, as_json: bool
-) -> None:
+    add: str | None, remove: str | None, group: str | None, url: str | None, home: Path | None,
+    vpn: str, as_json: bool,
+) -> None:  # fmt: skip
     """Show every broker: its number, its state, where it steps, and how much it has to do.
 
     \b
@@ -38,6 +40,7 @@ def brokers(
     Examples:
       lakequeue brokers
       lakequeue brokers --add west-2 --group west
+      lakequeue brokers --remove west-2
       lakequeue brokers --json | jq '.[] | select(.state != "running")'
     """
     if group is not None and add is None:
@@ -45,6 +48,8 @@ def brokers(
     with connect(url, home, vpn, "brokers") as connection:
         if add is not None:
             connection.admin().add_broker(add, group)
+        if remove is not None:
+            connection.admin().remove_broker(remove)
         found = connection.admin().brokers()
     if as_json:
         say_json(found)

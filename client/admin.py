@@ -120,6 +120,13 @@ class Admin:
         it does not answer."""
         self._session.wish({"wish": "add", "group": group or ""}, name)
 
+    def remove_broker(self, name: str) -> None:
+        """Remove a broker from a running engine; returns when it is no more. Nothing may be left
+        there: local queues are moved (`move_queue`), others deleted, before. Raises LakequeueError
+        with the reason when the engine refuses, and the broker goes on then; Timeout when it does
+        not answer."""
+        self._session.wish({"wish": "remove"}, name)
+
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
         session = self._session

@@ -134,10 +134,11 @@ class Speaking:
         return known_brokers(self._transport, self.vpn)
 
     def wish(self, wish: dict[str, str], broker: str) -> None:
-        """Ask for a broker more, see `Admin.add_broker`."""
+        """Ask for a broker more or less, see `Admin.add_broker` and `Admin.remove_broker`."""
         self.check_open()
         if not self.runner.waits:
-            raise ConfigError("add_broker: only over Kafka; a configuration names those in memory")
+            what = f"{wish['wish']}_broker"
+            raise ConfigError(f"{what}: only over Kafka; a configuration names those in memory")
         ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting

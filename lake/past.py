@@ -237,6 +237,8 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
     with contextlib.suppress(OSError, ValueError):
         about = json.loads((home / "lakequeue.json").read_text())
     numbers, epoch = about.get("brokers", {}), about.get("epoch", 0)
+    if isinstance(numbers, dict):
+        numbers |= {name: one["number"] for name, one in about.get("removed", {}).items()}
     if not epoch:
         begun = lake.execute(_BEGUN).fetchone()
         epoch = msgspec.json.decode(begun[0]).get("epoch", 0) if begun else 0

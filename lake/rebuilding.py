@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import time as clock
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,7 +89,7 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     queues: list[list[str]] = []
     epoch = 0
     with open_lake(home) as lake:
-        for moment in _moments(lake, tables_home):
+        for moment in _moments(lake, tables_home, about.get("removed", {})):
             epoch = moment.home.epoch
             done.append(_one(lake, home, moment, queues))
     for name in OUTDATED:
@@ -99,10 +100,13 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     return done
 
 
-def _moments(lake: duckdb.DuckDBPyConnection, tables_home: Path) -> list[Moment]:
+def _moments(
+    lake: duckdb.DuckDBPyConnection, tables_home: Path, removed: Collection[str]
+) -> list[Moment]:
     """Each broker as the tables know it, as late as they all go together, and ready to speak on.
-    Raises LakequeueError."""
-    latest = {name: as_of(lake, tables_home, name) for name in brokers(lake)}
+    removed: had nothing left, and what they knew the first broker has. Raises LakequeueError."""
+    names = [name for name in brokers(lake) if name not in removed]
+    latest = {name: as_of(lake, tables_home, name) for name in names}
     last = {name: moment.step for name, moment in latest.items()}
     known = {(name, moment.step): _header(moment) for name, moment in latest.items()}
 

@@ -71,8 +71,9 @@ class MemoryEngine:
         self.checking = False
         self.secret = secrets.token_bytes(32)
         self.brokers = [self._broker(DEFAULT_BROKER, 0)]  # by number
+        self.removed: dict[int, str] = {}  # brokers that were, whom the first speaks for
         self._lock = threading.RLock()
-        self._groups: dict[str, str] = {}
+        self.groups: dict[str, str] = {}
         self._offsets: dict[tuple[str, int], int] = {}
         self._inboxes: list[tuple[str, deque[Record]]] = []
         self._ends: dict[str, int] = {}  # of what the engine writes: the next offset
@@ -94,8 +95,8 @@ class MemoryEngine:
         self._beat_ms = configuration.system.heartbeat_timeout_ms
         self._add_brokers(configuration.brokers)
         names = tuple(broker.home.name for broker in self.brokers)
-        self._groups |= configuration.groups
-        complete = msgspec.structs.replace(configuration, brokers=names, groups=self._groups)
+        self.groups |= configuration.groups
+        complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)
         asks, self._asks = self._asks, configuration.auth
         for broker in self.brokers:
             if asks or configuration.auth:
@@ -118,10 +119,10 @@ class MemoryEngine:
         if not any(broker.store.pages for broker in self.brokers):
             self.brokers = [self._broker(name, number) for number, name in enumerate(names)]
         elif names != (DEFAULT_BROKER,):
-            known = {broker.home.name for broker in self.brokers}
+            known = {*(broker.home.name for broker in self.brokers), *self.removed.values()}
             for name in names:
                 if name not in known:
-                    self.brokers.append(self._broker(name, len(self.brokers)))
+                    self.brokers.append(self._broker(name, self.numbers))
 
     def _broker(self, name: str, number: int) -> MemoryBroker:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
@@ -133,6 +134,15 @@ class MemoryEngine:
                 return broker
         known = ", ".join(broker.home.name for broker in self.brokers)
         raise ConfigError(f"broker: {name!r} – allowed are the engine's: {known}")
+
+    @property
+    def numbers(self) -> int:
+        """How many brokers there ever were: a number is given once."""
+        return len(self.brokers) + len(self.removed)
+
+    def at(self, number: int) -> MemoryBroker:
+        """The broker with this number; where it was removed, the one that speaks for it."""
+        return next((b for b in self.brokers if b.home.number == number), self.brokers[0])
 
     @property
     def store(self) -> DictStore:
@@ -157,11 +167,11 @@ class MemoryEngine:
         found = topics.split(topic)
         takers = self.brokers
         if found is not None and found[1] == topics.PUBLISH:
-            takers = [self.brokers[partition // topics.PUBLISH_PARTITIONS]]
+            takers = [self.at(partition // topics.PUBLISH_PARTITIONS)]
         with self._lock:
             records = self._records(topic, value, key, meta, own, timestamp, partition)
             for taker in takers:
-                self._step(taker, Batch(publishes=records))
+                self.give(taker, Batch(publishes=records))
             self._settle()
         self.homes.carry()
 
@@ -169,18 +179,19 @@ class MemoryEngine:
         self, topic: str, key: bytes, value: bytes, broker: str | int | None = None
     ) -> None:
         """One command, carried out by a step of its own, of the broker with this name or number."""
-        taker = self.brokers[broker] if isinstance(broker, int) else self.broker(broker)
-        partition = topics.commands_partition(taker.home.number)
+        taker = self.at(broker) if isinstance(broker, int) else self.broker(broker)
+        number = broker if isinstance(broker, int) else taker.home.number
+        partition = topics.commands_partition(number)
         with self._lock:
             records = self._records(topic, value, key, None, None, None, partition)
-            self._step(taker, Batch(commands=records))
+            self.give(taker, Batch(commands=records))
             self._settle()
         self.homes.carry()
 
     def hear(self, broker: int, record: wire.WireRecord) -> None:
         """What comes from another home, to the broker with this number."""
         with self._lock:
-            self.brokers[broker].tell(record)
+            self.at(broker).tell(record)
             self._settle()
 
     def _records(
@@ -206,6 +217,13 @@ class MemoryEngine:
         for broker in busy:
             self._step(broker, Batch())
         return bool(busy)
+
+    def give(self, broker: MemoryBroker, batch: Batch) -> None:
+        """Clients' words to a broker; while it is being removed they wait, as in Kafka."""
+        if broker.unread is None:
+            self._step(broker, batch)
+        else:
+            broker.unread.append(batch)
 
     def _step(self, broker: MemoryBroker, batch: Batch, checked: bool = True) -> None:
         self._carry(broker.step(batch, self.now))
@@ -330,7 +348,7 @@ class MemoryEngine:
             f"broker/{broker.home.name}".encode(): json.dumps(
                 {
                     "number": broker.home.number, "epoch": broker.home.epoch,
-                    "group": self._groups.get(broker.home.name, ""),
+                    "group": self.groups.get(broker.home.name, ""),
                     "state": "failed" if broker.is_stopped else "running",
                 }
             ).encode()

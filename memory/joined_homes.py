@@ -125,7 +125,7 @@ class MemoryCopier:
             value = self.said.popleft()
             self.bring(far, vpn, number, value)
             busy = True
-        own = answers_key(self._engine.brokers[self._broker].home.epoch, self.bridge.name)
+        own = answers_key(self._engine.at(self._broker).home.epoch, self.bridge.name)
         while self.answers:
             answer = self.answers.popleft()
             if answer.key == own and answer.value is not None:
@@ -140,7 +140,7 @@ class MemoryCopier:
 
     def answered(self, value: bytes) -> None:
         """An answer, or how it is with the way, to the near broker."""
-        near = self._engine.brokers[self._broker]
+        near = self._engine.at(self._broker)
         key = bridge_key(self.bridge.vpn, self.bridge.name)
         self._engine.hear(self._broker, WireRecord(near.mesh_topic, 0, key, value))
 

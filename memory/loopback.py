@@ -39,7 +39,7 @@ class MemoryTransport:
 
     def partitions(self, topic: str) -> int:
         """See `Transport.partitions`."""
-        kind, brokers = topics.split(topic), len(self._engine.brokers)
+        kind, brokers = topics.split(topic), self._engine.numbers
         if kind is None or kind[1] not in (topics.COMMANDS, topics.PUBLISH):
             return 1
         return brokers * (topics.PUBLISH_PARTITIONS if kind[1] == topics.PUBLISH else 1)

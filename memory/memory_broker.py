@@ -16,6 +16,7 @@ class MemoryBroker:
         self.store = DictStore()
         self.deadline = 0
         self.is_stopped = False  # a test aid: it hears and does nothing
+        self.unread: list[Batch] | None = None  # while it is being removed: what clients say to it
         self._limits = limits
         self._said: list[wire.WireRecord] = []  # to it, since its last step
         self._heard = 0

@@ -103,6 +103,20 @@ class MoveQueue(Command, frozen=True, tag="move_queue"):
     broker: Name
 
 
+class RemoveBroker(Command, frozen=True, tag="remove_broker"):
+    """Begin to remove a broker, of which nothing may be left (round: 0); or say how far a removal
+    is that was begun."""
+
+    broker: Name
+    round: Count = 0
+
+
+class CloseBroker(Command, frozen=True, tag="close_broker"):
+    """To the broker that is removed: nothing of clients is read any more."""
+
+    round: Count
+
+
 # ---------------------------------------------------------------- sessions
 
 
@@ -433,11 +447,15 @@ AnyCommand = (
     | DescribeBridge
     | MoveQueue
     | Tables
+    | RemoveBroker
+    | CloseBroker
 )
 
-OF_KEEPER = (Define, Delete, MoveQueue)  # who keeps the directory decides; others pass them on
+# Who keeps the directory decides; others pass these on, but for the last.
+OF_KEEPER = (Define, Delete, MoveQueue, RemoveBroker)
 KEEPER = 0  # its number
-OF_ENGINE = (Configure, Clients, Peers, RecordsLost, BeginAgain, Tables, Tick)  # of no tenant
+# Of no tenant.
+OF_ENGINE = (Configure, Clients, Peers, RecordsLost, BeginAgain, Tables, Tick, CloseBroker)
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

@@ -16,6 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,10 +241,14 @@ class Reader(threading.Thread):
 class LiveInputs:
     """What comes in now, see `driver.Inputs`.
 
-    control: the broker's topic on which the engine says that it stops; run: its name there.
+    control: the broker's topic on which the engine says that it stops; run: its name there; closed:
+    nothing of clients is read, so there are no commands to wait for.
     """
 
-    def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
+    def __init__(
+        self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str,
+        closed: bool = False,
+    ) -> None:  # fmt: skip
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()
         self._commands = Reader("commands", kafka, self.arrived, limits)
@@ -253,7 +258,7 @@ class LiveInputs:
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
         self._later: dict[Place, int] = {}  # read when the engine's instructions are
         self.notes: list[str] = []
-        self._ready = False
+        self._ready = closed
         self._heard = 0.0  # when something came
         self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
@@ -419,23 +424,32 @@ def places_of(sizes: dict[str, int], inputs: list[str]) -> list[Place]:
 
 
 def own_places(
-    sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool
-) -> list[Place]:
+    sizes: dict[str, int], vpns: list[str], broker: str, number: int, alone: bool,
+    removed: Collection[int] = (),
+) -> list[Place]:  # fmt: skip
     """What a broker reads beside captured topics, of those partitions that are there: its own of
     its VPNs' topics, what the engine and other brokers say to it, and what other homes do. One that
-    is alone reads all of its VPNs' topics, for others' programs may have made these."""
+    is alone reads all of its VPNs' topics, for others' programs may have made these. removed:
+    numbers of brokers that are no more, whose partitions it reads on."""
     inputs = [topics.topic(v, k) for v in vpns for k in (topics.COMMANDS, topics.PUBLISH)]
-    own = [topics.topic(broker, k) for k in (topics.INSTRUCTIONS, topics.MESH)]
-    mesh = places_of(sizes, own)
+    mesh = closed_places(sizes, broker)
     door = topics.bridge_partition(number)
     homes = [topics.topic(v, topics.BRIDGE_IN) for v in vpns]
     mesh += [(t, door) for t in homes if door < sizes.get(t, 0)]
     if alone:
         return mesh + places_of(sizes, inputs)
-    commands, publishes = [topics.commands_partition(number)], topics.publish_partitions(number)
+    numbers = (number, *removed)
+    commands = [topics.commands_partition(n) for n in numbers]
+    publishes = [p for n in numbers for p in topics.publish_partitions(n)]
     return mesh + [
         (t, p)
         for t in inputs
         for p in (commands if is_command(t) else publishes)
         if p < sizes.get(t, 0)
     ]
+
+
+def closed_places(sizes: dict[str, int], broker: str) -> list[Place]:
+    """What a broker reads that hears nothing of clients: the engine, and other brokers."""
+    own = [topics.topic(broker, k) for k in (topics.INSTRUCTIONS, topics.MESH)]
+    return places_of(sizes, own)

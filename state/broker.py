@@ -18,7 +18,7 @@ from ..protocol.journal import Journal, Segment
 from ..protocol.outputs import Output
 from .header import QueueHeader
 from .limits import Budget, Limits
-from .mesh.peer import Peer
+from .mesh.peer import Parting, Peer
 from .queue import Queue
 from .storage import Calendar, Spool, SpoolHeader, Store, ValuePages
 
@@ -79,6 +79,9 @@ class BrokerHeader(msgspec.Struct):
     events: int = 0  # notable events so far
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
     group: str = ""  # the group of brokers that this one is in; none: empty
+    parting: Parting | None = None  # a broker is being removed
+    partings: int = 0  # how often the keeper has begun with that
+    heirs: dict[int, str] = {}  # removed brokers whose producers this one answers
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)

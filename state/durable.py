@@ -81,9 +81,10 @@ def say_held(broker: Broker) -> None:
         header.held_due = _reached(entry[-1], marks)
         if not header.held_due:
             return
-        vpn, name, up_to, partition, runs, discarded, _needs = entry
+        vpn, name, up_to, partition, runs, discarded, *removed, _needs = entry
+        number = removed[0] if removed else header.number
         gone = [tuple(one) for one in discarded]
-        broker.emit(Receipts(vpn, name, up_to, partition, runs, [], gone, header.number))
+        broker.emit(Receipts(vpn, name, up_to, partition, runs, [], gone, number))
         header.held_first += 1
         if header.held_first % PER_PAGE == 0:
             broker.values.write(f"H/{header.held_first // PER_PAGE - 1}", None)
@@ -97,6 +98,8 @@ def _hold(broker: Broker, receipt: Receipts, needs: dict[str, int]) -> None:
         receipt.vpn, receipt.producer, receipt.up_to, receipt.partition,
         [list(run) for run in receipt.runs], [list(one) for one in receipt.discarded], needs,
     ]  # fmt: skip
+    if receipt.broker != header.number:  # it speaks for one that was removed
+        entry.insert(-1, receipt.broker)
     broker.values.write(key, [*(broker.values.read(key) or []), entry])
     header.held_next += 1
 

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..protocol import topics
 from ..protocol.errors import Reason
 from ..protocol.outputs import Receipts
 from .storage import NEVER, ValuePages
@@ -60,6 +61,7 @@ class ProducerHistory:
         "gaps",
         "held",
         "high",
+        "home",
         "moved",
         "needs",
         "receipt",
@@ -67,9 +69,10 @@ class ProducerHistory:
         "runs",
     )  # fmt: skip
 
-    def __init__(self, values: ValuePages, vpn: str, name: str) -> None:
+    def __init__(self, values: ValuePages, vpn: str, name: str, home: str = "") -> None:
         self._values = values
-        self._key = f"P/{vpn}/{name}"
+        self.home = home or vpn
+        self._key = f"P/{self.home}/{name}"
         known: list[Any] | None = values.read(self._key)
         self.high: int = known[0] if known else 0
         self.gaps: list[list[int]] = [list(g) for g in known[1]] if known else []
@@ -188,7 +191,7 @@ class ProducerHistory:
         idle = broker.limits.producer_idle_ms
         if self.forgotten_at < broker.now + idle - idle // 8:  # not in every step
             self.forgotten_at = broker.now + idle
-            name = f"p{self.receipt.vpn}/{self.receipt.producer}"
+            name = f"p{self.home}/{self.receipt.producer}"
             broker.calendar.set(name, self.forgotten_at)
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
@@ -198,10 +201,22 @@ class ProducerHistory:
             optional.pop()
         known += optional
         self._values.write(self._key, known)
-        self.receipt.broker = broker.header.number
+        _, removed, number = self.home.partition("@")
+        self.receipt.broker = int(number) if removed else broker.header.number
         open_ones = [ranges[0][0] - 1 for ranges in (self.gaps, self.held) if ranges]
         self.receipt.up_to = min(open_ones, default=self.high)
         return self.receipt
+
+
+def home_of(broker: Broker, vpn: str, topic: str, partition: int) -> str:
+    """Where the histories of producers stand that send to this partition: in their VPN; or of a
+    removed broker, whose partition it was, beside it. No VPN has such a name."""
+    heirs = broker.header.heirs
+    if heirs and topic == topics.topic(vpn, topics.PUBLISH):
+        number = partition // topics.PUBLISH_PARTITIONS
+        if number in heirs:
+            return f"{vpn}@{number}"
+    return vpn
 
 
 def _put(ranges: list[list[int]], seq: int) -> None:

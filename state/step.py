@@ -25,6 +25,7 @@ from .durable import say_held
 from .isolation import Refusals, isolated
 from .limits import Limits, beside
 from .mesh.channel import hear
+from .mesh.parting import take_leave
 from .mesh.topic_routes import tell_routes
 from .mesh.verdicts import decide_voted
 from .phases.admission import admit
@@ -68,6 +69,7 @@ PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: say_held(broker),
     lambda broker, _: act_on_deadlines(broker),
     lambda broker, _: tell_routes(broker),
+    lambda broker, _: take_leave(broker),  # what was said of routes stands before it
     lambda broker, _: deliver(broker),
     lambda broker, _: compact(broker),
     lambda broker, _: watch(broker),

@@ -160,7 +160,7 @@ class SparkApplication:
         checkpoint, given = self._folder.path / CHECKPOINT, self._settings.spark
         if self._real_time:
             broker.begin()
-            options = self._loop_options(self.spark, home, broker.run)
+            options = self._loop_options(self.spark, home, broker.run, broker.closed)
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
@@ -177,13 +177,17 @@ class SparkApplication:
         """How often the tables are written; 0: never."""
         return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
 
-    def _loop_options(self, spark: SparkSession, home: Home, run: str) -> Options:
+    def _loop_options(
+        self, spark: SparkSession, home: Home, run: str, closed: bool = False
+    ) -> Options:
         from .loop import Options
         from .version import code_version
 
         default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
+        # The first broker hears who spoke to those that are no more.
+        removed = list(self._folder.removed().values()) if not home.number else []
         return Options(
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
             home.epoch, self._vpns, code_version(), run,
@@ -195,6 +199,9 @@ class SparkApplication:
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
+            closed=closed,
+            removed=[n for n, _ in removed],
+            read={(topic, at): offset for _, read in removed for topic, at, offset in read},
             cache_bytes=value("page_cache_mb", default.cache_bytes // mb) * mb,
             limits=InputLimits(
                 value("records_per_step", default.limits.records),
@@ -220,7 +227,9 @@ class SparkApplication:
         interval_s = self.history_interval_s()
         if not interval_s:
             return
-        checkpoints = {b: self._folder.path / CHECKPOINT / b for b in self.brokers}
+        # Of a broker that is no more, what is not in the tables yet is still to be written.
+        names = [*self.brokers, *self._folder.removed()]
+        checkpoints = {b: self._folder.path / CHECKPOINT / b for b in names}
         self.table_queries[HISTORY_QUERY] = start_history(
             self.spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
             self._folder.tables,

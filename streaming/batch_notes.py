@@ -19,7 +19,7 @@ log = logging.getLogger("lakequeue.engine")
 class BatchNotes:
     """Hands each note to the one that it is for. on_loss: told a broker, a topic and how many
     records of it are gone; on_word: told what a broker says of itself, `stopped` when its loop has
-    ended its last batch, `worker` where it steps."""
+    ended its last batch, `worker` where it steps, `read` up to where it had read its clients."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class BatchNotes:
                 self._metrics.malformed(*_counted(rest))
             case "refused":
                 log.error("Kafka does not take records for %s", rest)
-            case "stopped" | "worker":
+            case "stopped" | "worker" | "read":
                 self._on_word(broker, kind, rest)
 
     def _lost(self, broker: str, topic: str, count: int) -> None:

@@ -23,7 +23,8 @@ class BrokerQuery:
     """One broker of an engine.
 
     group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
-    set when the loop has ended its last batch; failure: why it is not started again.
+    set when the loop has ended its last batch; failure: why it is not started again; closed: it is
+    being removed and hears nothing of clients; read: up to where it had heard them, then.
     """
 
     name: str
@@ -34,6 +35,8 @@ class BrokerQuery:
     ended: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
     group: str = ""
+    closed: bool = False
+    read: list[tuple[str, int, int]] | None = None
 
     @property
     def is_active(self) -> bool:

@@ -108,7 +108,7 @@ class CapturedTopics:
         return self._said(self.partitions)
 
     def _said(self, sizes: Collection[str]) -> list[str]:
-        return said_topics(self._vpns, self._brokers, sizes)
+        return said_topics(self._vpns, [*self._brokers, *self._folder.removed()], sizes)
 
     def learn(self) -> None:
         """Queries that start now read what there is. Raises NotConnected."""
@@ -135,15 +135,18 @@ class CapturedTopics:
     def ask(self, timeout_s: float) -> None:
         """Ask the brokers what their queues capture. Raises Timeout and NotConnected."""
         for broker, vpn in sorted(self.unasked):
-            number = self._brokers[broker].number
+            asked = self._brokers.get(broker)
+            if asked is None:  # it was removed meanwhile
+                self.unasked.discard((broker, vpn))
+                continue
             transport = open_kafka(self._bootstrap, "lakequeue-start")
             whose = self._folder.credentials
             connection = Connection(
-                transport, vpn, "lakequeue-start", number=number, credentials=whose
+                transport, vpn, "lakequeue-start", number=asked.number, credentials=whose
             )
             try:
-                asked = commands.Captures()
-                for text in connection.request_list(asked, "start", timeout=timeout_s):
+                question = commands.Captures()
+                for text in connection.request_list(question, "start", timeout=timeout_s):
                     self.heard(text)
             finally:
                 connection.close()

@@ -11,6 +11,7 @@ It starts them in this order and stops them in the other.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
 from .engine_watch import EngineWatch
 from .event_lines import EventLines
+from .fewer_brokers import BrokerRemoval
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
@@ -144,7 +146,15 @@ class Engine:
             self._folder.tables, rules_of(self._settings), upkeep_s(self._settings),
             lambda: self.application.spark, self._queue_watch.look, self.metrics,
         )  # fmt: skip
-        self._wishes = Wishes(bootstrap_servers, self._vpns, self.add_broker, self._put_record)
+        self.removal = BrokerRemoval(
+            bootstrap_servers, self._vpns[0], self.application, self.captured, self._folder,
+            self._lock, lambda broker, value: self._tell(self._vpns[0], broker, value),
+            self._tell_peers, self._records.gone,
+        )  # fmt: skip
+        self._wishes = Wishes(
+            bootstrap_servers, self._vpns, self.add_broker, self._put_record,
+            self.remove_broker, self.removal.go_on,
+        )  # fmt: skip
         self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
         self._refuse_several_in_batches()
 
@@ -211,6 +221,11 @@ class Engine:
 
     def _number_brokers(self) -> None:
         """The brokers that this home has, and those that the configuration names."""
+        for name in sorted(set(self.brokers) & set(self._folder.removed())):
+            log.warning(
+                "broker %r of the configuration was removed from this home, and is not started: "
+                "take its name out", name,
+            )  # fmt: skip
         numbers = self._folder.brokers(self.brokers)
         groups = self._folder.groups(self.configuration.groups, numbers)
         self.brokers.clear()  # the same mapping: others have it
@@ -232,6 +247,8 @@ class Engine:
         told = msgspec.structs.replace(self.configuration, brokers=tuple(numbers), groups=groups)
         begin = commands.encode_command(commands.Begin(epoch=self.epoch))
         instructions = configure_commands(told, broker.name, numbers)
+        if len(numbers) == 1 and self._folder.removed():  # it may not know yet that it is alone
+            instructions.insert(0, (self._vpns[0], self._peers()))
         clients = clients_command(self.configuration, self._folder.secret)
         first = [(self._vpns[0], begin), (self._vpns[0], clients)]
         for vpn, command in [*first, *instructions]:
@@ -259,13 +276,24 @@ class Engine:
 
     def _begin_more(self, new: BrokerQuery) -> None:
         self._begin(new)
+        self._tell_peers(new)
+
+    def _peers(self) -> bytes:
         numbers, groups = self._numbers_and_groups()
-        peers = commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
-        for broker in self.brokers.values():
+        return commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
+
+    def _tell_peers(self, new: BrokerQuery | None = None) -> None:
+        """Say to all which brokers there are, but to one that knows."""
+        peers = self._peers()
+        for broker in list(self.brokers.values()):
             if broker is not new:
                 self._tell(self._vpns[0], broker, peers)
         assert self._transport is not None
         self._transport.flush(10.0)  # as at the start: before its loop reads
+
+    def remove_broker(self, name: str) -> None:
+        """Remove a broker from the engine while it runs. Raises LakequeueError."""
+        self.removal.remove(name)
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener
@@ -339,6 +367,8 @@ class Engine:
         if broker in self.brokers:
             if word == "stopped":
                 self.brokers[broker].ended.set()
+            elif word == "read":
+                self.brokers[broker].read = [(t, p, at) for t, p, at in json.loads(rest)]
             else:
                 self._records.worker(self.brokers[broker], rest)
 

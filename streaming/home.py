@@ -221,12 +221,40 @@ class HomeFolder:
             asked = []
         found, following = dict(known), max(self.numbers, len(known))
         for name in asked:
-            if name not in found:
+            if name not in found and name not in self.removed():
                 found[name] = following
                 following += 1
         if following > NUMBERS_MAX:
             raise LakequeueError(f"home {self.path}: all {NUMBERS_MAX} numbers of brokers are used")
         return found
+
+    def removed(self) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
+        """The brokers that are no more, each with its number, and up to where it had read its
+        partitions: topic, partition, offset."""
+        found: dict[str, Any] = self._about().get("removed", {})
+        return {
+            name: (one["number"], [(topic, at, offset) for topic, at, offset in one["read"]])
+            for name, one in found.items()
+        }
+
+    def remove_broker(self, name: str, read: list[tuple[str, int, int]]) -> None:
+        """A broker is no more, from here on. Written whole or not at all, as everything here."""
+        about = self._about()
+        number = about["brokers"].pop(name)
+        about.get("groups", {}).pop(name, None)
+        about["removed"] = {**about.get("removed", {}), name: {"number": number, "read": read}}
+        about.pop("leaving", None)
+        _write(self.path / ABOUT, about)
+
+    @property
+    def leaving(self) -> str:
+        """The broker whose removal was begun and is not done; empty: none."""
+        return str(self._about().get("leaving", ""))
+
+    def remember_leaving(self, name: str) -> None:
+        """Keep it, should the engine die meanwhile; empty: none any more."""
+        about = {key: value for key, value in self._about().items() if key != "leaving"}
+        _write(self.path / ABOUT, {**about, "leaving": name} if name else about)
 
     @property
     def numbers(self) -> int:

@@ -30,6 +30,7 @@ from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery
 from ..sources.live import InputLimits, LiveInputs
 from ..sources.log_reader import read_steps
+from ..sources.step_batch import Place
 from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
@@ -51,7 +52,9 @@ class Options:
     name on the control topic; secret: of the home, see `Home`; alone: there is no other broker;
     alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
-    snapshots need, for the tables."""
+    snapshots need, for the tables; closed: nothing of clients is read, the broker is being removed;
+    removed: numbers of brokers that are no more, whose partitions this one reads on; read: up to
+    where they had."""
 
     kafka: dict[str, Any]
     broker: str
@@ -69,6 +72,9 @@ class Options:
     alone_s: float = 10.0
     rebuilt: str = ""
     log_kept_s: float = 0.0
+    closed: bool = False
+    removed: list[int] = field(default_factory=list)
+    read: dict[Place, int] = field(default_factory=dict)
     cache_bytes: int = 160_000_000
     limits: InputLimits = field(default_factory=InputLimits)
 
@@ -132,7 +138,7 @@ class Loop:
         o = self.options
         self._topic = topics.topic(o.broker, topics.STEPS)
         control = topics.topic(o.broker, topics.CONTROL)
-        self._inputs = LiveInputs(o.kafka, o.limits, control, o.run)
+        self._inputs = LiveInputs(o.kafka, o.limits, control, o.run, o.closed)
         self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
         self._outbox = Outbox(o.kafka, self._stopped)
         saved = state.load()

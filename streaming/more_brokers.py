@@ -1,8 +1,8 @@
-"""A broker more on a running engine: asked for in a VPN's directory, and answered there.
+"""A broker more on a running engine, or one less: asked for in a VPN's directory, answered there.
 
 Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
-`"group"` where it is to be in one. The engine answers under the same key, with the same id: `done`,
-or `refused` with a sentence.
+`"group"` where it is to be in one; or `"wish": "remove"` (`fewer_brokers`). The engine answers
+under the same key, with the same id: `done`, or `refused` with a sentence.
 
 A broker that is alone reads all partitions of its VPNs' topics. So it is stopped in good order
 first, and goes on with its own when the topics have the new broker's; the others do not notice.
@@ -61,6 +61,10 @@ def add_broker(
         raise LakequeueError(f"broker {name!r}: {within[0].allowed}")
     if name in brokers:
         raise LakequeueError(f"broker {name!r} is there already")
+    if name in folder.removed():
+        raise LakequeueError(
+            f"broker {name!r}: was removed from this home, and its name is not given again"
+        )
     if len(brokers) >= BROKERS_MAX:
         raise LakequeueError(f"broker {name!r}: there are {BROKERS_MAX} brokers, as many as may be")
     application.check_slots(len(brokers) + 1)
@@ -100,8 +104,8 @@ def await_partition(transport: Transport, topic: str, partition: int) -> None:
 
 
 class Wishes(threading.Thread):
-    """Reads what is asked for, from now on. add: carries it out; answer: puts a key and a value on
-    the directory of each VPN."""
+    """Reads what is asked for, from now on. add, remove: carry it out; answer: puts a key and a
+    value on the directory of each VPN; first: done before all."""
 
     def __init__(
         self,
@@ -109,11 +113,14 @@ class Wishes(threading.Thread):
         vpns: list[str],
         add: Callable[[str, str], None],
         answer: Callable[[bytes, bytes], None],
+        remove: Callable[[str], None],
+        first: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
         self._kafka = quiet_client(bootstrap, "lakequeue-wishes")
         self._places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         self._add, self._answer = add, answer
+        self._remove, self._first = remove, first
         self._stopping = threading.Event()
 
     def open(self) -> None:
@@ -137,6 +144,7 @@ class Wishes(threading.Thread):
     def run(self) -> None:
         """The thread."""
         consumer = self._consumer
+        self._first()
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:
@@ -156,13 +164,18 @@ class Wishes(threading.Thread):
         name = key.decode("utf-8", "replace").removeprefix(PREFIX)
         said = {"id": number, "done": True}
         try:
-            if wish != "add":
-                raise LakequeueError(f"wish: {str(wish)[:100]!r} – allowed is 'add'")
-            self._add(name, group)
+            match wish:
+                case "add":
+                    self._add(name, group)
+                case "remove":
+                    self._remove(name)
+                case _:
+                    allowed = "allowed are 'add' and 'remove'"
+                    raise LakequeueError(f"wish: {str(wish)[:100]!r} – {allowed}")
         except LakequeueError as error:
             said = {"id": number, "refused": str(error)}
         except Exception as error:  # of Java, say: the watch looks after the queries
-            log.exception("broker %r was not added", name)
+            log.exception("broker %r: this could not be done: %s", name, wish)
             said = {"id": number, "refused": f"{type(error).__name__}: {error}"[:500]}
         try:
             self._answer(key, json.dumps(said).encode())

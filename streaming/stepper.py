@@ -16,16 +16,18 @@ then its mark is the end, and no step follows.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..protocol import topics
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
-from ..sources.live import LiveInputs, own_places, places_of
+from ..sources.live import LiveInputs, closed_places, own_places, places_of
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
@@ -191,11 +193,13 @@ class Stepper(threading.Thread):
         sizes, self._news = self._news or {}, None
         driver = self._driver
         driver.learn(sizes)
-        captured = captured_topics(sizes, driver.captured)
-        o = self._options
-        places = own_places(sizes, o.vpns, o.broker, o.number, o.alone)
-        places += places_of(sizes, captured)
-        self._inputs.also({place: driver.offsets.get(place, 0) for place in places})
+        o, read = self._options, driver.offsets
+        if o.closed:
+            self._inputs.also({p: read.get(p, 0) for p in closed_places(sizes, o.broker)})
+            return
+        places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
+        places += places_of(sizes, captured_topics(sizes, driver.captured))
+        self._inputs.also({place: read.get(place, o.read.get(place, 0)) for place in places})
 
     # ------------------------------------------------------------ marks
 
@@ -246,6 +250,14 @@ class Stepper(threading.Thread):
     def _notes(self) -> list[str]:
         notes = self._driver.notes + self._outbox.notes + self._inputs.notes
         self._driver.notes, self._outbox.notes, self._inputs.notes = [], [], []
+        if self._inputs.stopped and self._options.closed:
+            notes.append(f"read:{self._read()}")
         if self._inputs.stopped:
             notes.append(f"stopped:{self._options.broker}")
         return notes
+
+    def _read(self) -> str:
+        """Up to where clients' partitions were read, for who reads them on."""
+        kinds = (topics.COMMANDS, topics.PUBLISH)
+        own = {topics.topic(vpn, kind) for vpn in self._options.vpns for kind in kinds}
+        return json.dumps([[*p, at] for p, at in self._driver.offsets.items() if p[0] in own])

@@ -56,6 +56,16 @@ def _keep(broker: Broker, vpn: str, bridges: dict[str, BridgeDefinition]) -> Non
     broker.values.write(f"K/{vpn}", definitions)
 
 
+def bridges_at(broker: Broker, name: str) -> list[str]:
+    """The bridges of which a broker is an end, with their VPNs; at the keeper."""
+    return [
+        f"{one.name!r} of VPN {vpn!r}"
+        for vpn in sorted(broker.header.vpns)
+        for one in _kept(broker, vpn).values()
+        if name in (one.origin, one.to)
+    ]
+
+
 def _is_keeper(broker: Broker) -> bool:
     return broker.header.number == KEEPER
 
@@ -138,8 +148,9 @@ def _is_far(end: str) -> bool:
 def _brokers(broker: Broker) -> dict[str, int]:
     """The home's brokers, as this one knows them."""
     header = broker.header
-    peers = {peer.name: number for number, peer in sorted(header.peers.items())}
-    return {header.name: header.number, **peers}
+    parting = header.parting  # no bridge leads to who is being removed
+    stay = [n for n in sorted(header.peers) if parting is None or n != parting.number]
+    return {header.name: header.number, **{header.peers[n].name: n for n in stay}}
 
 
 def _to_keeper(broker: Broker, vpn: str, command: c.Command) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from ...protocol import commands as c
 from ..bridges import bridge_keeper as bridges
 from ..durable import tables_have
-from ..mesh import keeper
+from ..mesh import keeper, parting
 from ..mesh.queue_moving import give_all
 from . import administration, inspection, leases, moving, sessions, topic_subscriptions
 from .beginning_again import begin_again
@@ -22,6 +22,8 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Peers: keeper.meet,
     c.Define: keeper.define,
     c.MoveQueue: keeper.move_queue,
+    c.RemoveBroker: parting.remove,
+    c.CloseBroker: parting.close,
     c.Delete: keeper.delete,  # its messages go in turn
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,

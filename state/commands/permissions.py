@@ -31,7 +31,7 @@ NEEDS: dict[type, str] = {
     c.Delete: DELETE, c.MoveQueue: DELETE, c.Define: DELETE,
 }  # fmt: skip
 OF_ADMIN = (
-    c.Captures, c.Events, c.Bridge, c.DeleteBridge, c.Bridges, c.DescribeBridge,
+    c.Captures, c.Events, c.Bridge, c.DeleteBridge, c.Bridges, c.DescribeBridge, c.RemoveBroker,
 )  # fmt: skip
 OF_ALL = (c.Begin, c.Queues, c.Usage, c.Heartbeat, c.Bye)
 

@@ -27,7 +27,15 @@ from ..commands.turns import begin
 from . import known_places, queue_moving
 from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
 from .peers import set_peers
-from .placement import LOCAL, check_dead_messages, check_names, count, place, users_of
+from .placement import (
+    LOCAL,
+    check_dead_messages,
+    check_names,
+    check_stays,
+    count,
+    place,
+    users_of,
+)
 from .queue_moving import tell
 from .saying import say, say_to_all
 from .verdicts import forget_peers
@@ -140,6 +148,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
         raise ConfigError(f"queue: {name!r} – is a {known.type}; a LocalQueue moves, no other")
     if to == known.hosts[0]:
         return None
+    check_stays(broker, to, f"queue {name!r}")
     dead = known_places.find(broker, vpn, known.dead) if known.dead else None
     users = users_of(broker, vpn, name)
     if users or (dead is not None and dead.type == LOCAL):
@@ -166,6 +175,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     queues that all brokers host."""
     before = set(broker.header.peers)
     set_peers(broker, vpn, command)
+    broker.header.parting = None  # a removal that was begun is not done
     gone = sorted(before - set(broker.header.peers))
     if gone:
         forget_peers(broker, gone)

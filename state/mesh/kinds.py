@@ -12,6 +12,7 @@ from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
+from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
 from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
 from ...protocol.mesh import Said
 from ...protocol.offering import Offer, RoutesWent, TopicRoutes, Verdict, Vote
@@ -26,6 +27,7 @@ from . import (
     keeper,
     known_places,
     ownership,
+    parting,
     partitions,
     passing,
     queue_moving,
@@ -63,6 +65,12 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "offer": (Offer, voting.hear_offer),
     "vote": (Vote, verdicts.hear_vote),
     "verdict": (Verdict, voting.hear_verdict),
+    "part": (Part, parting.hear_part),
+    "quiet": (Quiet, parting.hear_quiet),
+    "farewell": (Farewell, parting.hear_farewell),
+    "bequest": (Bequest, parting.hear_bequest),
+    "left": (Left, parting.hear_left),
+    "heard_last": (HeardLast, parting.hear_heard_last),
 }
 
 # What is answered where a record of this kind was refused: who said it would wait for ever.

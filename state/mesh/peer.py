@@ -20,3 +20,17 @@ class Peer(msgspec.Struct, array_like=True):
     undecided: int = 0  # messages that it was offered and has not voted on (S5)
     group: str = ""  # the group of brokers that it is in; none: empty
     lost_words: list[list[int]] = []  # [first, last] number from it of steps that are lost (R3)
+
+
+class Parting(msgspec.Struct, array_like=True):
+    """The removal of a broker, as each of them knows it (`parting`)."""
+
+    number: int  # of the broker that is removed
+    round: int
+    told: bool = False  # the keeper has said so
+    quiet: bool = False  # who is removed has said that it has no queue
+    said: bool = False  # nothing more is said to it
+    closed: bool = False  # it hears nothing of clients
+    left: bool = False  # it has said its last words
+    heard: list[int] = []  # at who is removed: who has nothing to say; at the keeper: who heard all
+    cursor: str = ""  # the last producer that was told of

@@ -10,7 +10,7 @@ and its local dead message queue are on the same.
 from __future__ import annotations
 
 from ...definitions import QueueDefinition, hosts_of, wrong_hosts
-from ...protocol.errors import ConfigError, Problem
+from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ..broker import Broker, bucket
 from .known_places import LOADS, find, groups_of, names_of
 
@@ -22,6 +22,12 @@ def place(broker: Broker, definition: QueueDefinition) -> list[int]:
     names = names_of(broker)
     where = f"queue {definition.name!r}"
     hosts = [names[name] for name in hosts_of(definition, tuple(names), groups_of(broker))]
+    parting = broker.header.parting
+    if parting is not None and parting.number in hosts:
+        if definition.type == LOCAL and len(hosts) > 1:
+            hosts.remove(parting.number)
+        else:
+            check_stays(broker, parting.number, where)
     if definition.type != LOCAL:
         return sorted(hosts)
     tied, why = _tied(broker, definition)
@@ -32,6 +38,16 @@ def place(broker: Broker, definition: QueueDefinition) -> list[int]:
         allowed = f"must be {there!r}: {why}, and dead messages do not leave a broker"
         raise ConfigError([Problem(where, "broker", definition.broker, allowed)])
     return [tied]
+
+
+def check_stays(broker: Broker, number: int, where: str) -> None:
+    """A broker is not about to be removed, or LakequeueError is raised."""
+    parting = broker.header.parting
+    if parting is not None and parting.number == number:
+        name = broker.header.peers[number].name
+        raise LakequeueError(
+            f"{where}: broker {name!r} is being removed; name another, or try again when it is gone"
+        )
 
 
 def check_names(broker: Broker, definition: QueueDefinition) -> None:

@@ -177,7 +177,7 @@ def _decide_one(
     kept, seq = bundle.kept, bundle.seqs[row]
     header, record = bundles.message_of(kept.offer, row)
     vpn = kept.offer.vpn
-    producer = admission.producer(vpn, header) if bundle.producer else None
+    producer = admission.producer(vpn, header, record) if bundle.producer else None
     if producer is not None:
         producer.let_go(seq)
     if no is not None:

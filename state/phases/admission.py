@@ -26,7 +26,7 @@ from ..isolation import Refusals
 from ..mesh.known_places import is_moving
 from ..mesh.partitions import takes
 from ..message import enter
-from ..producers import Answered, ProducerHistory
+from ..producers import Answered, ProducerHistory, home_of
 from ..queue import Queue
 from ..rejection import count_of_vpn, reject_record
 from ..routing import Routes
@@ -116,7 +116,8 @@ class Admission:
                 if vpn is None:
                     queues = self._plain(name, header, record, queues)
                 if vpn is not None and self._may_be_joined(header, record):
-                    span = span_from(records, at, header, payloads, self._broker.now)
+                    until = self._block_end(records, at) if header.producer else None
+                    span = span_from(records, at, header, payloads, self._broker.now, until)
                     if span is not None:
                         self._broker.at = None  # if it fails, nobody knows by whom
                     if span is not None and self._take_all(
@@ -166,6 +167,15 @@ class Admission:
         plain = record.key is None and record.headers is None and header.ttl_ms is None
         return plain and not self._alone and not self._refused
 
+    def _block_end(self, records: Records, at: int) -> int | None:
+        """Where the partitions end that were the same broker's as this record's; None: nobody was
+        removed, all are of this one. A producer counts for each broker by itself."""
+        if not self._broker.header.heirs:
+            return None
+        block = records.partitions[at] // topics.PUBLISH_PARTITIONS
+        ends = (topics.PUBLISH_PARTITIONS * (block + 1)).__le__
+        return next((i for i in range(at, len(records)) if ends(records.partitions[i])), None)
+
     def look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""
         room = self._broker.spool.file_room(self._broker.header.system.max_spool_files)
@@ -190,7 +200,7 @@ class Admission:
         everywhere and as it is; else False: then one after the other."""
         if not queues or self._file_room is not None or refusal_of_tables(self._broker, header):
             return False
-        producer = self.producer(vpn, header) if header.producer else None
+        producer = self.producer(vpn, header, record) if header.producer else None
         if producer is not None and (
             header.seq != producer.high + 1 or header.to in producer.moved
         ):
@@ -226,12 +236,13 @@ class Admission:
             producer.stored(header.seq, number, len(payloads))
         return True
 
-    def producer(self, vpn: str, header: PublishHeader) -> ProducerHistory:
-        """The history of the producer that a header names."""
-        known = self._producers.get((vpn, header.producer))
+    def producer(self, vpn: str, header: PublishHeader, record: Incoming) -> ProducerHistory:
+        """The history of the producer that a record's header names."""
+        home = home_of(self._broker, vpn, record.topic, record.partition)
+        known = self._producers.get((home, header.producer))
         if known is None:
-            known = ProducerHistory(self._broker.values, vpn, header.producer)
-            self._producers[vpn, header.producer] = known
+            known = ProducerHistory(self._broker.values, vpn, header.producer, home)
+            self._producers[home, header.producer] = known
         known.receipt.partition = header.reply
         return known
 
@@ -241,7 +252,7 @@ class Admission:
         """Take in one message: a record's columns, and its place in the record."""
         producer = None
         if header.producer:
-            producer = self.producer(vpn, header)
+            producer = self.producer(vpn, header, record)
             if producer.is_held(seq):
                 return  # it is answered when it is decided
             where = [(record.partition, record.offset)]

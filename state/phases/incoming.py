@@ -97,16 +97,17 @@ def payloads_of(header: PublishHeader, record: Incoming) -> list[bytes]:
 
 
 def span_from(
-    records: Records, at: int, header: PublishHeader, payloads: list[bytes], now: int
-) -> Span | None:
+    records: Records, at: int, header: PublishHeader, payloads: list[bytes], now: int,
+    until: int | None = None,
+) -> Span | None:  # fmt: skip
     """The messages of this record and of those behind it that differ from them in payload,
-    sequence and time only; None where it stands alone."""
+    sequence and time only; None where it stands alone. until: it ends before this record."""
     topic, metas, values = records.topics[at], records.metas, records.values
     topics, keys, headers = records.topics, records.keys, records.headers
     first, last = _around_sequence(header, metas[at] or b"")
     found, counts, size = list(payloads), [len(payloads)], sum(map(len, payloads))
     seq = header.seq
-    for i in range(at + 1, len(records)):
+    for i in range(at + 1, len(records) if until is None else until):
         meta = metas[i]
         joined = (
             meta is not None and size < SPAN_BYTES and topics[i] == topic

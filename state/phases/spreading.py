@@ -168,7 +168,9 @@ def offer_to(broker: Broker, offer: Offer, others: list[int]) -> None:
 
 def _lane(vpn: str, producer: ProducerHistory | None, partition: int) -> str:
     """What keeps its order: a producer, or of those that do not count a partition."""
-    return f"{vpn}/k{partition}" if producer is None else f"{vpn}/p{producer.receipt.producer}"
+    if producer is None:
+        return f"{vpn}/k{partition}"
+    return f"{producer.home}/p{producer.receipt.producer}"
 
 
 def _append(offer: Offer, topic: str, meta: bytes, record: Incoming, time: int) -> None:

@@ -6,6 +6,7 @@ from io import StringIO
 from typing import Any
 
 import lakequeue
+import pytest
 from lakequeue.cli.brokers import _table
 from lakequeue.cli.usage import _rows
 from memory_shell import Engine
@@ -45,7 +46,8 @@ def test_groups_are_shown_where_there_are_some(shell: Engine) -> None:
     assert "--group east: is of a broker that --add adds" in refused.stderr
 
 
-def test_a_broker_more_needs_an_engine_on_kafka(shell: Engine) -> None:
-    result = shell.run("brokers", "--add", "west")
+@pytest.mark.parametrize("option", ["--add", "--remove"])
+def test_a_broker_more_or_less_needs_an_engine_on_kafka(shell: Engine, option: str) -> None:
+    result = shell.run("brokers", option, "west")
     assert result.exit_code == 2
-    assert "only over Kafka" in result.stderr
+    assert f"{option[2:]}_broker: only over Kafka" in result.stderr

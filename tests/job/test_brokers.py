@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -238,3 +239,57 @@ def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(
         assert got == bodies
         assert {q["name"]: q["broker"] for q in admin.queues()}["goes"] == BROKERS[2]
         admin.delete("goes")
+
+
+def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, str]) -> None:
+    """The last test of this engine: one broker is no more. It dies while it leaves."""
+    process, url = engine
+    gone = BROKERS[3]
+    running = traffics(url)
+    with lakequeue.connect(url) as connection, lakequeue.connect(url, broker=gone) as old:
+        admin, producer = connection.admin(), old.producer()
+        for name in BROKERS[1:3]:
+            running[name].goes_on(30, 60)
+        with pytest.raises(LakequeueError, match=rf"'{gone}': has queue 'orders-{gone}' of VPN"):
+            admin.remove_broker(gone)
+        admin.move_queue(f"orders-{gone}", broker=BROKERS[1])
+        for why, name in (("keeps the directory", BROKERS[0]), ("is not of this home", "nobody")):
+            with pytest.raises(LakequeueError, match=why):
+                admin.remove_broker(name)
+        admin.define(
+            {"name": "probes", "message_type": "text", "type": "LocalQueue",
+             "broker": BROKERS[1], "subscriptions": ["probe/>"]}
+        )  # fmt: skip
+        while True:  # a broker hears of a subscription a moment later
+            with suppress(Rejected):
+                first = producer.send("probe/1", b"1").message_id
+                break
+        sent: list[str] = [first]
+        ends = threading.Event()
+
+        def send() -> None:
+            while not ends.is_set():
+                sent.append(producer.send("probe/1", b"x").message_id)
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        killing = threading.Timer(1.0, workers(process.family())[gone].kill)
+        killing.start()
+        admin.remove_broker(gone)
+        killing.join()
+        before = len(sent)
+        assert [b["name"] for b in admin.brokers()] == list(BROKERS[:3])
+        deadline = time.monotonic() + BACK_S_MAX
+        while len(sent) < before + 20 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        ends.set()
+        sending.join(BACK_S_MAX)
+        assert len(sent) >= before + 20
+        assert [m.id for m in admin.browse("probes", limit=100_000)] == sent
+        for why, what in (("was removed from this home before", admin.remove_broker),
+                          ("its name is not given again", admin.add_broker)):  # fmt: skip
+            with pytest.raises(LakequeueError, match=why):
+                what(gone)
+        old.admin().delete("probes")
+    for traffic in running.values():
+        drain(traffic)

@@ -308,14 +308,20 @@ def test_a_wish_is_answered_under_its_key() -> None:
             raise LakequeueError("broker 'b' is there already")
         added.append(name + group)
 
-    wishes = Wishes(NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))))
+    removed: list[str] = []
+    wishes = Wishes(
+        NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))),
+        removed.append,
+    )  # fmt: skip
+    wishes.read(b"wish/a", b'{"wish": "remove", "id": "0"}')
+    assert (removed, answers.pop()) == (["a"], (b"wish/a", {"id": "0", "done": True}))
     wishes.read(b"wish/c", b'{"wish": "add", "id": "1", "group": "-west"}')
     wishes.read(b"wish/b", b'{"wish": "add", "id": "2"}')
     wishes.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
     assert answers == [
         (b"wish/c", {"id": "1", "done": True}),
         (b"wish/b", {"id": "2", "refused": "broker 'b' is there already"}),
-        (b"wish/c", {"id": "3", "refused": "wish: 'sing' – allowed is 'add'"}),
+        (b"wish/c", {"id": "3", "refused": "wish: 'sing' – allowed are 'add' and 'remove'"}),
     ]
     for key, value in answers:  # it hears itself
         wishes.read(key, json.dumps(value).encode())

@@ -1,0 +1,69 @@
+"""What brokers say to each other when one of them is removed (`state/mesh/parting.py`).
+
+round: of the keeper's, which counts how often a removal was begun: what was said in an earlier one
+is of no use any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Self
+
+import msgspec
+
+from .bounds import Count, Name
+from .mesh import PART_ROWS, BrokerNumber, Said, slices
+
+
+class Part(Said, frozen=True):
+    """The keeper: this broker is to be removed; nothing in the directory is on it."""
+
+    kind: ClassVar[str] = "part"
+    round: Count
+    broker: BrokerNumber
+
+
+class Quiet(Said, frozen=True):
+    """Who is removed: there is no queue here, and you have heard so of all patterns."""
+
+    kind: ClassVar[str] = "quiet"
+    round: Count
+
+
+class Farewell(Said, frozen=True):
+    """To who is removed: nothing that I asked of you is open; you need hear no more of me."""
+
+    kind: ClassVar[str] = "farewell"
+    round: Count
+
+
+_rows = msgspec.Meta(max_length=PART_ROWS)
+
+
+class Bequest(Said, frozen=True):
+    """To the keeper: what these producers have sent to me, in columns. histories: as pages."""
+
+    kind: ClassVar[str] = "bequest"
+    round: Count
+    vpns: Annotated[list[Name], _rows]
+    names: Annotated[list[Name], _rows]
+    histories: Annotated[list[bytes], _rows]
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        for part in slices([len(one) + 2_000 for one in self.histories]):
+            yield type(self)(self.round, self.vpns[part], self.names[part], self.histories[part])
+
+
+class Left(Said, frozen=True):
+    """Who is removed: these were my last words."""
+
+    kind: ClassVar[str] = "left"
+    round: Count
+
+
+class HeardLast(Said, frozen=True):
+    """To the keeper: I have heard the last words."""
+
+    kind: ClassVar[str] = "heard_last"
+    round: Count

@@ -1,0 +1,249 @@
+"""A broker is removed: it hands over what it knows, and nothing said to it or by it is lost.
+
+    keeper                    who is removed              each other broker, the keeper too
+      │ Part ────────────────────▶ │ ◀── Part ─────────────────▶ │
+      │                            │ no queue is here            │
+      │                            │ Quiet ────────────────────▶ │ nothing asked of it is open
+      │                            │ ◀──────────────────── Farewell
+      │             its loop reads nothing of clients any more (`CloseBroker`)
+      │                            │ nothing is undecided here   │
+      │ ◀───────────────── Bequest │ Left ─────────────────────▶ │
+      │ ◀───────────────────────────────────────────── HeardLast │
+      │ done: its query may end    │
+
+A removal begins only where the directory has nothing on the broker, and nothing is placed there
+from then on. The channels keep their order, so who hears `Part` knows the directory as it is, and
+who hears `Quiet` knows that no pattern leads there. Then nobody has anything more to ask of it.
+
+Its partitions stay, since producers and clients may know no others: the keeper reads on where it
+ended. It goes on with what the broker knew of its producers, and answers them under the broker's
+number: so a sequence that was stored there is not stored again, and no client need notice. Its own
+dealings with the same producers stand beside that (`producers.home_of`).
+
+Until its query has ended nothing of this binds anybody: a `Peers` from the engine, which comes with
+each start, forgets a removal, and the next one is another round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...protocol import commands as c
+from ...protocol.errors import ConfigError, LakequeueError
+from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
+from ..bridges.bridge_keeper import bridges_at
+from . import known_places
+from .known_places import KEEPER
+from .peer import Parting
+from .placement import LOCAL
+from .saying import say, say_to_all
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+NAMES_SHOWN = 5
+HISTORIES = 1_000  # in a step
+
+_pack = msgspec.msgpack.encode
+_unpack = msgspec.msgpack.decode
+
+
+# ---------------------------------------------------------------- the keeper
+
+
+def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
+    """Begin to remove a broker, or say how far that is. Raises what stands in its way, and nothing
+    has changed then."""
+    header, name = broker.header, command.broker
+    if header.number != KEEPER:
+        raise LakequeueError(f"broker {name!r}: only the home's first broker removes others")
+    if command.round:
+        return _how_far(broker, command)
+    names = known_places.names_of(broker)
+    number = names.get(name)
+    if number is None:
+        raise ConfigError(
+            f"broker: {name!r} – is none of this home, whose brokers are {', '.join(names)}"
+        )
+    if number == KEEPER:
+        raise LakequeueError(
+            f"broker {name!r}: cannot be removed, for as the home's first it keeps the directory"
+        )
+    _check_empty(broker, number, name)
+    header.partings += 1
+    header.parting = Parting(number, header.partings, told=True)
+    say_to_all(broker, Part(header.partings, number))
+    return {"round": header.partings, "done": False, "waits_for": []}
+
+
+def _how_far(broker: Broker, command: c.RemoveBroker) -> dict[str, Any]:
+    parting, peers = broker.header.parting, broker.header.peers
+    if parting is None or parting.round != command.round:
+        name = command.broker
+        raise LakequeueError(f"broker {name!r}: this removal was begun again, or given up")
+    if parting.left:
+        silent = [n for n in (KEEPER, *peers) if n not in {parting.number, *parting.heard}]
+    else:
+        silent = [parting.number]
+    names = {n: name for name, n in known_places.names_of(broker).items()}
+    done = parting.left and not silent
+    return {"round": parting.round, "done": done, "waits_for": [names[n] for n in silent]}
+
+
+def _check_empty(broker: Broker, number: int, name: str) -> None:
+    """Nothing that the keeper knows of is on a broker, or LakequeueError is raised."""
+    header = broker.header
+    local: list[str] = []
+    shared: list[str] = []
+    for vpn in sorted(header.vpns):
+        for queue, entry in known_places.entries_of(broker, vpn).items():
+            if number in entry.hosts:
+                (local if entry.type == LOCAL else shared).append(f"{queue!r} of VPN {vpn!r}")
+    if local:
+        raise LakequeueError(
+            f"broker {name!r}: has {_some(local)}; move what is a LocalQueue to another broker "
+            "(`lakequeue move-queue`), or delete it"
+        )
+    if shared:
+        raise LakequeueError(
+            f"broker {name!r}: is a host of {_some(shared)}; a queue that several brokers host "
+            "keeps them: delete it, or let the broker stay"
+        )
+    bridges = bridges_at(broker, name)
+    if bridges:
+        raise LakequeueError(
+            f"broker {name!r}: is an end of {_some(bridges, 'bridge')}: delete that first"
+        )
+    if header.tickets_open:
+        raise LakequeueError(
+            f"broker {name!r}: {header.tickets_open} definitions, deletions or moves of queues are "
+            "not done yet: try again when they are"
+        )
+
+
+def _some(names: list[str], what: str = "queue") -> str:
+    more = len(names) - NAMES_SHOWN
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return f"{what}{'s' if more > -NAMES_SHOWN + 1 else ''} {shown}" + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+# ---------------------------------------------------------------- what is heard
+
+
+def _of_round(broker: Broker, number: int, round_: int) -> Parting | None:
+    """The removal that this is about; None: it is an earlier one."""
+    known = broker.header.parting
+    if known is None or known.round < round_:
+        known = broker.header.parting = Parting(number, round_)
+    return known if known.round == round_ else None
+
+
+def hear_part(broker: Broker, sender: int, said: Part) -> None:
+    """A broker is to be removed, be it this one."""
+    if sender != KEEPER:
+        raise ValueError(f"part: broker {sender} says it – only broker {KEEPER} may")
+    parting = _of_round(broker, said.broker, said.round)
+    if parting is not None:
+        parting.told = True
+
+
+def hear_quiet(broker: Broker, sender: int, said: Quiet) -> None:
+    """Who is removed has no queue."""
+    parting = _of_round(broker, sender, said.round)
+    if parting is not None:
+        parting.quiet = True
+
+
+def hear_farewell(broker: Broker, sender: int, said: Farewell) -> None:
+    """A broker has nothing more to say to this one."""
+    parting = _of_round(broker, broker.header.number, said.round)
+    if parting is not None:
+        parting.heard = sorted({*parting.heard, sender})
+
+
+def hear_bequest(broker: Broker, sender: int, said: Bequest) -> None:
+    """What a broker that is removed knew of its producers."""
+    for vpn, name, history in zip(said.vpns, said.names, said.histories, strict=True):
+        known = _unpack(history)
+        home = f"{vpn}@{sender}"
+        broker.values.write(f"P/{home}/{name}", known)
+        broker.calendar.set(f"p{home}/{name}", known[4])
+
+
+def hear_left(broker: Broker, sender: int, said: Left) -> None:
+    """The last words of who is removed; the keeper has all that it was to have."""
+    parting = _of_round(broker, sender, said.round)
+    if parting is None:
+        return
+    parting.left = True
+    if broker.header.number != KEEPER:
+        say(broker, KEEPER, HeardLast(said.round))
+        return
+    broker.header.heirs[sender] = broker.header.peers[sender].name
+    parting.heard = sorted({*parting.heard, KEEPER})
+
+
+def hear_heard_last(broker: Broker, sender: int, said: HeardLast) -> None:
+    """A broker has heard them; at the keeper."""
+    parting = broker.header.parting
+    if parting is not None and parting.round == said.round:
+        parting.heard = sorted({*parting.heard, sender})
+
+
+# ---------------------------------------------------------------- in each step of a removal
+
+
+def close(broker: Broker, vpn: str, command: c.CloseBroker) -> None:
+    """The engine: from here on this broker hears nothing of clients."""
+    parting = _of_round(broker, broker.header.number, command.round)
+    if parting is not None:
+        parting.closed = True
+
+
+def take_leave(broker: Broker) -> None:
+    """Say what can be said by now."""
+    parting = broker.header.parting
+    if parting is None or not parting.told:
+        return
+    header = broker.header
+    if parting.number != header.number:
+        peer = header.peers.get(parting.number)
+        if peer is not None and parting.quiet and not (parting.said or peer.undecided):
+            say(broker, parting.number, Farewell(parting.round))
+            parting.said = True
+    elif not parting.quiet:
+        if not any(header.queues.values()) and not header.links:
+            say_to_all(broker, Quiet(parting.round))
+            parting.quiet = True
+    elif parting.closed and not parting.left and _is_idle(broker, parting):
+        _bequeath(broker, parting)
+
+
+def _is_idle(broker: Broker, parting: Parting) -> bool:
+    """Whether nobody waits for this broker, and it waits for nobody."""
+    header = broker.header
+    asked = header.undecided.rows or header.undecided.kept or header.pending
+    unsaid = header.held_first < header.held_next  # receipts that wait for the tables
+    return not (asked or unsaid or set(header.peers) - set(parting.heard))
+
+
+def _bequeath(broker: Broker, parting: Parting) -> None:
+    """Tell the keeper what is known of producers; and when that is all, everybody that it is."""
+    known = (name for name in broker.calendar.overview() if name[0] == "p")
+    names = [name for name in known if name > parting.cursor]
+    some = names[:HISTORIES]
+    if some:
+        places = [name[1:].partition("/") for name in some]
+        histories = [_pack(broker.values.read(f"P/{name[1:]}")) for name in some]
+        vpns, producers = [vpn for vpn, _, _ in places], [name for _, _, name in places]
+        say(broker, KEEPER, Bequest(parting.round, vpns, producers, histories))
+        parting.cursor = some[-1]
+    if len(some) < len(names):
+        broker.more_to_do = True
+        return
+    say_to_all(broker, Left(parting.round))
+    parting.left = True

@@ -1,0 +1,165 @@
+"""A broker is removed from a running engine.
+
+    ask the keeper       nothing may be on it; from now on nothing is placed there
+    start it closed      its loop hears the engine and other brokers, and no client
+    wait                 until it has taken its leave (`state/mesh/parting.py`)
+    end it               it says up to where it had read its clients' partitions
+    ── the home says that it is no more, and where the first broker reads on ──
+    first broker anew    it reads these partitions too; the others are told
+
+What was done before the line binds nobody: whatever fails there, or dies, the broker goes on as it
+was, and a start of the engine begins again. All that is behind the line follows from what the home
+says. Names and numbers are not given again: topics, checkpoint and ids are for ever of this broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..client.connection import Connection
+from ..client.kafka_library import open_kafka
+from ..protocol import LakequeueError, commands
+from .application import END_S_MAX, SparkApplication
+from .broker_query import RUNNING, BrokerQuery
+from .captured import CapturedTopics
+from .home import HomeFolder
+
+log = logging.getLogger("lakequeue.engine")
+
+LEAVE_S_MAX = 60.0
+READ_S_MAX = 10.0
+LOOK_S = 0.2
+
+
+class BrokerRemoval:
+    """Removes brokers of one engine. tell: says something to a broker where only the engine may;
+    tell_peers: says to all which brokers there are; gone: a broker is no more; lock: held by who
+    starts and ends queries."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        vpn: str,
+        application: SparkApplication,
+        captured: CapturedTopics,
+        folder: HomeFolder,
+        lock: threading.RLock,
+        tell: Callable[[BrokerQuery, bytes], None],
+        tell_peers: Callable[[], None],
+        gone: Callable[[BrokerQuery], None],
+    ) -> None:
+        self._bootstrap, self._vpn = bootstrap, vpn
+        self._application, self._captured, self._folder = application, captured, folder
+        self._lock = lock
+        self._tell, self._tell_peers, self._gone = tell, tell_peers, gone
+
+    def remove(self, name: str) -> None:
+        """Remove a broker. Raises LakequeueError with what stands in the way, and then it goes on
+        as before."""
+        leaving = self._check(name)
+        begun = self.ask(commands.RemoveBroker(broker=name))
+        self._folder.remember_leaving(name)
+        try:
+            self._take_leave(leaving, begun["round"])
+        except BaseException:
+            self._stay(leaving)
+            raise
+        self._follow(leaving)
+        fields = {"event": "broker_removed", "broker": name, "number": leaving.number}
+        log.info("broker %r is removed from this home", name, extra={"fields": fields})
+
+    def go_on(self) -> None:
+        """Begin again with what an engine that died had not done."""
+        name = self._folder.leaving
+        if not name:
+            return
+        try:
+            self.remove(name)
+        except LakequeueError as error:
+            log.warning("the removal of a broker that was begun is given up: %s", error)
+            self._folder.remember_leaving("")
+
+    def _check(self, name: str) -> BrokerQuery:
+        brokers = self._application.brokers
+        leaving = brokers.get(name)
+        if leaving is None:
+            if name in self._folder.removed():
+                raise LakequeueError(f"broker {name!r}: was removed from this home before")
+            known = ", ".join(map(repr, brokers))
+            raise LakequeueError(f"broker {name!r}: is not of this home, whose brokers are {known}")
+        for broker in brokers.values():
+            if broker.state != RUNNING:
+                why = f" ({broker.failure})" if broker.failure else ""
+                raise LakequeueError(
+                    f"broker {name!r}: cannot be removed while {broker.name!r} is {broker.state}"
+                    f"{why}: all brokers must run then, for each has to hear of it"
+                )
+        return leaving
+
+    def ask(self, command: commands.RemoveBroker) -> dict[str, Any]:
+        """Ask the keeper. Raises what it answers, and Timeout."""
+        transport = open_kafka(self._bootstrap, "lakequeue-remove")
+        connection = Connection(
+            transport, self._vpn, "lakequeue-remove", credentials=self._folder.credentials
+        )
+        try:
+            return dict(connection.request(command))
+        finally:
+            connection.close()
+
+    def _take_leave(self, leaving: BrokerQuery, number: int) -> None:
+        """Up to the home's word. number: of the round."""
+        name, application = leaving.name, self._application
+        with self._lock:
+            leaving.closed, leaving.read = True, None
+            application.end([leaving], END_S_MAX)
+            application.start_query(leaving)
+        self._tell(leaving, commands.encode_command(commands.CloseBroker(round=number)))
+        asked = commands.RemoveBroker(broker=name, round=number)
+        until = time.monotonic() + LEAVE_S_MAX
+        while not (told := self.ask(asked))["done"]:
+            if time.monotonic() > until:
+                others = ", ".join(map(repr, told["waits_for"]))
+                raise LakequeueError(
+                    f"broker {name!r}: cannot be removed now, for {others} did not say the last "
+                    f"word within {LEAVE_S_MAX:.0f} s; it goes on (`lakequeue usage` says what "
+                    "waits for other brokers)"
+                )
+            time.sleep(LOOK_S)
+        with self._lock:
+            application.end([leaving], END_S_MAX)
+            until = time.monotonic() + READ_S_MAX
+            while leaving.read is None and time.monotonic() < until:
+                time.sleep(LOOK_S)
+            if leaving.read is None:
+                raise LakequeueError(
+                    f"broker {name!r}: did not end in good order, and goes on; try again"
+                )
+            self._folder.remove_broker(name, leaving.read)
+            del application.brokers[name]
+
+    def _stay(self, leaving: BrokerQuery) -> None:
+        with self._lock:
+            leaving.closed = False
+            self._application.end([leaving], END_S_MAX)
+            self._application.start_query(leaving)
+        self._captured.ask_again([leaving.name])
+        self._tell_peers()
+        self._folder.remember_leaving("")
+
+    def _follow(self, leaving: BrokerQuery) -> None:
+        """What the home says by now. What fails here is made good by the next start."""
+        application = self._application
+        first = next(iter(application.brokers.values()))
+        self._captured.forget(leaving.name)
+        with self._lock:
+            application.end([first], END_S_MAX)
+            application.start_query(first)
+            self._captured.ask_again([first.name])
+            application.end_history()
+        self._tell_peers()
+        self._gone(leaving)
