@@ -148,7 +148,7 @@ def _decide(broker: Broker, admission: OfferAdmission, number: int, bundle: Bund
     kept = bundle.kept
     bundles.let_go(broker, kept)
     given_up = set(tally.no)
-    discarded = [*count_discards(broker, admission, kept, given_up), *tally.discarded]
+    discarded = [*count_discards(broker, kept, given_up), *tally.discarded]
     discards: dict[int, list[tuple[str, str]]] = {}
     for row, reason, queue in discarded:
         discards.setdefault(row, []).append((reason, queue))

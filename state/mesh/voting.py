@@ -20,6 +20,7 @@ from ...protocol.messages import Records
 from ...protocol.offering import COLUMNS, Offer, Verdict, Vote
 from ..isolation import Refusals
 from ..phases.admission_of_offers import OfferAdmission
+from ..phases.refusing import discard
 from . import bundles, known_places, queue_moving
 from .bundles import Kept
 from .placement import LOCAL
@@ -131,22 +132,20 @@ def hear_verdict(broker: Broker, sender: int, verdict: Verdict) -> None:
             if number and matches:
                 header, record = bundles.message_of(kept.offer, row)
                 admission.store_as(kept.offer.vpn, header, matches, kept.sizes[row], record, number)
-        count_discards(broker, admission, kept, given_up)
+        count_discards(broker, kept, given_up)
         admission.close()
     for queue, first in leaving:
         queue_moving.follow(broker, queue, first)
 
 
-def count_discards(
-    broker: Broker, admission: OfferAdmission, kept: Kept, given_up: set[int]
-) -> list[tuple[int, str, str]]:
+def count_discards(broker: Broker, kept: Kept, given_up: set[int]) -> list[tuple[int, str, str]]:
     """What queues here throw away, of what is not given up (S4)."""
     told = []
     for row, number, reason in kept.discards:
         queue = bundles.queue_of(broker, number)
         if queue is not None and row not in given_up:
             _, record = bundles.message_of(kept.offer, row)
-            admission.count_discard(kept.offer.vpn, queue, Reason(reason), record)
+            discard(broker, kept.offer.vpn, queue, Reason(reason), record)
             told.append((row, reason, queue.definition.name))
     return told
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 from ...expressions import Program
 from ...protocol import topics
 from ...protocol.errors import Reason
-from ...protocol.journal import Segment
 from ...protocol.messages import (
     PLAIN,
     PublishHeader,
     Records,
     decode_publish_header,
 )
-from ..bridges.endpoint import wait_for_link
 from ..broker import Broker
 from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
@@ -28,13 +26,11 @@ from ..mesh.partitions import takes
 from ..message import enter
 from ..producers import Answered, ProducerHistory, home_of
 from ..queue import Queue
-from ..rejection import count_of_vpn, reject_record
+from ..rejection import reject_record
 from ..routing import Routes
-from ..rules.deferred import came_early, settle_arrivals
+from ..rules.deferred import settle_arrivals
 from ..rules.entering import Match, match, program_of
-from ..rules.lifetime import expires_at
 from ..rules.recovery_points import recovers
-from ..storage import NEVER
 from . import elsewhere
 from .incoming import (
     Incoming,
@@ -46,7 +42,9 @@ from .incoming import (
     time_of,
 )
 from .judging import NACK, Judged, judge, reason_of
+from .refusing import discard, discard_of_vpn, refuse, refuse_of_vpn
 from .spreading import Spreading, Way
+from .storing import Storing
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 NOWHERE_ELSE = Way("", [], [])
@@ -75,7 +73,7 @@ class Admission:
             self._spreading = Spreading(broker, self._routes)
         self._producers: dict[tuple[str, str], ProducerHistory] = {}
         self._programs: dict[int, Program | None] = {}
-        self._spooled: dict[tuple[int, str], Segment] = {}
+        self._storing = Storing(broker, self._routes)
         self._told: set[int] = set()  # queues that an event tells of
         self._alone = False  # records are taken in one by one: together they did not get in
         self._file_room: int | None = None  # bytes; None: all of this step fits (S8)
@@ -226,7 +224,7 @@ class Admission:
         if any(reason_of(self._broker, vpn, q, header, size) is not None for q in queues):
             return False
         matches = [Match(queue, 0, False) for queue in queues]
-        number = self._store_all(vpn, header, matches, payloads, sizes, record, span)
+        number = self._storing.store_all(vpn, header, matches, payloads, sizes, record, span)
         if producer is not None:
             where = [(record.partition, record.offset)]
             if span is not None:
@@ -286,9 +284,7 @@ class Admission:
         """Take in one message that was not seen before."""
         behind = refusal_of_tables(self._broker, header)
         if producer and behind:
-            self._journal_refusal("rejected", vpn, "", Reason.NO_TABLES, record)
-            count_of_vpn(self._broker, vpn, Reason.NO_TABLES.value)
-            producer.refused(seq, Reason.NO_TABLES.value, "", behind)
+            refuse_of_vpn(self._broker, vpn, seq, producer, (Reason.NO_TABLES, behind), record)
             return
         matches = self._matches(queues, header, record)
         way = self._way(vpn, header, queues)
@@ -303,16 +299,16 @@ class Admission:
         ):
             return
         if matches and self._file_room is not None and self._file_room <= 0:
-            self._refuse(vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
+            refuse(self._broker, vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
             return
         judged = judge(self._broker, vpn, header, matches, record, self._told)
         if judged.refused is not None:
-            self._refuse(vpn, seq, producer, *judged.refused, record)
+            refuse(self._broker, vpn, seq, producer, *judged.refused, record)
             return
         if self._spreading is not None:
             held = self._spreading.hold(vpn, header, seq, producer, record, way, judged)
             if held is None:
-                self._refuse_of_vpn(vpn, seq, producer, self._spreading.why_full(), record)
+                refuse_of_vpn(self._broker, vpn, seq, producer, self._spreading.why_full(), record)
             if held is not False:
                 return
         self._settle(vpn, header, seq, producer, record, judged)
@@ -324,10 +320,10 @@ class Admission:
         """Store a message where it is kept, and answer."""
         kept = judged.kept
         for queue, reason in judged.discards:
-            self.count_discard(vpn, queue, reason, record)
+            discard(self._broker, vpn, queue, reason, record)
             if producer:
                 producer.discarded(seq, reason.value, queue.definition.name)
-        number = self.store(vpn, header, kept, judged.size, record) if kept else 0
+        number = self._storing.store(vpn, header, kept, judged.size, record) if kept else 0
         if producer:
             producer.stored(seq, number)
         if kept and self._file_room is not None:
@@ -371,137 +367,12 @@ class Admission:
         reason = Reason.NO_MATCHING_DESTINATION
         if self._broker.header.system.on_no_match == NACK:
             why = f"no queue takes {header.to[:200]!r}"
-            self._refuse_of_vpn(vpn, seq, producer, (reason, why), record)
+            refuse_of_vpn(self._broker, vpn, seq, producer, (reason, why), record)
             return
-        self._journal_refusal("discarded", vpn, "", reason, record)
-        count_of_vpn(self._broker, vpn, reason.value)
+        discard_of_vpn(self._broker, vpn, reason, record)
         if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
-
-    def _refuse_of_vpn(
-        self, vpn: str, seq: int, producer: Answered | None, why: tuple[Reason, str],
-        record: Incoming,
-    ) -> None:  # fmt: skip
-        """Refuse a message on behalf of no queue."""
-        reason, detail = why
-        self._journal_refusal("rejected", vpn, "", reason, record)
-        count_of_vpn(self._broker, vpn, reason.value)
-        if producer:
-            producer.refused(seq, reason.value, "", detail)
-
-    # ------------------------------------------------------------ what is not kept
-
-    def count_discard(self, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
-        """A queue throws a message away (S4)."""
-        queue.count("discarded")
-        discarded = queue.header.discarded
-        discarded[reason.value] = discarded.get(reason.value, 0) + 1
-        self._journal_refusal("discarded", vpn, queue.definition.name, reason, record)
-
-    def _refuse(
-        self, vpn: str, seq: int, producer: Answered | None, queue: Queue,
-        reason: Reason, record: Incoming,
-    ) -> None:  # fmt: skip
-        name = queue.definition.name
-        rejected = queue.header.rejected
-        rejected[reason.value] = rejected.get(reason.value, 0) + 1
-        self._journal_refusal("rejected", vpn, name, reason, record)
-        if producer:
-            producer.refused(seq, reason.value, name, "")
-
-    def _journal_refusal(
-        self, event: str, vpn: str, queue: str, reason: Reason, record: Incoming
-    ) -> None:
-        self._broker.journal.segments.append(
-            Segment(
-                event,
-                vpn,
-                queue,
-                reason=reason.value,
-                topic=record.topic,
-                partitions=[record.partition],
-                offsets=[record.offset],
-                items=[record.item],
-            )
-        )
-
-    # ------------------------------------------------------------ storing
-
-    def store(
-        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
-    ) -> int:
-        """Store one message; returns its id."""
-        number = self._broker.spool.next_id()
-        for one in matches:
-            queue = one.queue
-            if queue.header.deferred and came_early(self._broker, queue, number):
-                self._broker.early.append((queue, queue.next_place()))
-                queue.arrivals.leaving += 1
-                queue.arrivals.leaving_bytes += size
-                one.barrier = False  # nobody will have to wait for it
-        return self._store_all(vpn, header, matches, [record.value], [size], record)
-
-    def _store_all(
-        self, vpn: str, header: PublishHeader, matches: list[Match], payloads: list[bytes],
-        sizes: list[int], record: Incoming, span: Span | None = None, origin: int = 0,
-    ) -> int:  # fmt: skip
-        """Store messages that follow each other in one record, or in a span of them; returns the
-        first one's id. origin: the id that another broker gave to the one message."""
-        topic, partition, offset, timestamp, key, _, _, text, item = record
-        broker = self._broker
-        n = len(payloads)
-        timestamp = time_of(timestamp, broker.now)
-        ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
-        due = NEVER
-        if header.deliver_at is not None and header.deliver_at > broker.now:
-            due = header.deliver_at
-        number = broker.spool.stage(
-            payloads,
-            key,
-            text.encode() if text else None,
-            sizes,
-            [timestamp] * n if span is None else span.times,
-            ttl_ends,
-            header.priority,
-            header.dmq,
-            matches[0].queue.header.vpn_number,
-            [(m.queue.number, m.queue.next_place()) for m in matches],
-            origin,
-        )
-        known = origin or number
-        for one in matches:
-            queue, lane, until = one.queue, one.lane, due
-            if queue.number in broker.header.links:
-                to = self._routes.target_of(vpn, header.to)
-                lane, until = wait_for_link(broker, queue, to, due, n), NEVER
-            queue.arrivals.add(
-                number, sizes, one.priority, expires_at(queue.definition, broker.now, ttl_ends),
-                until, one.barrier, lane,
-            )  # fmt: skip
-            segment = self._segment(vpn, queue, topic)
-            segment.ids += range(known, known + n)
-            segment.until += [until] * n  # type: ignore[operator]
-            if span is None:
-                segment.partitions += [partition] * n  # type: ignore[operator]
-                segment.offsets += [offset] * n  # type: ignore[operator]
-                segment.items += range(item, item + n)  # type: ignore[operator]
-            else:
-                segment.partitions += span.partitions  # type: ignore[operator]
-                segment.offsets += span.offsets  # type: ignore[operator]
-                segment.items += span.items  # type: ignore[operator]
-        return number
-
-    def _segment(self, vpn: str, queue: Queue, topic: str) -> Segment:
-        """What the journal says was stored in this queue from this topic."""
-        segment = self._spooled.get((queue.number, topic))
-        if segment is None:
-            segment = self._spooled[queue.number, topic] = Segment(
-                "spooled", vpn, queue.definition.name, topic=topic, partitions=[], offsets=[],
-                items=[], until=[],
-            )  # fmt: skip
-            self._broker.journal.segments.append(segment)
-        return segment
 
     # ------------------------------------------------------------ end
 

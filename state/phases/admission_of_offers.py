@@ -16,6 +16,7 @@ from ..rules.entering import Match
 from .admission import Admission
 from .incoming import Incoming
 from .judging import Judged, judge
+from .refusing import refuse
 
 if TYPE_CHECKING:
     from ..queue import Queue
@@ -43,7 +44,7 @@ class OfferAdmission(Admission):
         else:
             judged = judge(self._broker, vpn, header, matches, record, self._told)
         if judged.refused is not None:
-            self._refuse(vpn, 0, None, *judged.refused, record)
+            refuse(self._broker, vpn, 0, None, *judged.refused, record)
         elif judged.kept and self._file_room is not None:
             self._file_room -= judged.size
         return judged
@@ -64,9 +65,15 @@ class OfferAdmission(Admission):
         """No broker has a queue that takes a message that was offered (S6)."""
         self._nowhere(vpn, header, seq, producer, record)
 
+    def store(
+        self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming
+    ) -> int:
+        """Store a message that this broker took in; returns its id."""
+        return self._storing.store(vpn, header, matches, size, record)
+
     def store_as(
         self, vpn: str, header: PublishHeader, matches: list[Match], size: int, record: Incoming,
         origin: int,
     ) -> None:  # fmt: skip
         """Store a message that another broker took in, under its id."""
-        self._store_all(vpn, header, matches, [record.value], [size], record, origin=origin)
+        self._storing.store_all(vpn, header, matches, [record.value], [size], record, origin=origin)

@@ -10,6 +10,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.ids import format_ranges
 from lakequeue.protocol.outputs import Deadline, Deliveries, Reply
 from lakequeue.state import Batch, DictStore, Limits, step
+from lakequeue.state.limits import beside
 from lakequeue.state.rules.order import key_of
 from rules.steps import CountingStore, Steps, delivered
 
@@ -138,7 +139,7 @@ def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks(
     for given in (commands, [c.Ack(queue="other", subscription="b", ids=format_ranges(held))]):
         out = step(steps.store, Batch(steps.command_records(given)), steps.now, limits=limits)
         rows = {s.queue: len(s.ids) for o in out if hasattr(o, "segments") for s in o.segments}
-        assert rows["orders"] == 10
+        assert rows["orders"] == beside(limits).bulk_rows
         assert [o.at for o in out if isinstance(o, Deadline)] == [steps.now]
     assert rows["other"] == 500
 
