@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BESIDE = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -36,6 +34,7 @@ class Limits:
     compact_bytes_per_step: int = 1_000_000
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
+    beside: int = 16  # a step that brings something does so much less of bulk, due and compact
     # Of each bridge (H1–H3).
     bridge_rows: int = 10_000  # messages on their way, unanswered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
@@ -88,10 +87,10 @@ def beside(limits: Limits) -> Limits:
     nobody for the rest of a million messages that expire or are purged."""
     return dataclasses.replace(
         limits,
-        bulk_rows=max(limits.bulk_rows // BESIDE, 1),
-        bulk_bytes=max(limits.bulk_bytes // BESIDE, 1),
-        due_rows=max(limits.due_rows // BESIDE, 1),
-        compact_bytes_per_step=max(limits.compact_bytes_per_step // BESIDE, 1),
+        bulk_rows=max(limits.bulk_rows // limits.beside, 1),
+        bulk_bytes=max(limits.bulk_bytes // limits.beside, 1),
+        due_rows=max(limits.due_rows // limits.beside, 1),
+        compact_bytes_per_step=max(limits.compact_bytes_per_step // limits.beside, 1),
     )
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from ..protocol.journal import Journal
 from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
-from ..state import Batch, Home, Store, step
+from ..state import Batch, Home, Limits, Store, step
+
+LIMITS = Limits()
 
 
 @dataclass(slots=True)
@@ -25,9 +27,9 @@ class Decided:
     notes: list[str] = field(default_factory=list)
 
 
-def decide(store: Store, batch: Batch, now: int, home: Home) -> Decided:
+def decide(store: Store, batch: Batch, now: int, home: Home, limits: Limits = LIMITS) -> Decided:
     """Take one step: the only call of `state.step` in the job."""
-    outputs = step(store, batch, now, home)
+    outputs = step(store, batch, now, home, limits)
     decided = Decided(notes=notes_of(outputs))
     for output in outputs:
         match output:

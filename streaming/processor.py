@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from ..protocol import wire
 from ..sources.records import in_parts, to_batch
-from ..state import Home
+from ..state import Home, Limits
 from .deciding import decide
 from .state_store import HandleStore
 
@@ -24,6 +24,7 @@ ROWS_PER_FRAME = 5_000
 BYTES_PER_FRAME = 4_000_000  # Kafka writes the first while the next is made
 BYTES_PER_STEP = 32_000_000  # a step costs a little: only what is large is cut
 RECORDS_PER_STEP = 10_000
+LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
 _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `sinks.kafka_sink`
 
 
@@ -51,7 +52,7 @@ class BrokerProcessor(StatefulProcessor):
         deadline = 0
         try:
             for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
-                decided = decide(self._store, batch, now, home)
+                decided = decide(self._store, batch, now, home, LIMITS)
                 deadline = decided.deadline
                 said = decided.said
                 if decided.journal is not None:

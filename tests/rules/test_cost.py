@@ -109,7 +109,7 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(
     """And the queue beside it is served in each of these steps."""
     steps = loaded(stores, DEEP)
     steps.run([c.Subscribe(queue="other", subscription="b", inbox=INBOX, max_backlog=500)])
-    limits = Limits(command_rows=5_000, bulk_rows=5_000)
+    limits = Limits(command_rows=5_000, bulk_rows=5_000, beside=1)
     batch = Batch(steps.command_records([command]))
     rows: list[int] = []
     for _ in range(60):
