@@ -34,7 +34,7 @@ class Limits:
     compact_bytes_per_step: int = 1_000_000
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
-    beside: int = 16  # a step that brings something does so much less of bulk, due and compact
+    beside: int = 16  # a step that brings little does so much less of bulk, due and compact
     # Of each bridge (H1–H3).
     bridge_rows: int = 10_000  # messages on their way, unanswered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
@@ -81,16 +81,23 @@ class Limits:
             raise ValueError(f"page_bits: {self.page_bits} – must be 15 or less")
 
 
+def beside(limits: Limits, records: int) -> Limits:
+    """The limits of a step that brings so many records. Whoever sent a few waits for all of the
+    step, and nobody for the rest of a million messages that expire or are purged. But as many rows
+    as come in, and more, can always go: a record is eight messages at most."""
+    if not records:
+        return limits
+    return _divided(limits, min(limits.beside, max(limits.due_rows // (16 * records), 1)))
+
+
 @functools.cache
-def beside(limits: Limits) -> Limits:
-    """The limits of a step that brings something: whoever sent that waits for all of the step, and
-    nobody for the rest of a million messages that expire or are purged."""
+def _divided(limits: Limits, by: int) -> Limits:
     return dataclasses.replace(
         limits,
-        bulk_rows=max(limits.bulk_rows // limits.beside, 1),
-        bulk_bytes=max(limits.bulk_bytes // limits.beside, 1),
-        due_rows=max(limits.due_rows // limits.beside, 1),
-        compact_bytes_per_step=max(limits.compact_bytes_per_step // limits.beside, 1),
+        bulk_rows=max(limits.bulk_rows // by, 1),
+        bulk_bytes=max(limits.bulk_bytes // by, 1),
+        due_rows=max(limits.due_rows // by, 1),
+        compact_bytes_per_step=max(limits.compact_bytes_per_step // by, 1),
     )
 
 

@@ -93,7 +93,7 @@ def step(
     """Run one step of a broker. ``now``: epoch ms. Reads and writes ``store``."""
 
     def run(pages: Store, part: Batch, refused: Refusals, first: bool) -> Broker:
-        own = beside(limits) if part.commands or part.publishes else limits
+        own = beside(limits, len(part.commands) + len(part.publishes))
         broker = refused.watch(Broker.load(pages, home, now, own, first))
         commands = DecodedCommands(broker, part.commands, refused)
         given = Input(commands, part.publishes, part.mesh, refused)

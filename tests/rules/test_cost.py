@@ -139,7 +139,7 @@ def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks(
     for given in (commands, [c.Ack(queue="other", subscription="b", ids=format_ranges(held))]):
         out = step(steps.store, Batch(steps.command_records(given)), steps.now, limits=limits)
         rows = {s.queue: len(s.ids) for o in out if hasattr(o, "segments") for s in o.segments}
-        assert rows["orders"] == beside(limits).bulk_rows
+        assert rows["orders"] == beside(limits, 1).bulk_rows
         assert [o.at for o in out if isinstance(o, Deadline)] == [steps.now]
     assert rows["other"] == 500
 
@@ -267,3 +267,16 @@ def test_R6_the_parts_of_a_browse_are_the_whole_in_order(browsed: tuple[bytes, i
             assert len(rows) < 3_000
             found += rows
         assert [row["id"] for row in found] == [row["id"] for row in whole]
+
+
+def test_L13_a_step_that_brings_little_does_little_beside() -> None:
+    """And one that brings much does more than that: what comes in and is over can always go."""
+    limits = Limits()
+    rows = [beside(limits, records).due_rows for records in (0, 1, 7, 20, 60, 125, 5_000)]
+    assert rows == [2_000, 125, 125, 333, 1_000, 2_000, 2_000]
+    assert all(rows[n] >= 8 * records for n, records in enumerate((0, 1, 7, 20, 60, 125)))
+    assert beside(limits, 1).bulk_rows == 125
+    assert beside(Limits(beside=1), 1) == Limits(beside=1)
+    assert beside(Limits(due_rows=32, bulk_rows=3), 1) == Limits(
+        due_rows=16, bulk_rows=1, bulk_bytes=1_000_000, compact_bytes_per_step=500_000
+    )

@@ -178,7 +178,7 @@ def test_S1_what_waits_in_a_queue_that_failed_goes_on_when_it_is_defined_again(
     seen = of(Reply, steps.run([look]))[0].result
     assert (seen["faulted"], seen["depth"]) == (
         "RuntimeError: planted",
-        10 - beside(steps.limits).bulk_rows,
+        10 - beside(steps.limits, 1).bulk_rows,
     )
     steps.run([c.Define(definition={"name": "orders", "message_type": "binary"})])
     seen = of(Reply, steps.run([look]))[0].result
