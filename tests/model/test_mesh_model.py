@@ -115,8 +115,20 @@ class MeshWalk:
             there = list(self.model.queues[taker.queue].messages)
             if there:
                 ids = self.random.sample(there, min(2, len(there)))
+                before = len(self.mesh.engine.journal())
                 consumer.ack(ids=ids)
                 self.model.acknowledge(taker.queue, ids)
+                for number in self.sent_to(consumer, before):
+                    if number in ids:
+                        self.model.unseen(taker.queue, number)
+
+    def sent_to(self, consumer: Any, before: int) -> list[str]:
+        """What was delivered to a consumer since the journal had so many rows."""
+        return [
+            row["message_id"] for row in self.mesh.engine.journal()[before:]
+            if row["event"] in ("delivered", "redelivered")
+            and row["subscription"] == consumer.subscription
+        ]  # fmt: skip
 
     def move(self) -> None:
         broker = self.random.choice(BROKERS)
@@ -165,6 +177,7 @@ class MeshWalk:
 @pytest.mark.parametrize(
     ("seed", "death", "keys"),
     [
+        (309, 0.1, {"lease_period": "250ms"}),  # sent to who is acknowledging it
         (0, 0.0, {}),
         (1, 0.1, {}),
         (2, 0.1, {"lease_period": "250ms"}),

@@ -96,6 +96,11 @@ class MeshModel:
         message.holder, message.until = taker, until
         message.taken_at.add(taker.broker)
 
+    def unseen(self, queue: str, number: str) -> None:
+        """L7: it was sent once more to who was just acknowledging it, and so shows it to nobody."""
+        message = self.going[number]
+        self.queues[queue].counters["redelivered"] += bool(message.deliveries)
+
     def held(self, taker: Taker) -> int:
         messages = self.queues[taker.queue].messages.values()
         return sum(m.holder is taker for m in messages)
