@@ -65,7 +65,7 @@ class KnownQueue:
 class MeshModel:
     """All queues, all consumers, one clock in ms. going: what was removed since all was quiet; it
     may have been delivered before. late: brokers where an ack that goes round made room after
-    others may have had some."""
+    others may have had some; left: consumers that have gone since all was quiet."""
 
     def __init__(self) -> None:
         self.queues: dict[str, KnownQueue] = {}
@@ -74,6 +74,7 @@ class MeshModel:
         self.places = 0
         self.going: dict[tuple[str, str], Known] = {}
         self.late: set[str] = set()
+        self.left: list[Taker] = []
 
     def define(self, definition: dict[str, Any], hosts: tuple[str, ...]) -> None:
         owner = definition.get("initial_owner")
@@ -184,6 +185,7 @@ class MeshModel:
     def close(self, taker: Taker) -> None:
         """C3: what it held returns."""
         self.takers.remove(taker)
+        self.left.append(taker)
         self.give_back(taker)
 
     def give_back(self, taker: Taker) -> None:
@@ -235,7 +237,8 @@ class MeshModel:
             for message in queue.messages.values():
                 where = shown[message.id]
                 if where != message.owner:  # H4: granted where a subscriber asked for such
-                    asks = any(t.broker == where and t.takes(message.body) for t in takers)
+                    known = [*takers, *(t for t in self.left if t.queue == name)]
+                    asks = any(t.broker == where and t.takes(message.body) for t in known)
                     assert asks or where in message.taken_at, f"{message.id}: went to {where}"
                     near = [t for t in free if t.broker == message.owner]
                     passed = any(t.takes(message.body) for t in near)
@@ -247,4 +250,4 @@ class MeshModel:
                     continue
                 able = [t for t in free if t.takes(message.body)]
                 assert not able, f"{message.id}: waits at {where}, and {able[0]} has room"
-        self.late = set()
+        self.late, self.left = set(), []
