@@ -87,17 +87,22 @@ def _half_done(
 
 
 def acknowledge(
-    session: Session, command: commands.Ack, heard: Callable[[], None] | None = None
+    session: Session, command: commands.Ack, own: int | None, heard: Callable[[], None] | None
 ) -> None:
-    """Acknowledge what a command names, whoever of the queue's hosts has it (L13). What none of
-    them has is for the consumer's own broker to say (L8, L9). heard: see `Speaking.request`."""
-    if command.up_to is None and len(session.hosts_of(command.queue)) > 1:
+    """Acknowledge what a command names, whoever of the queue's hosts has it (L13). own: the
+    consumer's broker. It is asked last: what none of them has is for it to say (L8, L9), and what
+    it sent this consumer while the others were asked it removes now. heard: see `Speaking.request`.
+    """
+    if len(session.hosts_of(command.queue)) < 2:
+        session.request(command, heard=heard)  # the queue may have moved since
+        return
+    if command.up_to is None:
         quiet = msgspec.structs.replace(command, quiet=True)
-        if remove(session, quiet) or command.ids is None:
-            if heard is not None:
-                heard()
+        removed = remove(session, quiet)
+        if command.ids is None:
             return
-    session.request(command, heard=heard)
+        command = quiet if removed else command
+    session.request(command, broker=own, heard=heard)
 
 
 def added(answers: Sequence[Any]) -> Any:

@@ -176,7 +176,8 @@ class Settling:
             which = {"up_to": str(int(up_to))}
         else:
             which = {"where": where}
-        acknowledge(self._session, self.subscription.ack(**which), heard)
+        bound = self.subscription
+        acknowledge(self._session, bound.ack(**which), bound.broker, heard)
 
     # ------------------------------------------------------------ dups_ok
 

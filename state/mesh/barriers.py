@@ -101,7 +101,7 @@ def may_pass(broker: Broker, queue: Queue, seq: int, receiving: int) -> bool:
     holding, hosts = queue.header.holding, other_hosts(broker, queue)
     if not hosts:
         return receiving > 0
-    if holding is None or holding.number != _id_at(queue, seq):
+    if holding is None or holding.number != _number_at(broker, queue, seq):
         return False
     if holder(broker, queue) is not None or not _is_drained(broker, queue):
         return False
@@ -112,17 +112,18 @@ def may_pass(broker: Broker, queue: Queue, seq: int, receiving: int) -> bool:
     )
 
 
-def _id_at(queue: Queue, seq: int) -> int:
+def _number_at(broker: Broker, queue: Queue, seq: int) -> int:
+    """The id of the message at this place, under which all know it."""
     page, row = queue.row(seq)
-    return int(page.id[row])
+    return int(broker.spool.origins(page.id[row : row + 1])[0])
 
 
 def _hold_for(broker: Broker, queue: Queue, seq: int) -> None:
     """Tell the other hosts of the first barrier here, those that do not know of it."""
-    number, d = _id_at(queue, seq), queue.definition
+    number, d = _number_at(broker, queue, seq), queue.definition
     holding = queue.header.holding = queue.header.holding or Holding(number)
     missing = [host for host in other_hosts(broker, queue) if host not in holding.drained]
-    ids = np.array([number], np.uint64)
+    ids = queue.gather(np.array([seq], np.int64), "id")
     content = broker.spool.contents(ids)[0] if missing else None
     if content is None:
         return
@@ -228,7 +229,7 @@ def report(broker: Broker, queue: Queue) -> None:
     header = queue.header
     barrier = queue.first_barrier()
     first = None if barrier is None else seq_of(barrier)
-    number = None if first is None else _id_at(queue, first)
+    number = None if first is None else _number_at(broker, queue, first)
     if header.holding is not None and header.holding.number != number:
         let_go(broker, queue, False)
     if first is not None and holder(broker, queue) is None:

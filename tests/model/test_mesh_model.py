@@ -1,5 +1,6 @@
 """Random walks over three brokers, of which some die, do what the model of a mesh allows: queues of
-each type, moves of a local one, administration from anywhere (Q5, H4, L, B2, C3, R6)."""
+each type, moves of a local one, dead messages, clients that die, administration from anywhere (Q5,
+H4, L, B1, B2, O2, X1, X5, C3, R6)."""
 
 import json
 import random
@@ -16,8 +17,18 @@ from rules.mortal import Fate
 from .limits import TINY
 
 QUEUES = ("shared", "near", "grouped")
+DEAD = "dead"
+DELAYS = (0, 50, 300)
+TIMEOUT_MS = 200
+COUNTED = (
+    "spooled", "acknowledged", "canceled", "redelivered", "expired", "dead_lettered",
+    "consumer_rejected",
+)  # fmt: skip
 FILTERS = (None, None, "/k = 1", "/n > 6")
-MS = {"time": 100}
+MANY = {
+    "max_backlog": 2, "expiration": "300ms", "priority": "/n", "delays": True, "leasing": "strict",
+    "max_deliveries": 3, "dead_message_queue": DEAD,
+}  # fmt: skip
 OPERATIONS = (
     ["send"] * 6 + ["open"] * 2 + ["close", "move", "purge", "time", "time"] + ["settle"] * 4
     + ["acknowledge"] * 2
@@ -25,24 +36,37 @@ OPERATIONS = (
 
 
 def definitions(keys: dict[str, Any]) -> list[dict[str, Any]]:
+    """The last one is only there where they name it."""
     common = {"message_type": "json", "max_per_subscription_backlog": 9, **keys}
+    dead = {"name": DEAD, "message_type": "json", "max_per_subscription_backlog": 9}
     return [
         {"name": "shared", **common},
         {"name": "near", "type": "LocalQueue", "broker": "b", **common},
         {"name": "grouped", "type": "GroupLocalQueue", "initial_owner": "c", "group": ["a", "c"],
          **common},
+        *([dead] if "dead_message_queue" in keys else []),
     ]  # fmt: skip
 
 
 class MeshWalk:
-    """The mesh and the model, side by side."""
+    """The mesh and the model, side by side. delays: whether cancels have some (L11); kills: whether
+    clients die (C3)."""
 
-    def __init__(self, seed: int, death: float, **keys: Any) -> None:
+    def __init__(
+        self, seed: int, death: float, delays: bool = False, kills: bool = False, **keys: Any
+    ) -> None:
+        self.delays = delays
+        self.operations = [*OPERATIONS, *(["kill"] * 2 if kills else [])]
+        self.dying: dict[str, tuple[Taker, int]] = {}  # by subscription; until when it is missed
+        self.read = 0  # rows of the journal
         self.fate = Fate(seed, death=death)
         self.random = random.Random(seed)
-        self.mesh = Mesh(self.fate, TINY if seed % 2 else None, queues=definitions(keys))
+        system = {"heartbeat_timeout": f"{TIMEOUT_MS}ms"} if kills else None
+        limits = TINY if seed % 2 else None
+        self.mesh = Mesh(self.fate, limits, system, queues=definitions(keys))
         self.model = MeshModel()
-        for one, hosts in zip(definitions(keys), (BROKERS, ("b",), ("a", "c")), strict=True):
+        for one in definitions(keys):
+            hosts = {"near": ("b",), "grouped": ("a", "c")}.get(one["name"], BROKERS)
             self.model.define(one, hosts)
         self.consumers: list[tuple[Taker, Any]] = []
         self.held: list[tuple[Taker, Any]] = []
@@ -51,13 +75,13 @@ class MeshWalk:
 
     def go(self, steps: int) -> None:
         for _ in range(steps):
-            operation = self.random.choice(OPERATIONS)
+            operation = self.random.choice(self.operations)
             getattr(self, operation)()
             self.receive()
             self.look()
 
     def queue(self) -> str:
-        return self.random.choice(QUEUES)
+        return self.random.choice(list(self.model.queues))
 
     def anywhere(self) -> Any:
         return self.mesh.at[self.random.choice(BROKERS)].admin()
@@ -66,7 +90,7 @@ class MeshWalk:
 
     def send(self) -> None:
         self.n += 1
-        queue, broker = self.queue(), self.random.choice(BROKERS)
+        queue, broker = self.random.choice(QUEUES), self.random.choice(BROKERS)
         body = {"n": self.n % 13, "k": self.n % 3}
         number = self.mesh.send(broker, body, queue)
         entered = BROKERS[int(number) >> 48]
@@ -95,6 +119,14 @@ class MeshWalk:
             consumer.close()
             self.model.close(taker)
 
+    def kill(self) -> None:
+        """It is sent more, until that is noticed; nobody sees what was sent."""
+        if self.consumers:
+            taker, consumer = self.consumers.pop(self.random.randrange(len(self.consumers)))
+            self.held = [(t, m) for t, m in self.held if t is not taker]
+            self.dying[consumer.subscription] = taker, self.model.now + TIMEOUT_MS
+            consumer.kill()
+
     def settle(self) -> None:
         if self.held:
             taker, message = self.held.pop(self.random.randrange(len(self.held)))
@@ -105,8 +137,9 @@ class MeshWalk:
                 with suppress(LeaseLost):  # it is another's, or gone
                     message.cancel()
                 return
-            getattr(message, how)()
-            self.model.settle(taker.queue, message.id, how)
+            delay = self.random.choice(DELAYS) if self.delays and how == "cancel" else 0
+            message.cancel(delay=f"{delay}ms") if delay else getattr(message, how)()
+            self.model.settle(taker.queue, message.id, how, delay)
 
     def acknowledge(self) -> None:
         """By ids, of any broker, of any consumer's (L8, L13)."""
@@ -115,21 +148,47 @@ class MeshWalk:
             there = list(self.model.queues[taker.queue].messages)
             if there:
                 ids = self.random.sample(there, min(2, len(there)))
+                before = len(self.mesh.engine.journal())
                 consumer.ack(ids=ids)
-                self.model.acknowledge(taker.queue, ids)
+                self.model.acknowledge(taker, ids)
+                for number in self.sent_to(consumer, before):
+                    if number in ids:
+                        self.model.unseen(taker.queue, number)
+
+    def sent_to(self, consumer: Any, before: int) -> list[str]:
+        """What was delivered to a consumer since the journal had so many rows."""
+        return [
+            row["message_id"] for row in self.mesh.engine.journal()[before:]
+            if row["event"] in ("delivered", "redelivered")
+            and row["subscription"] == consumer.subscription
+        ]  # fmt: skip
 
     def move(self) -> None:
         broker = self.random.choice(BROKERS)
         self.anywhere().move_queue("near", broker)
         self.model.move("near", broker)
+        self.notice()
 
     def purge(self) -> None:
         queue, where = self.queue(), f"/n = {self.n % 5}"
         assert self.anywhere().purge(queue, where=where) == self.model.purge(queue, where)
 
     def time(self) -> None:
-        self.mesh.advance("100ms")
-        self.model.advance(100)
+        """In parts of what periods are multiples of: a client counts from when it looks."""
+        for _ in range(2):
+            self.mesh.advance("50ms")
+            self.model.advance(50)
+            self.notice()
+            self.receive()
+
+    def notice(self) -> None:
+        """Who died is noticed within the time-out."""
+        for name, (taker, until) in list(self.dying.items()):
+            flows = self.anywhere().describe(taker.queue)["consumers"]
+            if all(flow["subscription"] != name for flow in flows):
+                del self.dying[name]
+                self.model.close(taker)
+            assert name not in self.dying or self.model.now <= until, f"{name}: is not missed"
 
     # ------------------------------------------------------------ what is seen
 
@@ -140,6 +199,13 @@ class MeshWalk:
                 until = None if ends is None else round(ends.timestamp() * 1000) - self.begin
                 self.model.deliver(taker, message.id, message.delivery_count, until)
                 self.held.append((taker, message))
+        rows = self.mesh.engine.journal()[self.read :] if self.dying else []
+        for row in rows:
+            if row["subscription"] in self.dying and row["event"] in ("delivered", "redelivered"):
+                until = row["until"] and row["until"] - self.begin
+                taker, _ = self.dying[row["subscription"]]
+                self.model.deliver(taker, row["message_id"], row["deliveries"], until)
+        self.read = len(self.mesh.engine.journal())
 
     def look(self) -> None:
         admin = self.anywhere()
@@ -152,12 +218,13 @@ class MeshWalk:
                 m.id: (m.state, m.deliveries) for m in queue.messages.values()
             }
             if local is not None:  # O1, L7
-                order = sorted(queue.messages.values(), key=lambda m: m.place)
+                order = sorted(queue.messages.values(), key=lambda m: (-m.rank, m.place))
                 assert [m.id for m in shown] == [m.id for m in order]
-            leased = sum(m.holder is not None for m in queue.messages.values())
+            states = [m.state for m in queue.messages.values()]
             numbers = [described[key] for key in ("depth", "leased", "moving", "delayed")]
-            assert numbers == [len(queue.messages), leased, 0, 0]
-            for counter in ("spooled", "acknowledged", "canceled", "redelivered"):
+            counts = [len(states), states.count("leased"), 0, states.count("delayed")]
+            assert numbers == counts, f"{name}: {numbers} – {counts}"
+            for counter in COUNTED:
                 assert described["counters"][counter] == queue.counters[counter], counter
         self.model.quiet(owners)
 
@@ -165,15 +232,15 @@ class MeshWalk:
 @pytest.mark.parametrize(
     ("seed", "death", "keys"),
     [
+        (309, 0.1, {"lease_period": "250ms"}),  # sent to who is acknowledging it
         (0, 0.0, {}),
         (1, 0.1, {}),
         (2, 0.1, {"lease_period": "250ms"}),
         (3, 0.2, {"max_cancels": 2, "fairness_model": "round-robin"}),
-        (
-            202,
-            0.1,
-            {"max_cancels": 2, "fairness_model": "fast"},
-        ),  # the directory said its words again
+        (202, 0.1, {"max_cancels": 2, "fairness_model": "fast"}),  # the directory's words again
+        (2001, 0.1, MANY),
+        (3009, 0.1, {"max_backlog": 2, "kills": True, "delays": True, "lease_period": "250ms"}),
+        (3018, 0.1, {"max_deliveries": 2, "dead_message_queue": DEAD, "kills": True}),
     ],
 )
 def test_Q5_H4_walks_over_three_brokers(seed: int, death: float, keys: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A naive model of queues over several brokers, written from Q5, H4, L, C3 and B2 alone.
+"""A naive model of queues over several brokers, written from Q5, H4, L, X, O2, C3 and B alone.
 
 Where several brokers and consumers could serve, the rules leave open who does. So the model does
 not foretell: it is told who got what, says whether that was allowed, and when all is quiet whether
@@ -28,20 +28,26 @@ class Taker:
 
 @dataclass(eq=False)
 class Known:
-    """A message: its id, place, and owner. taken_at: where it was delivered since all was quiet."""
+    """A message: its id, place, and owner. expires: when its life ends; due: when it is ready
+    again; taken_at: where it was delivered since all was quiet."""
 
     id: str
     place: int
     body: bytes
     owner: str
+    expires: int | None = None
+    rank: int = 0
     holder: Taker | None = None
     until: int | None = None
+    due: int | None = None
     deliveries: int = 0
     cancels: int = 0
     taken_at: set[str] = field(default_factory=set)
 
     @property
     def state(self) -> str:
+        if self.due is not None:
+            return "delayed"
         return "ready" if self.holder is None else "leased"
 
 
@@ -58,14 +64,17 @@ class KnownQueue:
 
 class MeshModel:
     """All queues, all consumers, one clock in ms. going: what was removed since all was quiet; it
-    may have been delivered before."""
+    may have been delivered before. late: brokers where an ack that goes round made room after
+    others may have had some; left: consumers that have gone since all was quiet."""
 
     def __init__(self) -> None:
         self.queues: dict[str, KnownQueue] = {}
         self.takers: list[Taker] = []
         self.now = 0
         self.places = 0
-        self.going: dict[str, Known] = {}
+        self.going: dict[tuple[str, str], Known] = {}
+        self.late: set[str] = set()
+        self.left: list[Taker] = []
 
     def define(self, definition: dict[str, Any], hosts: tuple[str, ...]) -> None:
         owner = definition.get("initial_owner")
@@ -78,16 +87,47 @@ class MeshModel:
         known = self.queues[queue]
         at = broker if broker in known.hosts else None
         owner = known.owner or at or ""
+        self.enter(known, number, body, owner)
+
+    def enter(self, known: KnownQueue, number: str, body: bytes, owner: str) -> None:
+        """X1: its life is counted from here; O2: and so is its rank."""
         self.places += 1
-        known.messages[number] = Known(number, self.places, body, owner)
+        life, rank = known.definition.get("expiration"), known.definition.get("priority")
+        message = known.messages[number] = Known(number, self.places, body, owner)
+        message.expires = None if life is None else self.now + int(life.removesuffix("ms"))
+        message.rank = 0 if rank is None else evaluate(rank, fields_of(json.loads(body)))
         known.counters["spooled"] += 1
+
+    def die(self, queue: str, message: Known, reason: str) -> None:
+        """X5: to the dead message queue of the broker where it was, if there is one."""
+        known = self.queues[queue]
+        self.go(queue, message.id)
+        known.counters[reason] += 1
+        dead = known.definition.get("dead_message_queue")
+        if dead is not None:
+            known.counters["dead_lettered"] += 1
+            at = message.owner if message.holder is None else message.holder.broker
+            self.enter(self.queues[dead], message.id, message.body, at)
+
+    def go(self, queue: str, number: str) -> None:
+        """It is removed."""
+        self.going[queue, number] = self.queues[queue].messages.pop(number)
+
+    def come_back(self, queue: str, message: Known) -> None:
+        """L5: a message that was delivered too often dies instead."""
+        most = self.queues[queue].definition.get("max_deliveries", 0)
+        if most and message.deliveries >= most:
+            self.die(queue, message, "expired")
+        message.holder = None
 
     def deliver(self, taker: Taker, number: str, deliveries: int, until: int | None) -> None:
         """A consumer got a message. L3: nobody else has it; F5, B2: it may have it."""
         known = self.queues[taker.queue]
-        message = known.messages.get(number) or self.going.get(number)
+        gone = self.going.get((taker.queue, number))
+        message = known.messages.get(number) or gone
         assert message is not None, f"{number}: delivered, and not in {taker.queue}"
-        assert message.holder is None or number in self.going, f"{number}: delivered to two"
+        assert message.holder is None or gone, f"{number}: delivered to two"
+        assert message.due is None, f"{number}: delivered before it is due"
         assert taker.takes(message.body), f"{number}: does not match {taker.filter}"
         assert self.held(taker) < taker.backlog, f"{number}: more than {taker.backlog}"
         assert deliveries == message.deliveries + 1, f"{number}: count {deliveries}"
@@ -96,46 +136,62 @@ class MeshModel:
         message.holder, message.until = taker, until
         message.taken_at.add(taker.broker)
 
+    def unseen(self, queue: str, number: str) -> None:
+        """L7: it was sent once more to who was just acknowledging it, and so shows it to nobody."""
+        message = self.going[queue, number]
+        self.queues[queue].counters["redelivered"] += bool(message.deliveries)
+
     def held(self, taker: Taker) -> int:
         messages = self.queues[taker.queue].messages.values()
         return sum(m.holder is taker for m in messages)
 
-    def settle(self, queue: str, number: str, how: str) -> None:
-        """L1, L6, C7: acknowledged, canceled or rejected by its holder."""
+    def settle(self, queue: str, number: str, how: str, delay: int = 0) -> None:
+        """L1, L6, L11, C7: acknowledged, canceled or rejected by its holder."""
         known = self.queues[queue]
         message = known.messages[number]
-        known.counters[{"ack": "acknowledged", "cancel": "canceled"}.get(how, how)] += 1
-        message.cancels += how == "cancel"
-        most = known.definition.get("max_cancels", 0)
-        if how == "cancel" and not (most and message.cancels >= most):
-            message.holder = None
+        if how == "ack":
+            known.counters["acknowledged"] += 1
+            self.go(queue, number)
+        elif how == "reject":
+            self.die(queue, message, "consumer_rejected")
         else:
-            del known.messages[number]
+            known.counters["canceled"] += 1
+            message.cancels += 1
+            most = known.definition.get("max_cancels", 0)
+            if most and message.cancels >= most:
+                self.die(queue, message, "expired")
+                return
+            self.come_back(queue, message)
+            message.due = self.now + delay if delay else None
 
-    def acknowledge(self, queue: str, numbers: list[str]) -> None:
-        """L8 sublet, L13: whoever has them."""
+    def acknowledge(self, taker: Taker, numbers: list[str]) -> None:
+        """L8, L13: whoever has them; strict: but for what others hold."""
+        known = self.queues[taker.queue]
+        strict = known.definition.get("leasing") == "strict"
         for number in numbers:
-            message = self.queues[queue].messages.pop(number, None)
-            if message is not None:
-                self.going[number] = message
-                self.queues[queue].counters["acknowledged"] += 1
+            message = known.messages[number]
+            if not strict or message.holder in (None, taker):
+                self.late |= {message.holder.broker} if message.holder is not None else set()
+                known.counters["acknowledged"] += 1
+                self.go(taker.queue, number)
 
     def purge(self, queue: str, where: str) -> int:
         messages = self.queues[queue].messages
         gone = [m.id for m in messages.values() if Taker("", "", 0, where).takes(m.body)]
         for number in gone:
-            self.going[number] = messages.pop(number)
+            self.go(queue, number)
         return len(gone)
 
     def close(self, taker: Taker) -> None:
         """C3: what it held returns."""
         self.takers.remove(taker)
+        self.left.append(taker)
         self.give_back(taker)
 
     def give_back(self, taker: Taker) -> None:
-        for message in self.queues[taker.queue].messages.values():
+        for message in list(self.queues[taker.queue].messages.values()):
             if message.holder is taker:
-                message.holder = None
+                self.come_back(taker.queue, message)
 
     def move(self, queue: str, broker: str) -> None:
         """A local queue goes elsewhere: leases end as at a disconnect."""
@@ -151,12 +207,24 @@ class MeshModel:
             message.owner, message.taken_at = broker, {broker}
 
     def advance(self, ms: int) -> None:
-        """L4: leases end."""
+        """L4, L11, X1: leases, delays and lives end."""
         self.now += ms
-        for queue in self.queues.values():
-            for message in queue.messages.values():
-                if message.holder is not None and (message.until or self.now + 1) <= self.now:
-                    message.holder = None
+        never = self.now + 1
+        for name, queue in self.queues.items():
+            for message in list(queue.messages.values()):
+                if (message.expires or never) <= self.now:
+                    self.die(name, message, "expired")
+                elif message.holder is not None and (message.until or never) <= self.now:
+                    self.come_back(name, message)
+                elif (message.due or never) <= self.now:
+                    message.due = None
+
+    def has_room(self, taker: Taker) -> bool:
+        """B1, of each broker; B2."""
+        messages = self.queues[taker.queue].messages.values()
+        there = sum(m.holder is not None and m.holder.broker == taker.broker for m in messages)
+        most = self.queues[taker.queue].definition.get("max_backlog", there + 1)
+        return self.held(taker) < taker.backlog and there < most
 
     def quiet(self, owners: dict[str, dict[str, str]]) -> None:
         """Nothing moves any more. owners: of each queue the owner of each message, as shown."""
@@ -165,17 +233,21 @@ class MeshModel:
             shown = owners[name]
             assert shown.keys() == queue.messages.keys(), f"{name}: other messages"
             takers = [t for t in self.takers if t.queue == name]
-            free = [t for t in takers if self.held(t) < t.backlog]
+            free = [t for t in takers if self.has_room(t)]
             for message in queue.messages.values():
                 where = shown[message.id]
                 if where != message.owner:  # H4: granted where a subscriber asked for such
-                    asks = any(t.broker == where and t.takes(message.body) for t in takers)
+                    known = [*takers, *(t for t in self.left if t.queue == name)]
+                    asks = any(t.broker == where and t.takes(message.body) for t in known)
                     assert asks or where in message.taken_at, f"{message.id}: went to {where}"
                     near = [t for t in free if t.broker == message.owner]
-                    assert not any(t.takes(message.body) for t in near), "passed its own consumer"
+                    passed = any(t.takes(message.body) for t in near)
+                    assert not passed or message.owner in self.late, "passed its own consumer"
                 message.owner, message.taken_at = where, set()
                 if message.holder is not None:
                     assert message.holder.broker == where, f"{message.id}: leased elsewhere"
+                if message.state != "ready":
                     continue
                 able = [t for t in free if t.takes(message.body)]
                 assert not able, f"{message.id}: waits at {where}, and {able[0]} has room"
+        self.late, self.left = set(), []

@@ -110,6 +110,34 @@ def test_L13_acks_by_id_and_by_filter_reach_every_owner() -> None:
     assert mesh.whole()["counters"]["acknowledged"] == 7
 
 
+def test_L13_what_comes_while_an_ack_goes_round_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ack of one message makes room for another that it names, which comes too late to be
+    found and too early to be shown: it is acknowledged all the same, and holds no room."""
+    mesh = Mesh()
+    there = [mesh.send("c"), mesh.send("c")]
+    here = mesh.send("a")
+    consumer = mesh.consumer("a", 1)
+    assert ids(drain(consumer)) == [here]
+    mesh.engine.cut("a")
+    command, asked = mesh.engine.command, []
+
+    def heard_by_a(*given: Any) -> None:
+        asked.append(given[-1])
+        if asked.count(1) == 2:
+            mesh.engine.mend("a")
+        command(*given)
+
+    monkeypatch.setattr(mesh.engine, "command", heard_by_a)
+    consumer.ack(ids=[here, there[0]])
+    monkeypatch.undo()
+    assert asked.count(1) == 2
+    assert ids(drain(consumer)) == [there[1]]
+    assert mesh.whole()["counters"]["acknowledged"] == 2
+    assert mesh.whole()["counters"]["ack_ignored"] == 0
+
+
 def test_L9_an_ack_before_its_message_waits_at_the_broker_that_will_have_it() -> None:
     mesh, sent = filled()
     mesh.consumer("a", 1).ack(ids=str(int(sent["c"][-1]) + 1))

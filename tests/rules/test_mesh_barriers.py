@@ -28,6 +28,14 @@ def test_O3_a_barrier_goes_to_the_consumers_of_all_hosts() -> None:
     assert m.depths() == [0, 0, 0]
 
 
+def test_O3_H4_a_barrier_that_was_granted_keeps_its_id_for_all() -> None:
+    m = mesh(type="GroupLocalQueue", initial_owner="c")
+    consumers = [m.consumer(broker) for broker in BROKERS]
+    sent = m.send("a", {"n": 1, "b": 1})
+    assert m.seen("c")["counters"]["acknowledged"] == 1
+    assert [[got.id for got in drain(c)] for c in consumers] == [[sent]] * 3
+
+
 def test_O3_a_barrier_waits_for_what_other_owners_hold() -> None:
     m = mesh()
     far, near = m.consumer("b", 1), m.consumer("a", 1)

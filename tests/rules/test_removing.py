@@ -13,6 +13,8 @@ from lakequeue.protocol.messages import HEADER, Records
 from lakequeue.state import Batch
 from lakequeue.state.mesh import parting
 
+from .harness import drain
+from .mesh import Mesh, ids, owned
 from .mortal import Fate
 from .spread import Spread, local
 
@@ -124,6 +126,63 @@ def test_a_broker_that_has_something_stays_and_says_what() -> None:
     with pytest.raises(ConfigError, match=r"'c' – is none of this home, whose brokers are a, b"):
         remove_broker(spread.engine, "c")
     spread.engine.check()
+
+
+@pytest.mark.parametrize("queue", [{"type": "Queue"}, {"type": "LocalQueue", "broker": "b"}])
+def test_H4_what_is_on_its_way_to_a_broker_lets_it_stay(queue: dict[str, Any]) -> None:
+    """A broker to which messages may be on their way has their queue, or is to have it."""
+    mesh = Mesh(**queue)
+    if queue["type"] == "Queue":
+        consumer = mesh.consumer("c")
+    mesh.engine.cut("c")
+    sent = [mesh.send("b") for _ in range(3)]
+    if queue["type"] == "LocalQueue":
+        move = commands.MoveQueue(queue="orders", broker="c")
+        mesh.engine.command("default.commands", b"", commands.encode_command(move))
+        for deaf, hears in (("b", "c"), ("c", "b")):  # c expects it, then b lets it go
+            mesh.engine.cut(deaf)
+            mesh.engine.mend(hears)
+    assert owned(mesh.engine.broker("b"), mesh.engine.now) == ([], sent)
+    hosted = "is a host of queue 'orders'"
+    for why in (f"{hosted}|has queue 'orders'|moves of queues are not", f"{hosted}|has queue"):
+        with pytest.raises(LakequeueError, match=why):
+            remove_broker(mesh.engine, "c")
+        mesh.engine.mend("c")
+    admin = mesh.at["a"].admin()
+    assert ids(admin.browse("orders")) == sent
+    if queue["type"] == "Queue":
+        assert ids(drain(consumer)) == sent
+    else:
+        admin.move_queue("orders", broker="a")
+        remove_broker(mesh.engine, "c")
+        assert ids(admin.browse("orders")) == sent
+
+
+@pytest.mark.parametrize("silent", ["b", "c"])
+def test_H4_what_was_granted_to_a_broker_is_back_before_it_leaves(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the directory has nothing there: as where a definition was undone at a new host, to
+    which another host had granted messages. Nobody says farewell before what it granted was heard,
+    and nobody is gone before what it refused was heard."""
+    monkeypatch.setattr(parting, "_check_empty", lambda *_: None)
+    mesh = Mesh()
+    mesh.consumer("c", 2)
+    mesh.engine.cut("c")
+    sent = [mesh.send("b") for _ in range(3)]
+    b = mesh.engine.broker("b")
+    assert owned(b, mesh.engine.now) == (sent[2:], sent[:2])
+    mesh.carry("c", commands.Delete(queue="orders"))
+    if silent == "b":  # what is said of the grant is not heard
+        mesh.engine.cut("b")
+        mesh.engine.mend("c")
+    with pytest.raises(LakequeueError, match="did not say the last word"):
+        remove_broker(mesh.engine, "c")
+    assert owned(b, mesh.engine.now) == (sent[2:], sent[:2])
+    mesh.engine.mend(silent)
+    remove_broker(mesh.engine, "c")
+    assert owned(b, mesh.engine.now) == (sent, [])
+    assert mesh.at["b"].consumer("orders").receive(timeout=0).id == sent[0]
 
 
 def test_the_last_broker_stays() -> None:
