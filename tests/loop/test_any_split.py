@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -136,7 +135,7 @@ def engine(limits: Limits) -> Iterator[None]:
         return serve(broker, queue, *more)
 
     with (
-        mock.patch.object(deciding, "step", functools.partial(step, limits=limits)),
+        mock.patch.object(deciding, "step", lambda *given: step(*given[:4], limits)),
         mock.patch.object(leases, "_delays", failing_delays),
         mock.patch.object(admission, "reason_of", failing_reason),
         mock.patch.object(judging, "reason_of", failing_reason),
