@@ -26,7 +26,7 @@ from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import commands, topics, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.log_writer import StepLog
-from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client
+from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
@@ -278,7 +278,7 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Place) ->
 
 
 def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
-    kafka = kafka_client(place.kafka.bootstrap_servers, "fence")
+    kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
     ensure_topics(place.kafka.bootstrap_servers, [], [], ["fenced"])
     first = StepLog(kafka, "fenced.steps", lambda: False)
     first.begin()
