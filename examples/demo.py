@@ -34,15 +34,9 @@ OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 @json_option
 @click.pass_context
 def demo(
-    ctx: click.Context,
-    story: str,
-    count: int,
-    everything: bool,
-    workers: int,
-    home: Path | None,
-    seed: int,
-    as_json: bool,
-) -> None:
+    ctx: click.Context, story: str, count: int, everything: bool, workers: int,
+    home: Path | None, seed: int, as_json: bool,
+) -> None:  # fmt: skip
     """Run queues, break things, and check the accounts; on real Kafka and Spark but for `bridge`.
 
     flights: publishes the flights that left New York City in 2013, once each, into three queues:

@@ -238,7 +238,7 @@ class SparkApplication:
         )  # fmt: skip
 
     def end_history(self) -> None:
-        """There are more brokers: what writes their history is to begin anew."""
+        """There are other brokers: what writes their history is to begin anew."""
         self._end_tables(HISTORY_QUERY)
 
     def _end_tables(self, name: str) -> None:

@@ -146,17 +146,22 @@ class Engine:
             self._folder.tables, rules_of(self._settings), upkeep_s(self._settings),
             lambda: self.application.spark, self._queue_watch.look, self.metrics,
         )  # fmt: skip
-        self.removal = BrokerRemoval(
-            bootstrap_servers, self._vpns[0], self.application, self.captured, self._folder,
+        self.removal, self._wishes = self._changes_of_brokers()
+        self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
+        self._refuse_several_in_batches()
+
+    def _changes_of_brokers(self) -> tuple[BrokerRemoval, Wishes]:
+        """What makes them fewer, and who hears what is wished."""
+        removal = BrokerRemoval(
+            self.bootstrap, self._vpns[0], self.application, self.captured, self._folder,
             self._lock, lambda broker, value: self._tell(self._vpns[0], broker, value),
             self._tell_peers, self._records.gone,
         )  # fmt: skip
-        self._wishes = Wishes(
-            bootstrap_servers, self._vpns, self.add_broker, self._put_record,
-            self.remove_broker, self.removal.go_on,
+        wishes = Wishes(
+            self.bootstrap, self._vpns, self.add_broker, self._put_record, self.remove_broker,
+            removal.go_on,
         )  # fmt: skip
-        self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
-        self._refuse_several_in_batches()
+        return removal, wishes
 
     @property
     def trigger(self) -> str:

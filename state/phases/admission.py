@@ -171,8 +171,8 @@ class Admission:
         if not self._broker.header.heirs:
             return None
         block = records.partitions[at] // topics.PUBLISH_PARTITIONS
-        ends = (topics.PUBLISH_PARTITIONS * (block + 1)).__le__
-        return next((i for i in range(at, len(records)) if ends(records.partitions[i])), None)
+        end = topics.PUBLISH_PARTITIONS * (block + 1)
+        return next((i for i in range(at, len(records)) if records.partitions[i] >= end), None)
 
     def look_at_files(self, records: Records) -> None:
         """Count bytes against spool files only where this step may reach the limit."""

@@ -286,7 +286,7 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         sending.join(BACK_S_MAX)
         assert len(sent) >= before + 20
         # A receipt says that all brokers agree; the last of them hears of that a moment later.
-        there: list[str] = []
+        there, deadline = list[str](), time.monotonic() + BACK_S_MAX
         while len(there) < len(sent) and time.monotonic() < deadline:
             there = [m.id for m in admin.browse("probes", limit=100_000)]
         assert there == sent
