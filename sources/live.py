@@ -35,6 +35,7 @@ CHUNK_RECORDS = 500
 # order in which it came: little, so that the turns are taken here (`ReadAhead`).
 FETCH_BYTES = 1_000_000
 POLL_S = 1.0
+HOLDING_S = 0.02  # how soon a reader notices that what it holds back is wanted
 # While there is little room for what messages bring, a step takes a part of it: large records wait
 # then, small ones go on.
 ROOM_SHARE = 8
@@ -112,6 +113,8 @@ class Reader(threading.Thread):
         self._room = threading.Event()
         self._closing = False
         self._more: deque[TopicPartition] = deque()
+        self._holding: set[Place] = set()  # what is known to Kafka's client and not read yet
+        self._wanted: deque[Place] = deque()
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
         self._next: dict[Place, int] = {}  # of each partition, the next offset
@@ -124,6 +127,16 @@ class Reader(threading.Thread):
     def assign(self, places: dict[Place, int]) -> None:
         """Read these too, from these offsets on. Before the start, or from any thread."""
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
+
+    def hold(self, places: dict[Place, int]) -> None:
+        """The same, but not before they are wanted. Kafka's client takes up to a second until it
+        knows where to read a topic: it learns that meanwhile."""
+        self._holding.update(places)
+        self.assign(places)
+
+    def want(self, places: Collection[Place]) -> None:
+        """Read what is held."""
+        self._wanted.extend(places)
 
     def take(self, most: int | None) -> tuple[dict[Place, list[Any]], int]:
         """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
@@ -166,13 +179,11 @@ class Reader(threading.Thread):
             self._consumer = Consumer(self._settings)
             self._held.clear()
             self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
-        if self._more:
-            places = [self._more.popleft() for _ in range(len(self._more))]
-            self._next |= {(p.topic, p.partition): p.offset for p in places}
-            self._consumer.incremental_assign(places)
+        self._assign()
         if not self._has_room():
             return
-        first = self._consumer.poll(FULL_S if self._held else POLL_S)  # `consume(n)` waits for n
+        wait_s = HOLDING_S if self._holding else FULL_S if self._held else POLL_S
+        first = self._consumer.poll(wait_s)  # `consume(n)` waits for n
         if first is None:
             return
         found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
@@ -193,6 +204,18 @@ class Reader(threading.Thread):
         ended = self._hear(told)  # only now: a partition's end comes behind its messages
         if lanes or ended:
             self._arrived.set()
+
+    def _assign(self) -> None:
+        """Tell Kafka's client what to read, and what not yet."""
+        if self._more:
+            places = [self._more.popleft() for _ in range(len(self._more))]
+            self._next |= {(p.topic, p.partition): p.offset for p in places}
+            self._consumer.incremental_assign(places)
+            self._consumer.pause([p for p in places if (p.topic, p.partition) in self._holding])
+        if self._wanted:
+            wanted = [self._wanted.popleft() for _ in range(len(self._wanted))]
+            self._consumer.resume([TopicPartition(*place) for place in wanted])
+            self._holding.difference_update(wanted)
 
     def _has_room(self) -> bool:
         """Whether to read on. Steps take what is here within milliseconds, but between two batches
@@ -256,7 +279,7 @@ class LiveInputs:
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
-        self._later: dict[Place, int] = {}  # read when the engine's instructions are
+        self._later: set[Place] = set()  # read when the engine's instructions are
         self.notes: list[str] = []
         self._ready = closed
         self._heard = 0.0  # when something came
@@ -280,7 +303,9 @@ class LiveInputs:
         new = {place: at for place, at in places.items() if place not in self._expected}
         self._expected |= new
         self._commands.assign({p: at for p, at in new.items() if topics.is_instruction(p[0])})
-        self._later |= {p: at for p, at in new.items() if _waits(p[0])}
+        later = {p: at for p, at in new.items() if _waits(p[0])}
+        self._later.update(later)
+        self._commands.hold(later)
         self._messages.assign({p: at for p, at in new.items() if not goes_first(p[0])})
 
     def take(self, timeout_s: float) -> Taken | None:
@@ -319,8 +344,8 @@ class LiveInputs:
             return
         told = {place for place in self._expected if topics.is_instruction(place[0])}
         if told <= self._commands.at_end and not self._commands.ahead:
-            self._commands.assign(self._later)
-            self._later = {}
+            self._commands.want(self._later)
+            self._later = set()
 
     def _wait(self, seconds: float) -> None:
         begun = time.monotonic()

@@ -10,8 +10,9 @@ a while (`alone_s`), or when taking them again would take too long. That nobody 
 broker is not known here, nor by a batch: the log's fence knows, see `sinks.log_writer`.
 
 A visit ends after `batch_s`, or when enough was written, or when taking the steps since the last
-mark again would take more than `replay_s`, whichever comes first; or at once when the engine stops:
-then its mark is the end, and no step follows.
+mark again would take more than `replay_s`, whichever comes first; what was replayed at the start is
+among them, so that the next death does not take as long again. Or it ends at once when the engine
+stops: then its mark is the end, and no step follows.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Stepper(threading.Thread):
         self._news: dict[str, int] | None = None
         self._paused_s = 0.0
         self._longest_s = 0.0
+        self._saved_s = 0.0  # what the steps that the state has cost; the replay begins behind them
 
     # ------------------------------------------------------------ the batch's thread
 
@@ -157,7 +159,7 @@ class Stepper(threading.Thread):
         return (
             not self._inputs.stopped
             and time.monotonic() - self._since < o.alone_s
-            and self._driver.cost_s - self._counts.cost_s < o.replay_s
+            and self._driver.cost_s - self._saved_s < o.replay_s
             and dirty < o.batch_bytes
         )
 
@@ -168,7 +170,7 @@ class Stepper(threading.Thread):
             self._inputs.stopped
             or time.monotonic() - self._since >= o.batch_s
             or cache.written_bytes + cache.dirty_bytes >= o.batch_bytes
-            or self._driver.cost_s - self._counts.cost_s >= o.replay_s
+            or self._driver.cost_s - self._saved_s >= o.replay_s
         )
 
     def _one(self) -> None:
@@ -213,6 +215,7 @@ class Stepper(threading.Thread):
         self._paused_s += time.monotonic() - begun
         mark = Mark(snapshot, self._figures(), self._notes())
         self._cache.count_anew()
+        self._saved_s = self._driver.cost_s
         with self._changed:
             self._mark, self._visited, self._since = mark, False, time.monotonic()
             self._changed.notify_all()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from lakequeue.protocol import topics
 from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
 from lakequeue.sources.step_batch import Place, Taken
@@ -172,6 +172,54 @@ def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
     assert reader.at_end == {A}
     assert reader._next == {A: 6}
     assert arrived.is_set()
+
+
+class Assigned:
+    """A consumer that remembers what it was told, and finds nothing."""
+
+    def __init__(self, *_: Any) -> None:
+        self.reads: set[Place] = set()
+        self.paused: set[Place] = set()
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        self.reads |= {(p.topic, p.partition) for p in places}
+
+    def pause(self, places: list[TopicPartition]) -> None:
+        self.paused |= {(p.topic, p.partition) for p in places}
+        assert self.paused <= self.reads
+
+    def resume(self, places: list[TopicPartition]) -> None:
+        self.paused -= {(p.topic, p.partition) for p in places}
+
+    def poll(self, seconds: float) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def test_commands_are_known_to_kafka_s_client_before_they_are_read(
+    inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is only assigned when it is wanted is read a second later."""
+    monkeypatch.setattr("lakequeue.sources.live.Consumer", Assigned)
+    told: Place = ("broker-0.instructions", 0)
+    inputs.also({told: 0})
+    reader = inputs._commands
+    reader._consumer = one = Assigned()  # type: ignore[assignment]
+    reader._read()
+    assert (one.reads, one.paused) == ({A, B, told}, {A, B})
+    inputs.take(0.0)
+    reader._read()
+    assert one.paused == {A, B}, "instructions are not read yet"
+    reader._anew = True
+    reader._read()
+    another: Any = reader._consumer
+    assert (another.reads, another.paused) == ({A, B, told}, {A, B})
+    reader.at_end.add(told)
+    inputs.take(0.0)
+    reader._read()
+    assert another.paused == set()
 
 
 # ------------------------------------------------------------------- on Kafka

@@ -76,7 +76,7 @@ class Transactions:
 class Broker:
     """A world, and a worker in it. A batch is what Spark does: save, commit, some time later."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, replayed_s: float = 0.0, **options: Any) -> None:
         self.world = World()
         self.state = State()
         self.cache = PageCache(self.state, 1_000_000)
@@ -92,6 +92,7 @@ class Broker:
         self.stepper = Stepper(*parts)
         self.stepper.found(SIZES)
         self.world.write((COMMANDS, 0), commands.encode_command(commands.Begin(epoch=7)))
+        self.driver.cost_s = replayed_s
         self.stepper.begin(Figures(), lambda: None)
 
     def batch(self, attach: bool = True) -> Mark:
@@ -191,6 +192,23 @@ def test_steps_alone_are_never_more_than_a_replay_can_take(make: Callable[..., B
     broker.command("unheard")
     time.sleep(0.2)
     assert broker.driver.step == mark.snapshot.step
+
+
+def test_what_was_replayed_is_saved_soon(make: Callable[..., Broker]) -> None:
+    """Else the next death in the same batch would take as long again, and its own steps more."""
+    broker = make(batch_s=60.0, replay_s=1.0, replayed_s=1.5)
+    marks: list[Mark] = []
+    first = threading.Thread(target=lambda: marks.append(broker.batch(attach=False)))
+    first.start()
+    first.join(WAIT_S)
+    assert len(marks) == 1
+    second = threading.Thread(target=lambda: marks.append(broker.batch()))
+    second.start()
+    second.join(0.3)
+    assert len(marks) == 1, "it is saved: what came before does not count any more"
+    broker.inputs.stopped = True
+    second.join(WAIT_S)
+    assert len(marks) == 2
 
 
 def test_a_fenced_worker_has_no_mark(make: Callable[..., Broker]) -> None:
