@@ -37,6 +37,10 @@ UNSAID_MAX = 4  # steps that wait for the log
 LOG_S = 0.5
 # While steps wait for the log, how long until it is looked again whether there is more to do.
 GLANCE_S = 0.001
+# Work that nobody waits for (a million messages expire, a purge goes on) leaves most of the time to
+# who sent something just now: so much rest for each second of it, while that was so recently.
+REST = 4.0
+RECENT_S = 1.0
 
 
 class Refused(LakequeueError):
@@ -152,13 +156,15 @@ class Driver:
         self._said = snapshot.step  # up to here outputs were sent
         self.notes: list[str] = []
         self.cost_s = 0.0  # what the steps took, and would take again
+        self._heard = self._rested = float("-inf")  # when something came; when rest ends
 
     # ------------------------------------------------------------ live
 
     def due_in(self) -> float | None:
         """Seconds until a step is due without any input; None: never."""
         at = min(filter(None, (self._deadline, self._journal.due())), default=0)
-        return max(0.0, (at - self._clock()) / 1000) if at else None
+        rest = self._rested - time.monotonic() if 0 < self._deadline <= self.now else 0.0
+        return max(0.0, (at - self._clock()) / 1000, rest) if at else None
 
     def learn(self, sizes: dict[str, int]) -> None:
         """Topics and their numbers of partitions as they are now: from the next step on."""
@@ -193,7 +199,13 @@ class Driver:
             outputs, self.code, taken.ranges, self._news,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
-        records = self._encoded(self._compute(record, taken.batch))  # while the log is written
+        before = self.cost_s
+        decided = self._compute(record, taken.batch)  # while the log is written
+        if taken.ranges:
+            self._heard = time.monotonic()
+        elif not decided.said and time.monotonic() - self._heard < RECENT_S:
+            self._rested = time.monotonic() + REST * (self.cost_s - before)
+        records = self._encoded(decided)
         self._unsaid.append((self.step, records))
         self._send_written(0.0)
         self._news = {}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lakequeue.protocol import journal, steplog
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.state import DictStore
+from lakequeue.streaming.deciding import LIMITS
 from lakequeue.streaming.driver import UNSAID_MAX, Driver, Refused, Snapshot
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World
 
@@ -244,6 +245,32 @@ def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
     journals = {r.value for _, records in world.said for r in records if "journal" in r.topic}
     events = [event for j in journals for event in journal.decode(j)["event"].to_pylist()]
     assert events.count("session_lost") == 1, "only when it was really silent"
+
+
+def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A million messages expire at once."""
+    monkeypatch.setattr("lakequeue.streaming.driver.REST", 1e6)
+    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
+    walk = Walk()
+    world, many = walk.world, LIMITS.due_rows
+    walk.go([("plain", n % 10) for n in range(3 * many)])
+    walk.step(3 * many)
+    driver, nothing = walk.driver, Some(world, walk.driver, 0)
+    world.now += 60_000
+    assert driver.due_in() == 0
+    driver.one(nothing, 0.0)
+    assert driver.now == world.now, "a part of them has expired"
+    assert driver.due_in() > 0, "the next part waits"
+    before = driver.step
+    walk.go([("describe",), ("step", 1)])
+    assert driver.step == before + 1, "what comes does not"
+    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 0.0)
+    driver._rested = 0.0
+    driver.one(nothing, 0.0)
+    assert driver.due_in() == 0, "and when nobody is there, it goes on"
+    judge(walk)
 
 
 def test_a_home_begins_now_whatever_still_waits() -> None:
