@@ -34,3 +34,26 @@ def test_what_is_forked_after_the_imports_works() -> None:
         [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "done\n", done.stderr
+
+
+LETS_GO = """
+import psutil
+from lakequeue.streaming.worker_daemon import load
+load()
+before = psutil.Process().memory_info().rss
+kept = []
+for _ in range(3):
+    blocks = []
+    for n in range(300):
+        blocks.append(b"x" * 1_000_000)
+        kept.append(b"y" * (600 + n))  # what comes to stand between them
+    del blocks
+print((psutil.Process().memory_info().rss - before) // 1_000_000)
+"""
+
+
+def test_memory_that_is_let_go_is_the_systems_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LETS_GO], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert int(done.stdout or 999) < 30, f"{done.stdout} MB stay; {done.stderr}"
