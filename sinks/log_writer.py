@@ -1,9 +1,9 @@
 """Writing the log of steps: the fence between two attempts of one broker.
 
-The producer is transactional, and one transaction stays open for a batch. Not for atomicity: the
-log is read uncommitted. But who opens the same broker anew raises the producer's epoch, and from
-then on Kafka refuses whatever the one before appends. As a step's outputs go out only after its
-record was taken, a worker that was cut off or frozen can never say what is not in the log.
+The producer is transactional, and one transaction stays open for about a batch. Not for atomicity:
+the log is read uncommitted. But who opens the same broker anew raises the producer's epoch, and
+from then on Kafka refuses whatever the one before appends. As a step's outputs go out only after
+its record was taken, a worker that was cut off or frozen can never say what is not in the log.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ OPEN_S_MAX = 30.0
 # A transaction is open for a batch; beside it three more, for its end and for a machine that stands
 # still, within these bounds.
 MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
+# Kafka took a record so lately: nobody else had opened the log by then. Ending a transaction says
+# the same of now, and costs some tens of milliseconds in which no step is taken.
+CERTAIN_S = 0.5
 
 
 class Stopping(LakequeueError):
@@ -42,6 +45,8 @@ class StepLog:
     ) -> None:
         self._topic = topic
         self._stop = stop
+        self._batch_s = batch_s
+        self._begun = self._took = float("-inf")  # a transaction; Kafka a record
         self._producer = Producer(
             {
                 **kafka,
@@ -72,9 +77,10 @@ class StepLog:
             raise self._failure
 
     def begin(self) -> None:
-        """A batch begins."""
+        """Begin a transaction."""
         self.fenced()
         self._producer.begin_transaction()
+        self._begun = time.monotonic()
 
     def append(self, value: bytes) -> None:
         """Begin to write a record."""
@@ -99,10 +105,20 @@ class StepLog:
             if error is not None:
                 raise KafkaException(error)
             offsets.append(message.offset())
+        if offsets:
+            self._took = time.monotonic()
         return offsets
 
+    def mark(self) -> None:
+        """A snapshot is taken of all that is written. Raises for one who was fenced: it must not be
+        saved. Several of a busy broker may fall into one transaction."""
+        now = time.monotonic()
+        if now - self._took > CERTAIN_S or now - self._begun >= self._batch_s:
+            self.commit()
+            self.begin()
+
     def commit(self) -> None:
-        """A batch ends."""
+        """End the transaction."""
         until = time.monotonic() + OPEN_S_MAX
         while True:
             try:

@@ -208,8 +208,7 @@ class Stepper(threading.Thread):
     def _make_mark(self) -> None:
         begun = time.monotonic()
         self._driver.settle()
-        self._log.commit()  # raises for one who was fenced: its mark is of no use
-        self._log.begin()
+        self._log.mark()  # raises for one who was fenced: its mark is of no use
         snapshot = self._driver.snapshot(self._options.keep)
         self._cache.hand_over()
         self._paused_s += time.monotonic() - begun

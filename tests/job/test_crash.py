@@ -71,9 +71,16 @@ class DurableSender(threading.Thread):
         super().__init__(daemon=True)
         self._place, self._stopping = place, threading.Event()
         self.sent, self.early = 0, list[bytes]()
+        self.failure: BaseException | None = None
 
     def run(self) -> None:
         """The thread."""
+        try:
+            self._send()
+        except BaseException as error:
+            self.failure = error
+
+    def _send(self) -> None:
         with (
             lakequeue.connect(self._place.url) as connection,
             connection.producer(durability="delta") as producer,
@@ -91,6 +98,8 @@ class DurableSender(threading.Thread):
         self._stopping.set()
         self.join(120)
         assert not self.is_alive(), "a receipt never came"
+        if self.failure is not None:
+            raise self.failure
 
 
 @pytest.fixture(scope="module")

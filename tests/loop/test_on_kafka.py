@@ -7,6 +7,7 @@ the worker would have refused to go on.
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from job.traffic import Traffic, judge
 from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import commands, topics, wire
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.sinks.log_writer import StepLog
+from lakequeue.sinks.log_writer import CERTAIN_S, StepLog
 from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client, quiet_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
@@ -284,6 +285,7 @@ def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
     first.begin()
     first.append(b"1")
     assert first.written(30.0) == [0]
+    first.mark()  # Kafka took a record just now
     second = StepLog(kafka, "fenced.steps", lambda: False)
     second.fenced()
     first.append(b"2")
@@ -294,3 +296,36 @@ def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:
     (at,) = second.written(30.0)
     assert at > 0
     second.commit()
+
+
+def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: Place) -> None:
+    """It may have stood still since, while another took over."""
+    kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
+    ensure_topics(place.kafka.bootstrap_servers, [], [], ["still"])
+    first = StepLog(kafka, "still.steps", lambda: False)
+    first.begin()
+    first.append(b"1")
+    assert first.written(30.0) == [0]
+    time.sleep(CERTAIN_S + 0.1)
+    first.mark()  # a transaction ends, and the next begins
+    first.append(b"2")
+    assert first.written(30.0) == [2], "behind the mark of the transaction"
+    StepLog(kafka, "still.steps", lambda: False).fenced()
+    time.sleep(CERTAIN_S + 0.1)
+    with pytest.raises(Exception, match="FENCED"):
+        first.mark()
+
+
+def test_a_busy_log_ends_its_transaction_once_a_batch(place: Place) -> None:
+    kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
+    ensure_topics(place.kafka.bootstrap_servers, [], [], ["busy"])
+    log = StepLog(kafka, "busy.steps", lambda: False, batch_s=2.0)
+    log.begin()
+    offsets: list[int] = []
+    end = time.monotonic() + 5.0
+    while time.monotonic() < end:
+        log.append(b"x")
+        offsets += log.written(30.0)
+        log.mark()
+    gaps = [b - a for a, b in itertools.pairwise(offsets) if b - a > 1]
+    assert 1 <= len(gaps) <= 2, "a transaction's end is a record of its own"

@@ -68,7 +68,7 @@ class Transactions:
     def begin(self) -> None:
         self.count += 1
 
-    def commit(self) -> None:
+    def mark(self) -> None:
         if self.fenced:
             raise RuntimeError("fenced")
 
