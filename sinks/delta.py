@@ -24,7 +24,7 @@ from ..protocol import topics
 from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
-from .delta_tables import COLUMNS, JOURNAL, MESSAGES, append, stored_offsets
+from .delta_tables import JOURNAL, MESSAGES, ROWS, append, stored_offsets
 
 TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
 
@@ -118,7 +118,7 @@ class TableWriter:
         fresh = named.where("step IS NOT NULL")
         for topic, offsets in old.items():
             fresh = fresh.where((f.col("topic") != topic) | ~f.col("offset").isin(offsets))
-        return fresh.select("broker", "step", "value").mapInArrow(_decode, COLUMNS[JOURNAL])
+        return fresh.select("broker", "step", "value").mapInArrow(_decode, ROWS[JOURNAL])
 
 
 def not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
