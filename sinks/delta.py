@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -183,7 +184,7 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
         "offset": table["offset"],
         "item": table["item"],
         "time": _timestamps(table["time"]),
-        "line": pa.array(range(n), pa.int32()),
+        "line": pa.array(np.arange(n, dtype=np.int32)),
         "until": _timestamps(pc.min_element_wise(table["until"], TIME_MS_END, skip_nulls=False)),
     }
     yield from pa.table(columns).combine_chunks().to_batches()
