@@ -69,8 +69,8 @@ def _with(messages: int, say: Say, found: dict[str, Any]) -> float:
         say("a backlog, and a rebuild of it")
         publish_random(url(engine), messages)
         _caught_up(engine, WARM_UP + 2 * messages)
+        time.sleep(2 * float(WITH["lakequeue.history_interval_s"]))  # the steps, and a snapshot
         found["with_backlog_bytes_per_message"] = _lake_bytes(engine) / (WARM_UP + 2 * messages)
-        time.sleep(2 * float(WITH["lakequeue.history_interval_s"]))  # the steps as well
         engine.stop()
         found |= _rebuilt(engine.home, messages)
     return rate

@@ -229,12 +229,13 @@ def _close(
 
     table = deltalake.DeltaTable(home / "tables" / "journal")
     schema = pa.schema(table.schema().to_arrow())
+    time = datetime.fromtimestamp(now / 1000, UTC)
     rows = [
         {
             "broker": broker, "step": step, "part": 0, "vpn": vpn, "queue": queue, "event": "lost",
             "message_id": number, "subscription": "", "deliveries": 0, "topic": "",
             "reason": "of a step that is lost; what came in comes in again", "line": line,
-            "time": datetime.fromtimestamp(now / 1000, UTC),
+            "time": time, "date": time.date(),
         }
         for line, (vpn, queue, number) in enumerate(phantoms)
     ]  # fmt: skip

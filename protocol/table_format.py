@@ -1,6 +1,7 @@
 """The version of the Delta tables' columns, as it stands in the properties of each table (R1).
 
 1: tables without this property; they lack columns, which an engine adds. 2: the first that says so.
+3: with `date`, by which a table is partitioned that was made with it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SCHEMA = "lakequeue.schema"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 CRC_MODULUS = 1 << 62  # of the sum over the pages of a snapshot
 
 

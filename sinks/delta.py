@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -24,7 +25,7 @@ from ..protocol import topics
 from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
-from .delta_tables import COLUMNS, JOURNAL, MESSAGES, append, stored_offsets
+from .delta_tables import JOURNAL, MESSAGES, ROWS, append, stored_offsets
 
 TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
 
@@ -118,7 +119,7 @@ class TableWriter:
         fresh = named.where("step IS NOT NULL")
         for topic, offsets in old.items():
             fresh = fresh.where((f.col("topic") != topic) | ~f.col("offset").isin(offsets))
-        return fresh.select("broker", "step", "value").mapInArrow(_decode, COLUMNS[JOURNAL])
+        return fresh.select("broker", "step", "value").mapInArrow(_decode, ROWS[JOURNAL])
 
 
 def not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
@@ -183,7 +184,7 @@ def _decode_record(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBa
         "offset": table["offset"],
         "item": table["item"],
         "time": _timestamps(table["time"]),
-        "line": pa.array(range(n), pa.int32()),
+        "line": pa.array(np.arange(n, dtype=np.int32)),
         "until": _timestamps(pc.min_element_wise(table["until"], TIME_MS_END, skip_nulls=False)),
     }
     yield from pa.table(columns).combine_chunks().to_batches()

@@ -3,15 +3,20 @@
 Each table says in its properties which version of its columns it has. One of an earlier version
 gets the columns that it lacks; one of a later version is refused: what this version would write
 there, nobody could rely on.
+
+A table is partitioned by `date`, the day of its rows, so a day's files hold nothing else: upkeep
+joins files of one day, and what retention deletes are whole files, not parts of files that have to
+be written anew. Delta cannot partition a table that it has: an older one is written on as it is.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol import topics
@@ -21,8 +26,8 @@ from ..protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 MESSAGES, JOURNAL = "messages", "journal"
 COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"
 
-# Columns as Spark's SQL names them.
-COLUMNS = {
+# Columns of what the writers make, as Spark's SQL names them.
+ROWS = {
     MESSAGES: (
         "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
         "payload BINARY, lq STRING, headers STRING"
@@ -46,6 +51,13 @@ COLUMNS = {
         "value BINARY, crc LONG"
     ),
 }
+DATE = "date"
+COLUMNS = {name: f"{columns}, {DATE} DATE" for name, columns in ROWS.items()}
+# Whose day it is. A clock that is wrong makes no partition of its own: a day far off is the nearest
+# of the last days, so whatever comes in, a batch writes a few files at most.
+_DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}
+DAYS_BACK = 7
+DAY_S = 86_400
 # Minimum and maximum per file only of what people search by.
 _SKIPPING = {
     MESSAGES: "topic,partition,offset,time",
@@ -66,7 +78,8 @@ def create_tables(
         _forget_half_made(spark, f"{folder}/{name}")
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
-            f"USING delta TBLPROPERTIES ('delta.checkpointInterval' = '100', "
+            f"USING delta PARTITIONED BY ({DATE}) "
+            f"TBLPROPERTIES ('delta.checkpointInterval' = '100', "
             f"'delta.dataSkippingStatsColumns' = '{_SKIPPING[name]}', "
             f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
         )
@@ -97,8 +110,16 @@ def _forget_half_made(spark: SparkSession, path: str) -> None:
 
 
 def append(folder: str, table: str, rows: DataFrame) -> None:
-    """Append rows to a table, in one file."""
-    rows.coalesce(1).write.format("delta").mode("append").save(f"{folder}/{table}")
+    """Append rows to a table, in one file for each of their days."""
+    dated = rows.withColumn(DATE, _day(_DAY_OF[table], time.time()))
+    dated.coalesce(1).write.format("delta").mode("append").save(f"{folder}/{table}")
+
+
+def _day(column: str, now_s: float) -> Column:
+    """The day of a timestamp, in UTC, at most `DAYS_BACK` days ago and not after tomorrow."""
+    today = int(now_s // DAY_S)
+    day = f"CAST(unix_micros({column}) DIV {DAY_S * 1_000_000} AS INT)"
+    return f.expr(f"date_from_unix_date(greatest({today - DAYS_BACK}, least({today + 1}, {day})))")
 
 
 def stored_offsets(

@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from ..protocol import steplog, topics
 from ..sources.kafka_source import headers_column
 from .delta import not_stored
-from .delta_tables import COLUMNS, COMMANDS, SNAPSHOTS, STEPS, append, create_tables, stored_offsets
+from .delta_tables import COMMANDS, ROWS, SNAPSHOTS, STEPS, append, create_tables, stored_offsets
 
 _RANGE = pa.struct(
     [
@@ -92,7 +92,7 @@ class HistoryWriter:
         try:
             append(self._folder, COMMANDS, batch.where(self._commands).select(*self._command))
             steps = batch.where(self._steps).select(*self._step)
-            append(self._folder, STEPS, steps.mapInArrow(_decode, COLUMNS[STEPS]))
+            append(self._folder, STEPS, steps.mapInArrow(_decode, ROWS[STEPS]))
         finally:
             batch.unpersist()
         if self._snapshots is not None:

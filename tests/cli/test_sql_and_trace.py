@@ -133,7 +133,7 @@ def test_a_home_without_tables(tmp_path: Path, words: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("words", [("sql", "select * from queued"), ("trace", "1")])
 def test_files_that_somebody_deleted(home: Path, words: tuple[str, str]) -> None:
-    for file in (home / "tables" / "journal").glob("*.parquet"):
+    for file in (home / "tables" / "journal").rglob("part*.parquet"):
         file.unlink()
     done = run(home, *words)
     assert done.exit_code == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ from job.conftest import Job, in_real_time
 from job.processes import until
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
-from lakequeue.cli.delta_reader import read_table
+from lakequeue.cli.delta_reader import data_files, read_table
 from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
-from lakequeue.protocol.table_format import SCHEMA
-from lakequeue.sinks.delta_tables import create_tables
+from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
+from lakequeue.sinks.delta_tables import COLUMNS, DAYS_BACK, MESSAGES, ROWS, append, create_tables
+from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
 from pyspark.sql import SparkSession
@@ -329,8 +330,8 @@ def test_a_table_of_a_later_version_is_left_alone(job: Job, tmp_path: Path) -> N
     session = SparkSession.builder.getOrCreate()
     create_tables(session, tmp_path, ["steps"])
     place = f"delta.`{tmp_path}/steps`"
-    session.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{SCHEMA}' = '3')")
-    with pytest.raises(lakequeue.LakequeueError, match=r"version .3. of its .* knows 1 to 2"):
+    session.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ('{SCHEMA}' = '4')")
+    with pytest.raises(lakequeue.LakequeueError, match=r"version .4. of its .* knows 1 to 3"):
         create_tables(session, tmp_path, ["steps"])
 
 
@@ -347,6 +348,65 @@ def test_a_table_whose_making_was_interrupted_is_made(job: Job, tmp_path: Path) 
     with pytest.raises(Exception, match="not a Delta table"):
         create_tables(session, tmp_path, ["journal"])
     assert data.read_bytes() == b"somebody's", "what is no table of ours is left alone"
+
+
+def put(session: SparkSession, folder: Path, offset: int, *days_ago: int) -> None:
+    """Messages of so many days ago into the table, with one append."""
+    now = datetime.now(UTC)
+    rows = [("t", 0, offset + n, 0, now - timedelta(days=d), None, b"", None, None)
+            for n, d in enumerate(days_ago)]  # fmt: skip
+    append(str(folder), MESSAGES, session.createDataFrame(rows, ROWS[MESSAGES]))
+
+
+def files_by_day(folder: Path) -> dict[int, set[str]]:
+    """The files of each day of `messages`, in days before today."""
+    today = datetime.now(UTC).date()
+    found: dict[int, set[str]] = {}
+    for file in data_files(folder / MESSAGES):
+        ((name, day),) = file.partition
+        assert name == "date"
+        found.setdefault((today - date.fromisoformat(day or "")).days, set()).add(file.path.name)
+    return found
+
+
+@in_real_time
+def test_R1_tables_are_partitioned_by_date(job: Job, tmp_path: Path) -> None:
+    """A file for each day of a batch; a clock that is wrong makes no day of its own; upkeep joins
+    the files of a day and leaves alone the days that are done."""
+    session = SparkSession.builder.getOrCreate()
+    create_tables(session, tmp_path, COLUMNS)
+    for name in COLUMNS:
+        detail = session.sql(f"DESCRIBE DETAIL delta.`{tmp_path}/{name}`").first()
+        assert (name, detail.partitionColumns) == (name, ["date"])
+    put(session, tmp_path, 0, 1, 0, 1, 0, 20_000, 0, -20_000)
+    whole = files_by_day(tmp_path)
+    assert {day: len(files) for day, files in whole.items()} == {-1: 1, 0: 1, 1: 1, DAYS_BACK: 1}
+    put(session, tmp_path, 10, 0, 0)
+    upkeep = Upkeep(session, tmp_path, Rules(retention_s=0.0))
+    upkeep._tidy(MESSAGES)
+    tidied = files_by_day(tmp_path)
+    assert {day: len(files) for day, files in tidied.items()} == {-1: 1, 0: 1, 1: 1, DAYS_BACK: 1}
+    assert {day for day in tidied if tidied[day] != whole[day]} == {0}
+
+
+@in_real_time
+def test_R1_a_table_that_is_not_by_date_is_written_on(job: Job, tmp_path: Path) -> None:
+    """Version 2: its rows stay, without a date; new ones have one."""
+    session = SparkSession.builder.getOrCreate()
+    place = f"delta.`{tmp_path}/messages`"
+    session.sql(f"CREATE TABLE {place} ({ROWS[MESSAGES]}) USING delta "
+                f"TBLPROPERTIES ('{SCHEMA}' = '2')")  # fmt: skip
+    session.sql(f"INSERT INTO {place} (topic, `offset`) VALUES ('old', 1)")
+    create_tables(session, tmp_path, [MESSAGES])
+    put(session, tmp_path, 2, 0, 1)
+    rows = session.sql(f"SELECT `offset`, date FROM {place} ORDER BY `offset`").collect()
+    today = datetime.now(UTC).date()
+    assert [tuple(row) for row in rows] == [(1, None), (2, today), (3, today - timedelta(days=1))]
+    assert all(file.partition == () for file in data_files(tmp_path / MESSAGES))
+    said = {r.key: r.value for r in session.sql(f"SHOW TBLPROPERTIES {place}").collect()}
+    assert said[SCHEMA] == str(SCHEMA_VERSION)
+    Upkeep(session, tmp_path, Rules())._tidy(MESSAGES)
+    assert len(data_files(tmp_path / MESSAGES)) == 1
 
 
 @in_real_time

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import msgspec
 import pyarrow as pa
-from lake.on_files import MESSAGES
+from lake.on_files import MESSAGES, write_table
 from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
@@ -130,6 +129,6 @@ def write_history(
         "snapshots": pa.Table.from_pylist(snapshot_rows(list(saved), whole_each), SNAPSHOTS),
     }
     for name, rows in tables.items():
-        deltalake.write_deltalake(home / "tables" / name, rows, mode="overwrite")
+        write_table(home, name, rows)
     (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch}))
     return home

@@ -48,8 +48,8 @@ def test_a_table_of_an_earlier_version(home: Path) -> None:
 
 def test_a_table_of_a_later_version(home: Path) -> None:
     place = home / "tables" / "journal"
-    deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "3"}, raise_if_not_exists=False)
-    with pytest.raises(LakequeueError, match="journal has version '3' of its columns; this versio"):
+    deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "4"}, raise_if_not_exists=False)
+    with pytest.raises(LakequeueError, match="journal has version '4' of its columns; this versio"):
         open_lake(home)
 
 

@@ -6,10 +6,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyarrow.compute as pc
 import pytest
-from lake.on_files import Recorded
+from lake.on_files import Recorded, write_table
 from lakequeue import LakequeueError
 from lakequeue.protocol import ConfigError
 from rules.harness import Bench, drain
@@ -179,6 +178,6 @@ def test_R4_past_retention_it_says_what_is_left(shop: Shop) -> None:
     second = shop.bench.send({})
     shop.recorded.write(shop.home)
     left = shop.recorded.journal().filter(pc.field("message_id") != sent)
-    deltalake.write_deltalake(shop.home / "tables" / "journal", left, mode="overwrite")
+    write_table(shop.home, "journal", left)
     found = shop.bench.admin.replay("orders", since=sent, home=shop.home, dry_run=True)
     assert found.left.startswith(f"The tables begin with message {second}, of ")
