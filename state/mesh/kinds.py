@@ -13,7 +13,7 @@ from typing import Any
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
 from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
-from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
+from ...protocol.granting import Drained, Grant, Here, Hold, Line, Release, TakenOver, Want
 from ...protocol.mesh import Said
 from ...protocol.offering import Offer, RoutesWent, TopicRoutes, Verdict, Vote
 from ...protocol.queue_moves import Arrive, Expected, HandOver
@@ -57,6 +57,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),
     "taken": (TakenOver, ownership.taken),
+    "line": (Line, barriers.hear_line),
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),
