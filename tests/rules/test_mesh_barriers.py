@@ -173,6 +173,26 @@ def test_O3_a_barrier_that_expires_lets_the_others_go() -> None:
     assert numbers(drain(held)) == [2]
 
 
+LOCAL = {"type": "LocalQueue", "broker": "b"}
+
+
+@pytest.mark.parametrize(("keys", "to"), [({}, None), (LOCAL, None), (LOCAL, "c")])
+def test_O3_X1_a_barrier_goes_when_all_before_it_have_expired(
+    keys: dict[str, Any], to: str | None
+) -> None:
+    m = mesh(**keys)
+    only = m.consumer("a", 2, filter="/n > 5")
+    for n, broker in enumerate("bca"):
+        m.send(broker, {"n": n, "b": 0}, ttl="5s")
+    m.send("c", {"n": 9, "b": 1})
+    m.send("a", {"n": 10, "b": 0})
+    if to:
+        m.at["a"].admin().move_queue("orders", to)
+    assert drain(only) == []
+    m.advance("6s")
+    assert numbers(drain(only)) == [9, 10]
+
+
 def test_O3_S3_where_the_holder_has_no_room_what_is_left_waits_until_it_has() -> None:
     m = mesh(max_spool_usage=60)
     at_a = m.consumer("a", 1)
