@@ -1,7 +1,7 @@
 """What the hosts of a distributed queue say to each other: who may own a message (Q5, H4).
 
 `Here` says that there is a host, `Want` asks, `Grant` gives messages, `TakenOver` confirms: see
-`state/mesh/ownership.py`. `Line`, `Hold`, `Drained` and `Release` are of barriers: see
+`state/mesh/ownership.py`. `Line`, `Hold`, `Drained`, `Release` and `Released` are of barriers: see
 `state/mesh/barriers.py`. A queue is named by its VPN and name, a message by its id; ``refs`` are
 the giver's own rows, which it alone reads.
 """
@@ -169,3 +169,12 @@ class Release(Said, frozen=True):
     number: Id
     goes: bool
     following: Generation | None
+
+
+class Released(Said, frozen=True):
+    """A barrier that went out has gone to the consumers here."""
+
+    kind: ClassVar[str] = "released"
+    vpn: Name
+    queue: Name
+    number: Id

@@ -14,8 +14,10 @@ given is not the number that came, something is on its way, and the owner waits.
 goes to all consumers of all hosts, and is released; in the same breath it is said which one of this
 host is next. An owner whose barrier is gone (expired, purged) releases it.
 
-Nobody is drained for a barrier while it has an earlier one, and what enters anywhere after its host
-has heard of a barrier is in a later generation: so when one goes out, no earlier one can come.
+Nobody is drained for a barrier while it has an earlier one, or while a host has not heard that one
+of its own went out: so consumers anywhere get barriers in their order. What enters anywhere after
+its host has heard of a barrier is in a later generation: so when one goes out, none that is earlier
+can come.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...expressions import compile_program, is_true
-from ...protocol.granting import Drained, Hold, Line, Release
+from ...protocol.granting import Drained, Hold, Line, Release, Released
 from ...protocol.outputs import Deliveries
 from ..header import ForeignBarrier, Holding, Subscription
 from ..message import MOVING
@@ -199,6 +201,7 @@ def joined(broker: Broker, queue: Queue, host: int) -> None:
     header, d = queue.header, queue.definition
     if header.generation:
         say(broker, host, Line(d.vpn, d.name, header.generation))
+    header.unreleased.pop(host, None)
     if header.holding is not None:
         header.holding.drained.pop(host, None)
 
@@ -224,6 +227,8 @@ def let_go(broker: Broker, queue: Queue, goes: bool, following: int | None) -> N
     next_one = None if following is None else generation_of(following)
     for host in other_hosts(broker, queue):
         if host in holding.drained:
+            if goes:
+                queue.header.unreleased[host] = holding.number
             say(broker, host, Release(d.vpn, d.name, holding.number, goes, next_one))
 
 
@@ -271,7 +276,9 @@ def report(broker: Broker, queue: Queue) -> None:
     if host is None:
         return
     held = header.held[host]
-    if not held.number or not _is_drained(broker, queue, (held.generation, host)):
+    if not held.number or any(other in header.unreleased for other in hosts):
+        return
+    if not _is_drained(broker, queue, (held.generation, host)):
         return
     waiting = receivers(queue, _content(broker, queue, host), held.priority)
     got, given = _counts(queue)
@@ -283,6 +290,8 @@ def report(broker: Broker, queue: Queue) -> None:
 
 def release(broker: Broker, sender: int, said: Release) -> None:
     """The barrier goes to the consumers here, if it goes; and another may be next there."""
+    if said.goes:
+        say(broker, sender, Released(said.vpn, said.queue, said.number))
     queue = broker.find(said.vpn, said.queue)
     held = None if queue is None else queue.header.held.get(sender)
     if queue is None or held is None or held.number != said.number:
@@ -295,6 +304,14 @@ def release(broker: Broker, sender: int, said: Release) -> None:
     if said.following is not None:
         queue.header.held[sender] = ForeignBarrier(0, said.following, 0, 0, 0)
     queue.wanted = True
+
+
+def released(broker: Broker, sender: int, said: Released) -> None:
+    """Another host has heard that a barrier went out here."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None and queue.header.unreleased.get(sender) == said.number:
+        del queue.header.unreleased[sender]
+        queue.wanted = True
 
 
 def _end(broker: Broker, queue: Queue, host: int) -> None:
