@@ -119,9 +119,7 @@ class QueueHeader(msgspec.Struct):
     asked: dict[int, Asked] = {}  # of brokers
     held: dict[int, ForeignBarrier] = {}  # the first barrier of other brokers, by these
     holding: Holding | None = None  # its own first barrier, when others have been told of it
-    unreleased: dict[
-        int, int
-    ] = {}  # its last barrier that went out, of hosts yet to say they heard
+    unreleased: dict[int, int] = {}  # its last barrier that went out, by hosts yet to hear of it
     leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
     arriving: bool = False  # it moves here, and is not here yet
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
