@@ -78,6 +78,11 @@ class Binding:
         the binding is over; nobody else knows it."""
         self._session.command(command, self.broker)
 
+    @property
+    def place(self) -> int | None:
+        """The broker to ask about it, while it hosts the queue; None: whoever has the queue now."""
+        return self.broker if self.broker in self._session.hosts_of(self.queue).values() else None
+
     def ack(self, **which: Any) -> commands.Ack:
         """An acknowledgement, to be sent or asked."""
         return commands.Ack(queue=self.queue, subscription=self.id, epoch=self.epoch, **which)
@@ -130,6 +135,6 @@ class Binding:
             queue=self.queue, subscription=self.id, max_backlog=max_backlog
         )
         if timeout is None:
-            self._session.request(command)
+            self._session.request(command, broker=self.place)
         else:
-            self._session.request(command, timeout)
+            self._session.request(command, timeout, self.place)

@@ -196,8 +196,11 @@ class Session(Speaking):
                 self.follow_if_gone(consumer)
 
     def follow_if_gone(self, consumer: Consuming) -> None:
-        """Where the queue has gone on while a consumer was bound, it goes there."""
-        if consumer.broker not in (None, self.broker_of(consumer.queue)):
+        """Where the queue has gone on while a consumer was bound, it goes there. Where the queue
+        has more hosts, or fewer, and its broker is one of them, it stays, with what it holds."""
+        hosts = self._where.hosts_of(consumer.queue).values()
+        at, to = consumer.broker, self.broker_of(consumer.queue)
+        if at is not None and at not in (hosts or (to,)):
             self._follow.add(consumer)
 
     def upkeep(self) -> None:

@@ -164,7 +164,8 @@ class Settling:
             # what comes behind its answer, after a replay, is.
             heard = partial(self._prefetch.forget_unseen, named)
             if self._prefetch.forget(named) == sum(high - low + 1 for low, high in named):
-                self._session.request(self.subscription.ack(**which), heard=heard)
+                bound = self.subscription
+                self._session.request(bound.ack(**which), broker=bound.place, heard=heard)
                 return  # all are held here: there is nobody else to ask
         elif up_to is not None:
             with self._lock:

@@ -1,7 +1,7 @@
 """What the hosts of a distributed queue say to each other: who may own a message (Q5, H4).
 
 `Here` says that there is a host, `Want` asks, `Grant` gives messages, `TakenOver` confirms: see
-`state/mesh/ownership.py`. `Hold`, `Drained` and `Release` are of barriers: see
+`state/mesh/ownership.py`. `Line`, `Hold`, `Drained`, `Release` and `Released` are of barriers: see
 `state/mesh/barriers.py`. A queue is named by its VPN and name, a message by its id; ``refs`` are
 the giver's own rows, which it alone reads.
 """
@@ -21,6 +21,7 @@ FILTERS_MAX = 64  # texts of filters that one asks with
 
 Credits = Annotated[int, msgspec.Meta(ge=0, le=CREDITS_MAX)]
 Id = Annotated[int, msgspec.Meta(ge=0)]  # msgpack has no larger one than 64 bits
+Generation = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # see `state/rules/order.py`
 Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # epoch ms; the largest says never
 
 
@@ -56,9 +57,9 @@ class Grant(Said, frozen=True):
 
     owner: the number of the queue at the giver; fresh: they go to their first owner; refs: its
     rows; ids: by which they are known; sizes: as quotas count; levels, lanes, barriers: by the
-    queue's expressions, which are not evaluated again (Q6); expires, until: epoch ms, until says
-    when what is delayed is ready; entered, deliveries, cancels: as they were; dead: what dead
-    messages carry, by position.
+    queue's expressions, which are not evaluated again (Q6); generations: between which barriers;
+    expires, until: epoch ms, until says when what is delayed is ready; entered, deliveries,
+    cancels: as they were; dead: what dead messages carry, by position.
     """
 
     kind: ClassVar[str] = "grant"
@@ -77,6 +78,7 @@ class Grant(Said, frozen=True):
     dmq: Annotated[list[bool], _rows]
     levels: Annotated[list[Id], _rows]
     lanes: Annotated[list[Id], _rows]
+    generations: Annotated[list[Generation], _rows]
     barriers: Annotated[list[bool], _rows]
     expires: Annotated[list[Time], _rows]
     until: Annotated[list[Time], _rows]
@@ -115,15 +117,27 @@ class TakenOver(Said, frozen=True):
 Counts = dict[BrokerNumber, Count]
 
 
+class Line(Said, frozen=True):
+    """Barriers wait at who says it: what enters from now on is of this generation, or a later one,
+    and so behind them (O3)."""
+
+    kind: ClassVar[str] = "line"
+    vpn: Name
+    queue: Name
+    generation: Generation
+
+
 class Hold(Said, frozen=True):
-    """A barrier is next at who says it: what entered before now is delivered, what enters from now
-    on is held back, and what nobody takes here goes to who holds (O3). With all of the barrier:
-    id, payload, key, headers, the publisher's priority, time, and when it expires, 0 for never."""
+    """A barrier is next at who says it: what is of a later generation is held back, and once it is
+    the first of all, what nobody takes here goes to who says it (O3). With all of the barrier: id,
+    generation, payload, key, headers, the publisher's priority, time, and when it expires, 0 for
+    never."""
 
     kind: ClassVar[str] = "hold"
     vpn: Name
     queue: Name
     number: Id
+    generation: Generation
     payload: bytes
     key: bytes | None
     headers: bytes | None
@@ -146,10 +160,21 @@ class Drained(Said, frozen=True):
 
 
 class Release(Said, frozen=True):
-    """The hold ends: the barrier goes out now, everywhere, or has to wait."""
+    """A barrier goes out now, everywhere, or is gone. following: the generation of the one that is
+    next at who says it, and of which it tells then."""
 
     kind: ClassVar[str] = "release"
     vpn: Name
     queue: Name
     number: Id
     goes: bool
+    following: Generation | None
+
+
+class Released(Said, frozen=True):
+    """A barrier that went out has gone to the consumers here."""
+
+    kind: ClassVar[str] = "released"
+    vpn: Name
+    queue: Name
+    number: Id

@@ -77,10 +77,10 @@ class Asked(msgspec.Struct, array_like=True):
 
 
 class ForeignBarrier(msgspec.Struct, array_like=True):
-    """A barrier of another broker's, for which this queue drains (O3); its payload has a page."""
+    """The first barrier that waits at another broker (O3); its payload has a page."""
 
-    number: int  # the barrier's id
-    generation: int  # what enters from now on has this one or a higher one
+    number: int  # the barrier's id; 0: it is yet to be told
+    generation: int  # of which it is the last
     priority: int
     time: int
     expires: int
@@ -89,7 +89,7 @@ class ForeignBarrier(msgspec.Struct, array_like=True):
 
 
 class Holding(msgspec.Struct, array_like=True):
-    """The barrier for which other brokers drain."""
+    """The first barrier here, of which other brokers know."""
 
     number: int
     drained: dict[int, list[Any]] = {}  # what they say: [got, given, receivers] by broker
@@ -117,8 +117,9 @@ class QueueHeader(msgspec.Struct):
     kept_bytes: int = 0
     wanted: dict[int, RoomWanted] = {}  # by brokers that have room, the one that asked first first
     asked: dict[int, Asked] = {}  # of brokers
-    held: dict[int, ForeignBarrier] = {}  # by the brokers whose barriers are next
-    holding: Holding | None = None  # its own first barrier, while others drain for it
+    held: dict[int, ForeignBarrier] = {}  # the first barrier of other brokers, by these
+    holding: Holding | None = None  # its own first barrier, when others have been told of it
+    unreleased: dict[int, int] = {}  # its last barrier that went out, by hosts yet to hear of it
     leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
     arriving: bool = False  # it moves here, and is not here yet
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
@@ -132,7 +133,8 @@ class QueueHeader(msgspec.Struct):
     served: int = 0  # number of the subscription served last (F2)
     ordered: bool = False  # some message has a priority or a generation
     ordered_from: int = 0  # none before this place has: there the order is by place
-    generation: int = 0  # barriers that entered since the queue was last empty (O3)
+    generation: int = 0  # what enters is behind all barriers of lower ones (O3), here or elsewhere
+    told: int = 0  # the generation of which the other hosts know
     barriers: list[list[int]] = []  # the top of the index of barriers that wait (O3)
     next_barrier_page: int = 0
     deferred: list[list[int]] = []  # [first, last id, expires] of early acks, ascending (L9)

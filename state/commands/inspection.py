@@ -18,6 +18,7 @@ from ..bridges.link import load
 from ..broker import BUCKETS, Broker, BrokerHeader
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh.barriers import fence
 from ..message import DELAYED, GONE, LEASED, MOVING, NAMES
 from ..message.table import COUNTERS
 from ..queue import Queue
@@ -25,7 +26,7 @@ from ..rules.active_set import first_inactive
 from ..rules.edits import as_edited, dead_part, extras_of
 from ..rules.fairness import backlog_of
 from ..rules.filters import matching
-from ..rules.order import first_key_of, generation_of, seq_of
+from ..rules.order import first_key_of, seq_of
 from ..storage import Array, Content, Overlay
 from .answers import PartialAnswer
 from .permissions import READ_ONLY, may
@@ -166,10 +167,10 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return f"faulted: {header.faulted}"
     if header.keyed and not queue.ready:
         return "partition_key"  # the key of each ready message has one under way (O4)
-    barrier = queue.first_barrier()
-    if barrier is not None:
+    line = fence(queue)
+    if line is not None:
         first = queue.ready.first()
-        if first is None or first >= first_key_of(generation_of(barrier) + 1):
+        if first is None or first >= first_key_of(line):
             return "barrier"
     if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
         return "every consumer's backlog is full"

@@ -132,7 +132,8 @@ class _RedrivePart:
         reason = refusal(target, size, priority)
         if reason is not None:
             return reason.value
-        if not target.definition.max_spool_usage and target.header.depth:
+        there = target.header.depth or target.arrivals.ids
+        if not target.definition.max_spool_usage and there:
             return KEPT_LAST
         if target.number not in self.programs:
             self.programs[target.number] = program_of(target)

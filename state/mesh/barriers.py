@@ -1,16 +1,23 @@
 """A barrier of a distributed queue waits for all owners (O3, H4).
 
-When a barrier enters at its owner, the owner *holds*: it tells the other hosts. Each of them draws
-a line as it hears that: what entered before is delivered, what enters behind it belongs to a later
-generation and is held back. What no consumer of its own can take goes to the owner of the barrier,
-and from there to who wants it; nobody else grants meanwhile, so what is on its way is always to or
-from the owner. A host that has nothing left before its line says that it is *drained*, with how
-many messages it ever gave to and got from each other; while a number given is not the number that
-came, something is on its way, and the owner waits. Then the barrier goes to all consumers of all
-hosts, and the hold is released.
+Barriers of all hosts stand in one order: by their generation, of one generation by the number of
+the broker. Each host counts generations as a clock: a barrier that enters has the present one and
+ends it, and tells all hosts, which then are in a later one themselves (`Line`). So a message of
+generation *n* is behind all barriers of generations below *n*, wherever they are, and before all
+others; it keeps its generation where it moves.
 
-If two brokers hold, the one with the lower number goes first: the other releases, and holds again
-later. An owner whose barrier is gone (expired, purged) releases.
+Of the first barrier that waits at each host all of them know (`Hold`), and nothing behind it is
+delivered. For the very first they drain: what no consumer of its own can take a host gives to that
+barrier's owner, and from there it goes to who wants it. A host that has nothing left before it says
+that it is *drained*, with how many messages it ever gave to and got from each other; while a number
+given is not the number that came, something is on its way, and the owner waits. Then the barrier
+goes to all consumers of all hosts, and is released; in the same breath it is said which one of this
+host is next. An owner whose barrier is gone (expired, purged) releases it.
+
+Nobody is drained for a barrier while it has an earlier one, or while a host has not heard that one
+of its own went out: so consumers anywhere get barriers in their order. What enters anywhere after
+its host has heard of a barrier is in a later generation: so when one goes out, none that is earlier
+can come.
 """
 
 from __future__ import annotations
@@ -20,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...expressions import compile_program, is_true
-from ...protocol.granting import Drained, Hold, Release
+from ...protocol.granting import Drained, Hold, Line, Release, Released
 from ...protocol.outputs import Deliveries
 from ..header import ForeignBarrier, Holding, Subscription
-from ..rules.order import first_key_of, generation_of, seq_of
+from ..message import MOVING
+from ..rules.order import barrier_key, first_key_of, generation_of, seq_of
 from ..storage import NEVER, Content
-from .hosting import other_hosts
+from .hosting import initial_owner, other_hosts
 from .saying import say
 
 if TYPE_CHECKING:
@@ -33,53 +41,72 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 
-# ---------------------------------------------------------------- lines
+# ---------------------------------------------------------------- the order
+
+
+def _first_own(broker: Broker, queue: Queue) -> int | None:
+    """The barrier of this host that is next, as `order.barrier_key`; not one that goes to its
+    first owner, where it will enter."""
+    barrier = queue.first_barrier()
+    if barrier is None:
+        return None
+    seq = seq_of(barrier)
+    if seq >= queue.header.pushed and initial_owner(broker, queue) is not None:
+        return None
+    page, row = queue.row(seq)
+    return None if page.state[row] == MOVING else barrier
 
 
 def holder(broker: Broker, queue: Queue) -> int | None:
-    """The broker for whose barrier this queue drains now; None where for none, or its own."""
-    header = queue.header
-    first = min(header.held, default=None)
-    if first is None or (header.holding is not None and broker.header.number < first):
+    """The broker whose barrier is the first of all; None where that is this one's, or none."""
+    if not queue.header.held:
         return None
-    return first
+    first = min((held.generation, host) for host, held in queue.header.held.items())
+    own = _first_own(broker, queue)
+    if own is not None and (generation_of(own), broker.header.number) < first:
+        return None
+    return first[1]
 
 
-def fence(broker: Broker, queue: Queue) -> int | None:
+def fence(queue: Queue) -> int | None:
     """The generation from which on messages are held back, behind a barrier here or elsewhere."""
     barrier = queue.first_barrier()
-    fences = [] if barrier is None else [generation_of(barrier) + 1]
-    first = holder(broker, queue)
-    if first is not None:
-        fences.append(queue.header.held[first].generation)
-    return min(fences, default=None)
+    waiting = [] if barrier is None else [generation_of(barrier)]
+    waiting += [held.generation for held in queue.header.held.values()]
+    return min(waiting) + 1 if waiting else None
 
 
-def entering(broker: Broker, queue: Queue) -> int | None:
-    """The generation of what is granted here: before the line while there is one, since it entered
-    the queue before; None: the newest."""
-    held_by = holder(broker, queue) is not None or queue.header.holding is not None
-    line = fence(broker, queue) if held_by else None
-    return None if line is None else line - 1
-
-
-def _is_drained(broker: Broker, queue: Queue) -> bool:
-    """Whether nothing is left before the line but barriers that stand there."""
-    header, barrier = queue.header, queue.first_barrier()
-    own = [] if barrier is None else [seq_of(barrier)]
+def _is_drained(broker: Broker, queue: Queue, barrier: tuple[int, int]) -> bool:
+    """Whether nothing is left here before a barrier, given as generation and broker, but itself."""
+    header, below = queue.header, first_key_of(barrier[0] + 1)
     if not header.depth:
         return True
-    line = fence(broker, queue)
-    if line is None or not header.ordered:
+    own = queue.barriers.peek(2, barrier_key(0, barrier[0] + 1))
+    if own and (generation_of(own[0]), broker.header.number) < barrier:
+        return False
+    if not header.ordered:
         return header.depth == len(own)
+    places = [seq_of(one) for one in own]
     first = queue.first_live()
     assert first is not None
-    if first < header.ordered_from and [first] != own:
+    if first < header.ordered_from and first not in places:
         return False
-    below = first_key_of(line)
-    barriers = set(queue.keys(np.array(own, np.int64)))
-    before = {*queue.ready.peek(1, below), *queue.aside.peek(2, below)}
-    return before <= barriers
+    before = {*queue.ready.peek(1, below), *queue.aside.peek(len(own) + 1, below)}
+    return before <= set(queue.keys(np.array(places, np.int64)))
+
+
+def advance(queue: Queue, generation: int) -> None:
+    """Others are in this generation: what enters from now on is in it too."""
+    header = queue.header
+    header.generation = max(header.generation, generation)
+    header.told = max(header.told, generation)
+
+
+def hear_line(broker: Broker, sender: int, said: Line) -> None:
+    """A barrier has entered at another broker: what enters here from now on is behind it."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None:
+        advance(queue, said.generation)
 
 
 # ---------------------------------------------------------------- who holds
@@ -99,11 +126,14 @@ def may_pass(broker: Broker, queue: Queue, seq: int, receiving: int) -> bool:
     """Whether the first barrier may go out: all before it has left, everywhere, and somebody is
     there whom it is for. receiving: how many that are here."""
     holding, hosts = queue.header.holding, other_hosts(broker, queue)
+    page, row = queue.row(seq)
+    if not _is_drained(broker, queue, (int(page.generation[row]), broker.header.number)):
+        return False
     if not hosts:
         return receiving > 0
     if holding is None or holding.number != _number_at(broker, queue, seq):
         return False
-    if holder(broker, queue) is not None or not _is_drained(broker, queue):
+    if holder(broker, queue) is not None:
         return False
     if not all(holding.drained.get(host) for host in hosts):
         return False
@@ -118,11 +148,12 @@ def _number_at(broker: Broker, queue: Queue, seq: int) -> int:
     return int(broker.spool.origins(page.id[row : row + 1])[0])
 
 
-def _hold_for(broker: Broker, queue: Queue, seq: int) -> None:
+def _hold_for(broker: Broker, queue: Queue, barrier: int, hosts: list[int]) -> None:
     """Tell the other hosts of the first barrier here, those that do not know of it."""
+    seq, generation = seq_of(barrier), generation_of(barrier)
     number, d = _number_at(broker, queue, seq), queue.definition
     holding = queue.header.holding = queue.header.holding or Holding(number)
-    missing = [host for host in other_hosts(broker, queue) if host not in holding.drained]
+    missing = [host for host in hosts if host not in holding.drained]
     ids = queue.gather(np.array([seq], np.int64), "id")
     content = broker.spool.contents(ids)[0] if missing else None
     if content is None:
@@ -132,9 +163,12 @@ def _hold_for(broker: Broker, queue: Queue, seq: int) -> None:
     for host in missing:
         holding.drained[host] = []
         said = Hold(
-            d.vpn, d.name, number, *content, priority, time, 0 if expires == NEVER else expires
-        )
+            d.vpn, d.name, number, generation, *content, priority, time,
+            0 if expires == NEVER else expires,
+        )  # fmt: skip
         say(broker, host, said)
+    if missing == hosts:
+        queue.header.told = max(queue.header.told, generation + 1)
 
 
 def _nothing_moves(broker: Broker, queue: Queue, hosts: list[int]) -> bool:
@@ -159,13 +193,17 @@ def _counts(queue: Queue) -> tuple[dict[int, int], dict[int, int]]:
 
 def has_passed(broker: Broker, queue: Queue) -> None:
     """The barrier went out here: it goes out at the others too."""
-    let_go(broker, queue, True)
+    let_go(broker, queue, True, _first_own(broker, queue))
 
 
-def joined(queue: Queue, host: int) -> None:
-    """A host has the queue from now on: it is told of what holds."""
-    if queue.header.holding is not None:
-        queue.header.holding.drained.pop(host, None)
+def joined(broker: Broker, queue: Queue, host: int) -> None:
+    """A host has the queue from now on: it is told of what waits, and of the generation."""
+    header, d = queue.header, queue.definition
+    if header.generation:
+        say(broker, host, Line(d.vpn, d.name, header.generation))
+    header.unreleased.pop(host, None)
+    if header.holding is not None:
+        header.holding.drained.pop(host, None)
 
 
 def hold_again(queue: Queue) -> None:
@@ -180,15 +218,18 @@ def is_full(queue: Queue, host: int) -> None:
         queue.header.held[host].full = True
 
 
-def let_go(broker: Broker, queue: Queue, goes: bool) -> None:
-    """Release the other hosts, if they are held."""
+def let_go(broker: Broker, queue: Queue, goes: bool, following: int | None) -> None:
+    """Release the barrier that others know of. following: the one that is first here then."""
     holding, d = queue.header.holding, queue.definition
     if holding is None:
         return
     queue.header.holding = None
+    next_one = None if following is None else generation_of(following)
     for host in other_hosts(broker, queue):
         if host in holding.drained:
-            say(broker, host, Release(d.vpn, d.name, holding.number, goes))
+            if goes:
+                queue.header.unreleased[host] = holding.number
+            say(broker, host, Release(d.vpn, d.name, holding.number, goes, next_one))
 
 
 def drained(broker: Broker, sender: int, said: Drained) -> None:
@@ -204,51 +245,53 @@ def drained(broker: Broker, sender: int, said: Drained) -> None:
 
 
 def hold(broker: Broker, sender: int, said: Hold) -> None:
-    """A barrier is next at another broker: draw the line."""
+    """A barrier is next at another broker."""
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
         say(broker, sender, Drained(said.vpn, said.queue, said.number, {}, {}, 0))
         return
-    header = queue.header
-    known = header.held.get(sender)
-    if known is None or known.number != said.number:
-        header.generation += 1
-        line = header.generation
-    else:
-        line = known.generation
-    header.held[sender] = ForeignBarrier(said.number, line, said.priority, said.time, said.expires)
+    queue.header.held[sender] = ForeignBarrier(
+        said.number, said.generation, said.priority, said.time, said.expires
+    )
     broker.values.write(_page(queue, sender), [said.payload, said.key, said.headers])
-    if sender < broker.header.number:
-        let_go(broker, queue, False)
+    advance(queue, said.generation + 1)
     queue.wanted = True
 
 
 def report(broker: Broker, queue: Queue) -> None:
-    """At the end of a step: hold for a barrier that has come, release others if there is none any
-    more, and say that this queue is drained, if it is and that is new."""
-    header = queue.header
-    barrier = queue.first_barrier()
-    first = None if barrier is None else seq_of(barrier)
-    number = None if first is None else _number_at(broker, queue, first)
+    """At the end of a step: tell of barriers that have come, release what is gone, and say that
+    this queue is drained, if it is and that is new."""
+    header, hosts, d = queue.header, other_hosts(broker, queue), queue.definition
+    first = _first_own(broker, queue)
+    number = None if first is None else _number_at(broker, queue, seq_of(first))
     if header.holding is not None and header.holding.number != number:
-        let_go(broker, queue, False)
-    if first is not None and holder(broker, queue) is None:
-        _hold_for(broker, queue, first)
+        let_go(broker, queue, False, first)
+    if first is not None and hosts:
+        _hold_for(broker, queue, first, hosts)
+    if header.told < header.generation and hosts:
+        header.told = header.generation
+        for other in hosts:
+            say(broker, other, Line(d.vpn, d.name, header.generation))
     host = holder(broker, queue)
-    if host is None or not _is_drained(broker, queue):
+    if host is None:
         return
     held = header.held[host]
+    if not held.number or any(other in header.unreleased for other in hosts):
+        return
+    if not _is_drained(broker, queue, (held.generation, host)):
+        return
     waiting = receivers(queue, _content(broker, queue, host), held.priority)
     got, given = _counts(queue)
     going = len(waiting) if header.egress else 0
     if held.said != [got, given, going]:
         held.said = [got, given, going]
-        d = queue.definition
         say(broker, host, Drained(d.vpn, d.name, held.number, got, given, going))
 
 
 def release(broker: Broker, sender: int, said: Release) -> None:
-    """The hold is over; the barrier goes to the consumers here, if it goes."""
+    """The barrier goes to the consumers here, if it goes; and another may be next there."""
+    if said.goes:
+        say(broker, sender, Released(said.vpn, said.queue, said.number))
     queue = broker.find(said.vpn, said.queue)
     held = None if queue is None else queue.header.held.get(sender)
     if queue is None or held is None or held.number != said.number:
@@ -258,7 +301,17 @@ def release(broker: Broker, sender: int, said: Release) -> None:
         for subscription in receivers(queue, content, held.priority):
             _deliver(broker, queue, subscription, held, content)
     _end(broker, queue, sender)
+    if said.following is not None:
+        queue.header.held[sender] = ForeignBarrier(0, said.following, 0, 0, 0)
     queue.wanted = True
+
+
+def released(broker: Broker, sender: int, said: Released) -> None:
+    """Another host has heard that a barrier went out here."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is not None and queue.header.unreleased.get(sender) == said.number:
+        del queue.header.unreleased[sender]
+        queue.wanted = True
 
 
 def _end(broker: Broker, queue: Queue, host: int) -> None:
@@ -278,7 +331,7 @@ def _content(broker: Broker, queue: Queue, host: int) -> Content:
 
 def leave(broker: Broker, queue: Queue) -> None:
     """The queue is deleted here: it holds nobody, and nobody waits for it."""
-    let_go(broker, queue, False)
+    let_go(broker, queue, False, None)
     d, (got, given) = queue.definition, _counts(queue)
     for host, held in list(queue.header.held.items()):
         say(broker, host, Drained(d.vpn, d.name, held.number, got, given, 0))

@@ -13,7 +13,17 @@ from typing import Any
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
 from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
-from ...protocol.granting import Drained, Grant, Here, Hold, Release, TakenOver, Want
+from ...protocol.granting import (
+    Drained,
+    Grant,
+    Here,
+    Hold,
+    Line,
+    Release,
+    Released,
+    TakenOver,
+    Want,
+)
 from ...protocol.mesh import Said
 from ...protocol.offering import Offer, RoutesWent, TopicRoutes, Verdict, Vote
 from ...protocol.queue_moves import Arrive, Expected, HandOver
@@ -57,9 +67,11 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),
     "taken": (TakenOver, ownership.taken),
+    "line": (Line, barriers.hear_line),
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),
+    "released": (Released, barriers.released),
     "topic_routes": (TopicRoutes, topic_routes.hear_routes),
     "routes_went": (RoutesWent, topic_routes.hear_went),
     "offer": (Offer, voting.hear_offer),

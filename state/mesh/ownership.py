@@ -66,7 +66,7 @@ def joined(broker: Broker, sender: int, said: Here) -> None:
             queue.header.wanted[sender] = RoomWanted(given=on_its_way)
             for text in before.filters:
                 forget_filter(queue, text)
-        barriers.joined(queue, sender)
+        barriers.joined(broker, queue, sender)
         queue.wanted = True
 
 
@@ -109,7 +109,9 @@ def want(broker: Broker, queue: Queue) -> None:
 def _room(broker: Broker, queue: Queue) -> tuple[int, list[str | None]]:
     """How many messages consumers here could take beside those that are here, and their filters."""
     header, definition = queue.header, queue.definition
-    if not header.egress or queue.barriers or queue.number in broker.header.short:
+    if not header.egress or queue.number in broker.header.short:
+        return 0, []
+    if queue.barriers and barriers.holder(broker, queue) is None:  # all that is left comes here
         return 0, []
     room = CREDITS_MAX
     if definition.max_backlog is not None:
@@ -260,7 +262,8 @@ def give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = Fal
         payloads=[c[0] for c in found], keys=[c[1] for c in found], headers=[c[2] for c in found],
         sizes=rows("size"), priorities=known("priority"), times=known("time"),
         ttl_ends=known("ttl_ends"), dmq=[bool(n) for n in known("dmq")],
-        levels=rows("priority"), lanes=rows("lane"), barriers=[bool(n) for n in rows("barrier")],
+        levels=rows("priority"), lanes=rows("lane"), generations=rows("generation"),
+        barriers=[bool(n) for n in rows("barrier")],
         expires=rows("expires"), until=rows("until"), entered=rows("entered"),
         deliveries=rows("deliveries"), cancels=rows("cancels"), dead=extras_of(queue.rows(seqs)),
     )  # fmt: skip
@@ -329,8 +332,6 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
         broker.spool.settle_staged()
         name = f"transferred from {broker.header.peers[sender].name}"
         ids = list(queue.arrivals.ids)
-        if not said.fresh:
-            queue.arrivals.generation = barriers.entering(broker, queue)
         enter(broker, queue)
         broker.record("spooled", queue, ids, reason=name)
     if queue is not None and refused:
@@ -360,6 +361,8 @@ def _store(broker: Broker, queue: Queue, said: Grant, at: int) -> None:
     arrivals = queue.arrivals
     position = len(arrivals.ids)
     arrivals.before[position] = (said.entered[at], said.deliveries[at], said.cancels[at])
+    if not said.fresh:
+        arrivals.generations.append(said.generations[at])
     if at in said.dead:
         arrivals.dead[position] = said.dead[at]
     arrivals.add(

@@ -102,8 +102,8 @@ def apply(
         set_aside(queue, changed)
     if not header.depth:  # nothing is left whose order would have to be kept
         header.ordered = header.keyed = False
-        if not header.held:
-            header.generation = 0
+        if not broker.header.peers or queue.definition.type == "LocalQueue":
+            header.generation = 0  # else other hosts count on from it
     for name in effect.counts:
         queue.count(name, len(seqs))
     if event is Event.ACKNOWLEDGE:

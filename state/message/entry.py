@@ -37,7 +37,7 @@ class Arrivals:
     dead: dict[int, dict[str, Any]] = field(default_factory=dict)  # extras, by position (X5, R6)
     before: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     # What another broker had done with them: by position, (entered, deliveries, cancels).
-    generation: int | None = None  # of all of them, where they belong before what is here (O3)
+    generations: list[int] = field(default_factory=list)  # of what has one already (O3); else empty
     bytes: int = 0
     leaving: int = 0  # of these, those that were acknowledged before they came (L9)
     leaving_bytes: int = 0
@@ -119,10 +119,7 @@ def enter(broker: Broker, queue: Queue) -> None:
     header.bytes += arrivals.bytes
     for name in EFFECTS[Event.ENTER].counts:
         queue.count(name, total)
-    before_others = arrivals.generation is not None
-    if not header.ordered and (
-        holds_any(columns["priority"]) or holds_any(columns["generation"]) or before_others
-    ):
+    if not header.ordered and (holds_any(columns["priority"]) or header.generation):
         header.ordered, header.ordered_from = True, first
     queue.arrivals = Arrivals()
     places = np.arange(first, first + total)
@@ -148,8 +145,8 @@ def _states(until: int | Array) -> int | Array:
 def _generations(queue: Queue, first: int) -> int | Array:
     """The generation of each arrival; barriers that enter are noted (O3)."""
     header, barriers = queue.header, queue.arrivals.barriers
-    if queue.arrivals.generation is not None:
-        return queue.arrivals.generation
+    if queue.arrivals.generations:
+        return _known_generations(queue, first)
     if not any(barriers):
         return header.generation
     generations = np.full(len(barriers), header.generation, np.uint32)
@@ -159,6 +156,17 @@ def _generations(queue: Queue, first: int) -> int | Array:
         header.generation += 1
         generations[at + 1 :] = header.generation
     queue.barriers.add(keys)
+    return generations
+
+
+def _known_generations(queue: Queue, first: int) -> Array:
+    """What another broker gave keeps its generation; the queue is in none before that."""
+    generations = np.array(queue.arrivals.generations, np.uint32)
+    barriers = np.array(queue.arrivals.barriers, np.uint32)
+    waiting = np.flatnonzero(barriers).tolist()
+    queue.barriers.add(sorted(barrier_key(first + at, int(generations[at])) for at in waiting))
+    latest = int((generations + barriers).max())
+    queue.header.generation = max(queue.header.generation, latest)
     return generations
 
 

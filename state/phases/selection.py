@@ -99,7 +99,7 @@ class _Search:
 
     def __init__(self, broker: Broker, queue: Queue, looks: Budget) -> None:
         self.broker, self.queue, self.looks = broker, queue, looks
-        self.below = _fence(broker, queue)
+        self.below = _fence(queue)
         self.unfinished = False
         self.overdue = queue.is_due(broker.now)  # a budget left something
 
@@ -134,9 +134,9 @@ class _Search:
         return lets_through(self.broker, self.queue, text, key, self.looks)
 
 
-def _fence(broker: Broker, queue: Queue) -> int | None:
+def _fence(queue: Queue) -> int | None:
     """The key from which on messages are held back: behind a barrier, or not active yet."""
-    end, generation = first_inactive(queue), barriers.fence(broker, queue)
+    end, generation = first_inactive(queue), barriers.fence(queue)
     return lowest(
         None if generation is None else first_key_of(generation),
         None if end is None else queue.keys(np.array([end], np.int64))[0],

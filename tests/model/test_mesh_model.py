@@ -29,6 +29,7 @@ MANY = {
     "max_backlog": 2, "expiration": "300ms", "priority": "/n", "delays": True, "leasing": "strict",
     "max_deliveries": 3, "dead_message_queue": DEAD,
 }  # fmt: skip
+BARRED = {"barrier_expression": "/n < 3"}
 OPERATIONS = (
     ["send"] * 6 + ["open"] * 2 + ["close", "move", "purge", "time", "time"] + ["settle"] * 4
     + ["acknowledge"] * 2
@@ -145,7 +146,8 @@ class MeshWalk:
         """By ids, of any broker, of any consumer's (L8, L13)."""
         if self.consumers:
             taker, consumer = self.random.choice(self.consumers)
-            there = list(self.model.queues[taker.queue].messages)
+            known = self.model.queues[taker.queue].messages.values()
+            there = [m.id for m in known if not m.barrier]
             if there:
                 ids = self.random.sample(there, min(2, len(there)))
                 before = len(self.mesh.engine.journal())
@@ -193,8 +195,12 @@ class MeshWalk:
     # ------------------------------------------------------------ what is seen
 
     def receive(self) -> None:
-        for taker, consumer in self.consumers:
-            for message in drain(consumer):
+        came = [(taker, drain(consumer)) for taker, consumer in self.consumers]
+        self.look_at_barriers(came)
+        for taker, messages in came:
+            for message in messages:
+                if message.is_barrier:
+                    continue
                 ends = message.lease_expires_at
                 until = None if ends is None else round(ends.timestamp() * 1000) - self.begin
                 self.model.deliver(taker, message.id, message.delivery_count, until)
@@ -206,6 +212,23 @@ class MeshWalk:
                 taker, _ = self.dying[row["subscription"]]
                 self.model.deliver(taker, row["message_id"], row["deliveries"], until)
         self.read = len(self.mesh.engine.journal())
+
+    def look_at_barriers(self, came: list[tuple[Taker, list[Any]]]) -> None:
+        """O3: what a consumer gets after one is behind it. Barriers are looked at before the rest,
+        for what one consumer has may be behind one that another has; the earlier ones first."""
+        rows = self.mesh.engine.journal()[self.read :] if self.dying else []
+        told = [
+            (self.dying[row["subscription"]][0], row["message_id"]) for row in rows
+            if row["subscription"] in self.dying and row["event"] == "barrier_delivered"
+        ]  # fmt: skip
+        told += [(taker, m.id) for taker, messages in came for m in messages if m.is_barrier]
+        for taker, number in sorted(told, key=lambda one: self.model.place(one[0].queue, one[1])):
+            self.model.tell(taker, number)
+        for taker, messages in came:
+            places = [self.model.place(taker.queue, m.id) for m in messages]
+            for at, message in enumerate(messages):
+                passed = message.is_barrier and max(places[:at], default=0) > places[at]
+                assert not passed, f"{messages[:at]} passed barrier {message.id}"
 
     def look(self) -> None:
         admin = self.anywhere()
@@ -240,6 +263,8 @@ class MeshWalk:
         (202, 0.1, {"max_cancels": 2, "fairness_model": "fast"}),  # the directory's words again
         (2001, 0.1, MANY),
         (3009, 0.1, {"max_backlog": 2, "kills": True, "delays": True, "lease_period": "250ms"}),
+        (4000, 0.1, BARRED),
+        (4001, 0.2, BARRED),
         (3018, 0.1, {"max_deliveries": 2, "dead_message_queue": DEAD, "kills": True}),
     ],
 )

@@ -1,4 +1,4 @@
-"""A naive model of queues over several brokers, written from Q5, H4, L, X, O2, C3 and B alone.
+"""A naive model of queues over several brokers, written from Q5, H4, L, X, O2, O3, C3, B alone.
 
 Where several brokers and consumers could serve, the rules leave open who does. So the model does
 not foretell: it is told who got what, says whether that was allowed, and when all is quiet whether
@@ -37,6 +37,7 @@ class Known:
     owner: str
     expires: int | None = None
     rank: int = 0
+    barrier: bool = False
     holder: Taker | None = None
     until: int | None = None
     due: int | None = None
@@ -60,6 +61,12 @@ class KnownQueue:
     owner: str | None
     messages: dict[str, Known] = field(default_factory=dict)
     counters: Counter[str] = field(default_factory=Counter)
+    passed: dict[str, tuple[Known, list[Taker]]] = field(default_factory=dict)
+    # Barriers that went out since all was quiet, and to whom.
+
+    def first_barrier(self) -> Known | None:
+        waiting = [m for m in self.messages.values() if m.barrier]
+        return min(waiting, key=lambda m: m.place, default=None)
 
 
 class MeshModel:
@@ -96,6 +103,8 @@ class MeshModel:
         message = known.messages[number] = Known(number, self.places, body, owner)
         message.expires = None if life is None else self.now + int(life.removesuffix("ms"))
         message.rank = 0 if rank is None else evaluate(rank, fields_of(json.loads(body)))
+        barrier = known.definition.get("barrier_expression")
+        message.barrier = barrier is not None and Taker("", "", 0, barrier).takes(body)
         known.counters["spooled"] += 1
 
     def die(self, queue: str, message: Known, reason: str) -> None:
@@ -130,11 +139,35 @@ class MeshModel:
         assert message.due is None, f"{number}: delivered before it is due"
         assert taker.takes(message.body), f"{number}: does not match {taker.filter}"
         assert self.held(taker) < taker.backlog, f"{number}: more than {taker.backlog}"
+        first = known.first_barrier()
+        assert first is None or message.place < first.place, f"{number}: passed {first.id}"
         assert deliveries == message.deliveries + 1, f"{number}: count {deliveries}"
         known.counters["redelivered"] += bool(message.deliveries)
         message.deliveries += 1
         message.holder, message.until = taker, until
         message.taken_at.add(taker.broker)
+
+    def place(self, queue: str, number: str) -> int:
+        """Of a message that is there, or was since all was quiet; 0: of none."""
+        known = self.queues[queue]
+        passed = known.passed.get(number)
+        message = known.messages.get(number) or self.going.get((queue, number))
+        message = passed[0] if message is None and passed is not None else message
+        return 0 if message is None else message.place
+
+    def tell(self, taker: Taker, number: str) -> None:
+        """O3: a barrier came to a consumer: once, and everything before it has left."""
+        known = self.queues[taker.queue]
+        message = known.messages.get(number)
+        if message is not None:
+            before = [m.id for m in known.messages.values() if m.place < message.place]
+            assert not before, f"barrier {number} came before {before}"
+            known.counters["acknowledged"] += 1
+            self.go(taker.queue, number)
+            known.passed[number] = message, []
+        assert number in known.passed, f"barrier {number}: delivered, and not in {taker.queue}"
+        assert taker not in known.passed[number][1], f"barrier {number}: twice to one consumer"
+        known.passed[number][1].append(taker)
 
     def unseen(self, queue: str, number: str) -> None:
         """L7: it was sent once more to who was just acknowledging it, and so shows it to nobody."""
@@ -233,21 +266,41 @@ class MeshModel:
             shown = owners[name]
             assert shown.keys() == queue.messages.keys(), f"{name}: other messages"
             takers = [t for t in self.takers if t.queue == name]
+            for barrier, told in queue.passed.values():  # O3: to all that it is for
+                for taker in takers:
+                    due = taker.takes(barrier.body)
+                    assert due == (taker in told), f"barrier {barrier.id}: {taker}, {due}"
             free = [t for t in takers if self.has_room(t)]
             for message in queue.messages.values():
                 where = shown[message.id]
                 if where != message.owner:  # H4: granted where a subscriber asked for such
                     known = [*takers, *(t for t in self.left if t.queue == name)]
                     asks = any(t.broker == where and t.takes(message.body) for t in known)
-                    assert asks or where in message.taken_at, f"{message.id}: went to {where}"
+                    drains = where in {b.owner for b in self.barriers_behind(queue, message)}
+                    reason = asks or drains or where in message.taken_at
+                    assert reason, f"{message.id}: went to {where}"
                     near = [t for t in free if t.broker == message.owner]
                     passed = any(t.takes(message.body) for t in near)
                     assert not passed or message.owner in self.late, "passed its own consumer"
                 message.owner, message.taken_at = where, set()
                 if message.holder is not None:
                     assert message.holder.broker == where, f"{message.id}: leased elsewhere"
-                if message.state != "ready":
+                first = queue.first_barrier()
+                if message.state != "ready" or (first and first.place < message.place):
+                    continue
+                if message is first:
+                    stays = len(queue.messages) > 1 and any(
+                        m.place < first.place for m in queue.messages.values()
+                    )
+                    goes = not stays and any(t.takes(message.body) for t in takers)
+                    assert not goes, f"barrier {message.id}: waits for nothing"
                     continue
                 able = [t for t in free if t.takes(message.body)]
                 assert not able, f"{message.id}: waits at {where}, and {able[0]} has room"
+            queue.passed = {}
         self.late, self.left = set(), []
+
+    def barriers_behind(self, queue: KnownQueue, message: Known) -> list[Known]:
+        """Barriers that wait for a message, or waited for it since all was quiet (O3)."""
+        there = [*queue.messages.values(), *(barrier for barrier, _ in queue.passed.values())]
+        return [b for b in there if b.barrier and b.place > message.place]

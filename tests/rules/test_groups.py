@@ -123,6 +123,30 @@ def test_Q5_a_broker_that_is_added_hosts_the_queues_of_its_group() -> None:
     two.close()
 
 
+def test_B3_L13_a_consumer_speaks_to_its_broker_when_its_queue_has_one_more() -> None:
+    few, queues = EAST_WEST[:2], [queue("near", "Queue", group=["east"])]
+    url = "memory://a-host-more"
+    one = lakequeue.connect(url, config={"brokers": few, "queues": queues}, broker="w1")
+    producer = one.producer()
+    sent = [producer.send("near", b"{}").message_id for _ in range(4)]
+    consumer = one.consumer("near", max_backlog=2, ack_mode="individual")
+    held = drain(consumer)
+    two = lakequeue.connect(url, config={"brokers": EAST_WEST}, broker="e2")
+    admin = two.admin()
+    assert sorted(admin.describe("near")["brokers"]) == ["e1", "e2"]
+    consumer.set_max_backlog(3)
+    held += drain(consumer)
+    assert ids(held) == sent[:3]
+    consumer.ack(ids=sent[:2])
+    assert admin.describe("near")["counters"]["acknowledged"] == 2
+    consumer.set_max_backlog(1)
+    consumer.close()
+    seen = admin.describe("near")
+    assert (seen["depth"], seen["leased"], seen["consumers"]) == (2, 0, [])
+    one.close()
+    two.close()
+
+
 # ---------------------------------------------------------------- what is refused
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -103,6 +103,64 @@ def test_O3_two_barriers_at_two_owners_go_one_after_the_other() -> None:
     assert m.depths() == [0, 0, 0]
 
 
+def test_O3_what_enters_elsewhere_while_barriers_wait_is_behind_all_of_them() -> None:
+    m = mesh()
+    at_a = m.consumer("a", 1)
+    m.send("a", {"n": 0})
+    (first,) = drain(at_a)
+    for n in (1, 2):
+        m.send("b", {"n": n, "b": 1})
+    m.send("c", {"n": 3})
+    at_c = m.consumer("c", 1)
+    assert drain(at_c) == []
+    first.ack()
+    assert numbers(drain(at_c)) == [1, 2, 3]
+    assert m.depths() == [0, 0, 1]
+
+
+def test_O3_of_barriers_at_several_owners_the_earlier_goes_first() -> None:
+    m = mesh()
+    held = m.consumer("c", 1)
+    m.send("c", {"n": 0})
+    (first,) = drain(held)
+    for n, broker in enumerate(("c", "b", "b", "a", "b"), 1):
+        m.send(broker, {"n": n, "b": 1})
+    first.ack()
+    assert numbers(drain(held)) == [1, 2, 3, 4, 5]
+
+
+def test_O3_what_is_between_two_barriers_comes_between_them_wherever_it_is() -> None:
+    m = mesh()
+    held = m.consumer("a", 1)
+    m.send("a", {"n": 0})
+    (last,) = drain(held)
+    for n, broker in enumerate("bcabcacb", 1):
+        m.send(broker, {"n": n, "b": n % 2})
+    only = m.consumer("b", 1)
+    seen = []
+    last.ack()
+    held.close()
+    while messages := drain(only):
+        seen += numbers(messages)
+        for message in messages:
+            if not message.is_barrier:
+                message.ack()
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_O3_who_holds_a_later_barrier_gets_what_it_may_before_it() -> None:
+    m = mesh()
+    m.send("a", {"n": 0})
+    m.send("a", {"n": 1, "b": 1})
+    m.send("b", {"n": 2, "b": 1})
+    m.send("c", {"n": 3})
+    only = m.consumer("b", 1)
+    (first,) = drain(only)
+    assert numbers([first]) == [0]
+    first.ack()
+    assert numbers(drain(only)) == [1, 2, 3]
+
+
 def test_O3_a_barrier_that_expires_lets_the_others_go() -> None:
     m = mesh()
     held = m.consumer("b", 1)
@@ -113,6 +171,26 @@ def test_O3_a_barrier_that_expires_lets_the_others_go() -> None:
     m.advance("6s")
     first.ack()
     assert numbers(drain(held)) == [2]
+
+
+LOCAL = {"type": "LocalQueue", "broker": "b"}
+
+
+@pytest.mark.parametrize(("keys", "to"), [({}, None), (LOCAL, None), (LOCAL, "c")])
+def test_O3_X1_a_barrier_goes_when_all_before_it_have_expired(
+    keys: dict[str, Any], to: str | None
+) -> None:
+    m = mesh(**keys)
+    only = m.consumer("a", 2, filter="/n > 5")
+    for n, broker in enumerate("bca"):
+        m.send(broker, {"n": n, "b": 0}, ttl="5s")
+    m.send("c", {"n": 9, "b": 1})
+    m.send("a", {"n": 10, "b": 0})
+    if to:
+        m.at["a"].admin().move_queue("orders", to)
+    assert drain(only) == []
+    m.advance("6s")
+    assert numbers(drain(only)) == [9, 10]
 
 
 def test_O3_S3_where_the_holder_has_no_room_what_is_left_waits_until_it_has() -> None:
@@ -153,6 +231,24 @@ def test_O3_no_message_passes_a_barrier_whoever_dies(seed: int, keys: dict[str, 
     assert sorted(n for n, _ in run.seen) == [n for n in part if n % 10]
     for n, after in run.seen:
         assert part[n] == after, f"{n} came after {after} barriers"
+    assert run.mesh.depths() == [0, 0, 0]
+    assert fate.deaths > 20
+
+
+@pytest.mark.parametrize(("seed", "keys"), [(5, {}), (6, {}), (7, GROUP)])
+def test_O3_several_barriers_wait_at_any_broker_whoever_dies(
+    seed: int, keys: dict[str, Any]
+) -> None:
+    fate = Fate(seed, death=0.2)
+    run = Run(mesh(fate=fate, **keys), fate)
+    for n in range(1, 37):
+        run.mesh.send(fate.random.choice(BROKERS), {"n": n, "b": int(n % 4 == 0)})
+        run.settle(0.1)
+    run.finish()
+    assert run.barriers == [list(range(4, 37, 4))] * 3
+    assert sorted(n for n, _ in run.seen) == [n for n in range(1, 37) if n % 4]
+    for n, after in run.seen:
+        assert n // 4 == after, f"{n} came after {after} barriers"
     assert run.mesh.depths() == [0, 0, 0]
     assert fate.deaths > 20
 

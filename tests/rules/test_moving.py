@@ -84,6 +84,18 @@ def test_a_consumer_notices_that_its_queue_was_away_and_came_back(mesh: Mesh) ->
     assert len(mesh.admin.describe("q")["consumers"]) == 1
 
 
+def test_B3_a_backlog_that_is_set_while_a_queue_is_gone_holds_where_it_went(mesh: Mesh) -> None:
+    consumer = mesh.at["a"].consumer("q", max_backlog=1, ack_mode="individual")
+    sent(mesh.at["b"].producer(), "q", range(4))
+    (first,) = drain(consumer)
+    mesh.admin.move_queue("q", broker="b")
+    consumer.set_max_backlog(3)
+    mesh.at["a"].attend()
+    assert drain(consumer)[0].id == first.id
+    (flow,) = mesh.admin.describe("q")["consumers"]
+    assert (flow["backlog"], flow["held"]) == (3, 3)
+
+
 def test_producers_follow_and_keep_their_order(mesh: Mesh) -> None:
     producers = {name: mesh.at[name].producer() for name in BROKERS}
     for number in range(12):

@@ -166,6 +166,17 @@ def test_X6_a_queue_that_keeps_the_last_message_keeps_it(dead: Bench) -> None:
     assert dead.admin.redrive("dmq").moved == 1
 
 
+def test_X6_S10_of_several_that_go_back_together_none_takes_the_place_of_another() -> None:
+    bench = Bench()
+    bench.define("dmq")
+    bench.define(dead_message_queue="dmq", max_spool_usage=0)
+    first, second = (die(bench, {"n": n})[0] for n in range(2))
+    done = bench.admin.redrive("dmq")
+    assert (done.moved, done.why) == (1, {"keeps_last_message": 1})
+    assert ids(bench.admin.browse("orders")) == [first]
+    assert ids(bench.admin.browse("dmq")) == [second]
+
+
 def test_X6_expressions_hold_as_for_a_new_message(dead: Bench) -> None:
     die(dead, {"p": 1}, {"p": 9})
     dead.define(dead_message_queue="dmq", priority="/p", max_per_subscription_backlog=9)
