@@ -8,7 +8,6 @@ there, nobody could rely on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +15,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
+from ..protocol.folders import Folder
 from ..protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 
 MESSAGES, JOURNAL = "messages", "journal"
@@ -57,7 +57,7 @@ _SKIPPING = {
 
 
 def create_tables(
-    spark: SparkSession, folder: Path | str, names: Iterable[str] = (MESSAGES, JOURNAL)
+    spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
     """Create the tables that are not there, and give those of an earlier version the columns that
     they lack: what stands in them has no value there. Raises LakequeueError for a later one."""
@@ -102,7 +102,7 @@ def append(folder: str, table: str, rows: DataFrame) -> None:
 
 
 def stored_offsets(
-    spark: SparkSession, folder: Path | str, table: str
+    spark: SparkSession, folder: Folder | str, table: str
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Of each partition: offset and time of the last record that is in a table."""
     found = spark.read.format("delta").load(f"{folder}/{table}")

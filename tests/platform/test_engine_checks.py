@@ -15,6 +15,7 @@ from lakequeue.cli.engine_checks import (
     input_topics,
     log_problem,
     look,
+    places_checks,
     retention_check,
     slots_check,
     whole_home_check,
@@ -63,6 +64,20 @@ def test_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> None:
     assert sorted(home.rglob("*")) == before
     (home / "lakequeue.json").write_text("{")
     assert not whole_home_check(home).ok
+
+
+def test_the_places_of_a_home_that_has_its_parts_elsewhere(home: Path, tmp_path: Path) -> None:
+    assert places_checks(home) == [], "all is in it"
+    there = tmp_path / "there"
+    HomeFolder(tmp_path / "other", str(there), str(tmp_path / "checks")).open()
+    assert [(c.name, c.ok) for c in places_checks(tmp_path / "other")] == [
+        ("place of checkpoints", True), ("place of tables", True)
+    ]  # fmt: skip
+    there.rmdir()
+    there.write_text("no folder")
+    (check,) = (c for c in places_checks(tmp_path / "other") if not c.ok)
+    assert check.found.startswith(f"{there} cannot be written")
+    assert "AWS_ENDPOINT_URL" in check.advice
 
 
 @pytest.mark.parametrize(
