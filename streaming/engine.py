@@ -274,8 +274,6 @@ class Engine:
         """Add a broker to the engine while it runs. Raises LakequeueError."""
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
-        if self.configuration.auth:
-            raise LakequeueError(f"broker {name!r}: with `auth: required` an engine runs one")
         with self._lock:
             new = BrokerQuery(name, 0, group=group)
             add_broker(
