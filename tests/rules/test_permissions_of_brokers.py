@@ -6,7 +6,8 @@ from typing import Any
 
 import lakequeue
 import pytest
-from lakequeue.protocol import PermissionDenied
+from lakequeue.memory.broker_removal import remove_broker
+from lakequeue.protocol import PermissionDenied, topics
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.signing import Credentials, Signature, sign
 
@@ -68,9 +69,9 @@ def test_a_level_has_its_rights_whoever_hears_it_and_whoever_hosts(
     assert {**now, "now": 0} == {**before, "now": 0}
     assert guarded.where() == hosts
     for what, needed in OVER_BROKERS.items():
-        if LEVELS.index(level) >= LEVELS.index(needed):
-            if what != "move_queue" or kind != "everywhere":  # such a queue moves nowhere
-                attempt_there(app, what, kind)
+        stays = what == "move_queue" and kind == "everywhere"  # such a queue is everywhere
+        if LEVELS.index(level) >= LEVELS.index(needed) and not stays:
+            attempt_there(app, what, kind)
     assert guarded.where() == ([] if level == "delete" else hosts)
 
 
@@ -125,6 +126,23 @@ def test_a_signature_is_for_one_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded.first.producer().send("orders", b"{}")
     guarded.engine.command("default.commands", b"owner-s", value, 0)
     assert guarded.first.admin().describe("orders")["depth"] == 1
+    assert guarded.refused()["permission_denied"] == 1
+
+
+def test_what_is_signed_for_a_broker_that_was_removed_is_heard_by_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its partitions are the first one's now, and who signs may not know that yet."""
+    guarded = GuardedBrokers(monkeypatch, "keeper", permissions={"app": "read-only"})
+    guarded.first.producer().send("orders", b"{}")
+    guarded.first.admin().delete("spare")
+    remove_broker(guarded.engine, "c")
+    for name, depth in (("app", 1), ("owner", 0)):
+        who = Credentials.parse(f"{name}:{KEYS[name]}")
+        said = Signature(name, f"{name}-s", 1, guarded.engine.now, 2)
+        value = sign(who, "default", said, c.encode_command(c.Purge(queue="orders")))
+        guarded.engine.command("default.commands", b"", value, topics.commands_partition(2))
+        assert guarded.first.admin().describe("orders")["depth"] == depth
     assert guarded.refused()["permission_denied"] == 1
 
 
