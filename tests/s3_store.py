@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from lakequeue.protocol import folders
 from moto.server import ThreadedMotoServer
+from werkzeug.serving import WSGIRequestHandler
 
 BUCKET = "lake"
 KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REGION": "us-east-1"}
@@ -18,6 +19,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REG
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The URI of a bucket that is empty; the environment says how it is reached."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    # Python's server and Werkzeug's each say `100 Continue`; Amazon's client takes the second for
+    # the answer to what it uploads.
+    monkeypatch.setattr(WSGIRequestHandler, "handle_expect_100", lambda handler: True)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
