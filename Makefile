@@ -75,9 +75,10 @@ lock: setup ## requirements.lock anew: the newest packages that fit, with their 
 		--no-emit-trusted-host --no-emit-find-links --allow-unsafe $(SHIPPED:%=--extra %) \
 		--output-file requirements.lock pyproject.toml
 
+# --strict: where the list does not answer, each package counts as unknown and not as harmless.
 audit: setup ## known vulnerabilities of the packages in requirements.lock
 	@$(BIN)/pip install --quiet pip-audit
-	@$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip
+	@$(BIN)/pip-audit --strict --requirement requirements.lock --require-hashes --disable-pip
 
 # build/ is removed on both sides: setuptools would put modules that are long gone into the wheel.
 wheel: $(INSTALLED) ## the package as one file in dist/, to install without this checkout

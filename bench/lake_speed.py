@@ -113,8 +113,8 @@ def _payloads(count: int) -> Iterator[bytes]:
 
 def _caught_up(engine: Engine, messages: int) -> None:
     def there() -> bool:
-        stored = read_table(engine.tables / "messages", ["offset"]).num_rows >= messages
-        events = read_table(engine.tables / "journal", ["event"])["event"].to_pylist()
+        stored = read_table(engine.home / "tables" / "messages", ["offset"]).num_rows >= messages
+        events = read_table(engine.home / "tables" / "journal", ["event"])["event"].to_pylist()
         return stored and events.count("spooled") >= messages
 
     wait_for(there, CAUGHT_UP_S, "the tables' catching up")

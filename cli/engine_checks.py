@@ -33,7 +33,7 @@ def look(
 
     checks = []
     if home is not None:
-        checks.append(whole_home_check(home))
+        checks += [whole_home_check(home), *places_checks(home)]
     if configuration is not None:
         brokers = len(brokers_of(configuration, home))
         checks.append(slots_check(master or default_master(brokers), brokers))
@@ -57,6 +57,25 @@ def whole_home_check(home: Path) -> Check:
         return Check(name, True, f"that of {home}", wanted)
     what, _, advice = problem.partition(": ")
     return Check(name, False, what, wanted, advice)
+
+
+def places_checks(home: Path) -> list[Check]:
+    """Whether what the home has elsewhere can be written there; nothing where all is in it."""
+    from ..protocol.home_places import places_of
+    from ..streaming.home import HomeFolder
+
+    folder = HomeFolder(home)
+    found = {"tables": folder.tables, "checkpoints": folder.checkpoints}
+    checks = []
+    for name in sorted(places_of(home)):
+        why = folder.unwritable(found[name])
+        advice = "" if not why else (
+            "Check the address, the rights, and the environment (AWS_ENDPOINT_URL, AWS_REGION, "
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), here and where the engine runs."
+        )  # fmt: skip
+        told = why or f"{found[name]} can be written"
+        checks.append(Check(f"place of {name}", not why, told, "writable", advice))
+    return checks
 
 
 def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:

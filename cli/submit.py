@@ -83,7 +83,10 @@ def submit(
       lakequeue submit --master spark://spark:7077 --print
     """
     from ..conf import load
+    from ..protocol.folders import folder
+    from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
     from ..streaming.jars import ensure_jars
+    from ..streaming.object_store import object_store_jars
 
     load(config)  # Q7: a broken file starts nothing, wherever that would be
     given = engine_settings(settings, trigger)
@@ -93,7 +96,10 @@ def submit(
         )
     home = home.expanduser().absolute() if deploy_mode == "client" else home
     arguments = ["--bootstrap", bootstrap, "--home", str(home), *(["--json"] if as_json else [])]
-    jars, package = ensure_jars().spark, None
+    said = {name: given.get(f"lakequeue.{name}", "") for name in (TABLES, CHECKPOINTS)}
+    places = places_of(home) | {name: place for name, place in said.items() if place}
+    jars = [*ensure_jars().spark, *object_store_jars(map(folder, places.values()))]
+    package = None
     if deploy_mode == "cluster" and not only_print:
         package = _package()
     what = Submission(master, deploy_mode, jars, given, config.resolve(), arguments, package)

@@ -127,7 +127,7 @@ def parse_configuration(mapping: object) -> Configuration:
                 report(where, "vpn", vpn, allowed)
     auth = read_auth(mapping.get("auth"), report)
     clients = read_clients(mapping.get("clients"), report)
-    _check_auth(auth, brokers, queues, report)
+    _check_auth(auth, queues, report)
     problems += names_within_others([*_named(queues, bridges), *vpns], brokers)
     if problems:
         raise ConfigError(problems)
@@ -143,13 +143,8 @@ def parse_configuration(mapping: object) -> Configuration:
     )
 
 
-def _check_auth(
-    auth: bool, brokers: tuple[str, ...], queues: list[tuple[int, QueueDefinition]], report: Report
-) -> None:
+def _check_auth(auth: bool, queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
     """Nobody shall think that a queue is protected which is not."""
-    if auth and len(brokers) > 1:
-        report("", "auth", "required", "must be one broker's: several do not tell each other yet "
-               "who said what is passed on")  # fmt: skip
     for index, queue in queues:
         if not auth and is_protected(queue):
             report(_place(index, queue.name), "owner", queue.owner, NEEDS_AUTH)

@@ -165,9 +165,9 @@ class _Values(dict[str, Any]):
 NEEDS_AUTH = "owner, permission and permissions need `auth: required`: else nobody is asked"
 
 
-def is_protected(definition: QueueDefinition) -> bool:
-    """Whether a definition says who may do what."""
-    given = (definition.owner, definition.permission, definition.permissions)
+def is_protected(definition: Any) -> bool:
+    """Whether a definition, or what the directory has of one, says who may do what."""
+    given = (definition.owner, definition.permission, tuple(definition.permissions))
     return given != (None, PERMISSIONS[-1], ())
 
 

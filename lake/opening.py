@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
+from ..protocol.folders import Folder, delta_options
+from ..protocol.home_places import tables_place
 from ..protocol.table_format import refusal_of
 from .views import create_views
 
@@ -57,10 +59,13 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def tables_of(home: Path | str) -> Path:
-    """The folder of a home's tables; raises NoLake when it has none."""
-    tables = Path(home).expanduser().absolute() / "tables"
-    missing = [name for name in TABLES if not is_there(tables / name)]
+def tables_of(home: Path | str) -> Folder:
+    """The folder of a home's tables, wherever that is; raises NoLake when it has none."""
+    tables = tables_place(Path(home).expanduser().absolute())
+    try:
+        missing = [name for name in TABLES if not is_there(tables / name)]
+    except OSError as error:
+        raise NoLake(f"The tables {tables} cannot be looked at: {_line(error)}") from error
     if missing:
         raise NoLake(
             f"{tables} has no table {' and no table '.join(missing)}: is {home} the home of an "
@@ -69,17 +74,22 @@ def tables_of(home: Path | str) -> Path:
     return tables
 
 
-def is_there(table: Path) -> bool:
+def is_there(table: Folder) -> bool:
     """Whether a Delta table is there: a version of it, for its folder is made before."""
     return any((table / "_delta_log").glob("*.json"))
 
 
-def _dataset(table: Path) -> Any:
-    """The newest version of a Delta table."""
+def delta_table(table: Folder) -> Any:
+    """A Delta table in its newest version, for Delta's own library."""
     import deltalake
 
+    return deltalake.DeltaTable(str(table), storage_options=delta_options(table))
+
+
+def _dataset(table: Folder) -> Any:
+    """The newest version of a Delta table."""
     try:
-        found = deltalake.DeltaTable(table)
+        found = delta_table(table)
         dataset = found.to_pyarrow_dataset()
     except Exception as error:  # whatever was done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error

@@ -30,13 +30,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import ConfigError, LakequeueError
+from ..protocol.folders import Folder, RemoteFolder
+from ..protocol.home_places import CHECKPOINTS, PLACES, TABLES, checkpoints_place, tables_place
 from ..state import FORMAT
 from ..state.broker import BrokerHeader
 from ..state.header import QueueHeader
 from ..state.mesh.rejoining import agree, pass_over
 from ..state.storage.store import DictStore
 from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
-from .opening import open_lake, tables_of
+from .opening import delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 
 if TYPE_CHECKING:
@@ -77,23 +79,31 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     """Make a home of the tables of another, or of the same whose checkpoint is gone. Raises
     LakequeueError where that cannot be."""
     tables_of(tables_home)
-    if any((home / "checkpoint").glob("*/commits/*")):
+    checkpoints = checkpoints_place(home)
+    if any((checkpoints / "checkpoint").glob("*/commits/*")):
         raise LakequeueError(
-            f"{home} has a checkpoint: nothing is to be rebuilt there; choose another --home, or "
-            "move the checkpoint away"
+            f"{checkpoints} has a checkpoint: nothing is to be rebuilt there; choose another "
+            "--home, or move the checkpoint away"
         )
     about = _about(tables_home)
     if home.resolve() != tables_home.resolve():
         _take_along(tables_home, home)
+        about.get(PLACES, {}).pop(CHECKPOINTS, None)  # they are the old home's
     done: list[Rebuilt] = []
     queues: list[list[str]] = []
     epoch = 0
-    with open_lake(home) as lake:
+    there = tables_place(tables_home)
+    tables = home / TABLES if there == tables_home / TABLES else there
+    with open_lake(tables_home) as lake:
         for moment in _moments(lake, tables_home, about.get("removed", {})):
             epoch = moment.home.epoch
-            done.append(_one(lake, home, moment, queues))
+            done.append(_one(lake, home, tables, moment, queues))
     for name in OUTDATED:
-        shutil.rmtree(home / name, ignore_errors=True)
+        outdated = checkpoints / name
+        if isinstance(outdated, RemoteFolder):
+            outdated.remove()
+        else:
+            shutil.rmtree(outdated, ignore_errors=True)
     (home / FOLDER).mkdir(exist_ok=True)
     (home / FOLDER / QUEUES).write_text(json.dumps(queues))
     (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))
@@ -141,7 +151,17 @@ def _header(moment: Moment) -> BrokerHeader:
 
 
 def _take_along(source: Path, home: Path) -> None:
-    """The tables, without copying: nothing in them is ever changed in place."""
+    """The tables, without copying: nothing in them is ever changed in place. Tables that are
+    elsewhere stay there, and are the new home's."""
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("captured.json", "ports.json"):
+        if (source / name).is_file():
+            shutil.copy2(source / name, home / name)
+    if tables_place(source) == source / TABLES:
+        _link_tables(source, home)
+
+
+def _link_tables(source: Path, home: Path) -> None:
     if (home / "tables").is_dir() and any((home / "tables").iterdir()):
         raise LakequeueError(f"{home / 'tables'} is not empty: choose another --home")
 
@@ -155,9 +175,6 @@ def _take_along(source: Path, home: Path) -> None:
     shutil.copytree(
         source / "tables", home / "tables", copy_function=link, ignore=leave, dirs_exist_ok=True
     )
-    for name in ("captured.json", "ports.json"):
-        if (source / name).is_file():
-            shutil.copy2(source / name, home / name)
 
 
 def _about(source: Path) -> dict[str, Any]:
@@ -175,8 +192,9 @@ def _about(source: Path) -> dict[str, Any]:
 
 
 def _one(
-    lake: duckdb.DuckDBPyConnection, home: Path, moment: Moment, queues: list[list[str]]
-) -> Rebuilt:
+    lake: duckdb.DuckDBPyConnection, home: Path, tables: Folder, moment: Moment,
+    queues: list[list[str]],
+) -> Rebuilt:  # fmt: skip
     store, name = moment.store, moment.broker
     header = _header(moment)
     (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
@@ -192,7 +210,7 @@ def _one(
         _PHANTOMS, {"first": first, "last": header.number << 48 | (1 << 48) - 1}
     ).fetchall()
     if phantoms:
-        _close(home, name, header.step, moment.now, phantoms)
+        _close(tables, name, header.step, moment.now, phantoms)
     store.put("broker", msgspec.msgpack.encode(header))
     own = msgspec.structs.replace(
         moment.own, step=header.step, log_at=0, marks=[],
@@ -221,13 +239,13 @@ def _queues(store: DictStore, queues: list[list[str]]) -> list[int]:
 
 
 def _close(
-    home: Path, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
+    tables: Folder, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
 ) -> None:
     """The journal says of messages that only lost steps knew that they are lost."""
     import deltalake
     import pyarrow as pa
 
-    table = deltalake.DeltaTable(home / "tables" / "journal")
+    table = delta_table(tables / "journal")
     schema = pa.schema(table.schema().to_arrow())
     time = datetime.fromtimestamp(now / 1000, UTC)
     rows = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..definitions import DEFAULT_VPN
 from ..protocol import LakequeueError, commands
+from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from .in_process import MemoryEngine
 from .registry import MemoryConnection
 
@@ -15,7 +16,8 @@ from .registry import MemoryConnection
 def remove_broker(engine: MemoryEngine, name: str) -> None:
     """Remove a broker of which nothing is left. Raises LakequeueError with what stands in the way,
     and then it goes on as before."""
-    with MemoryConnection(engine, DEFAULT_VPN, "remove") as connection:
+    own = Credentials(ENGINE_CLIENT, engines_key(engine.secret))
+    with MemoryConnection(engine, DEFAULT_VPN, "remove", signed_by=own) as connection:
         asked = commands.RemoveBroker(broker=name)
         begun = connection.request(asked)
         leaving = engine.broker(name)

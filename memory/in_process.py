@@ -98,10 +98,11 @@ class MemoryEngine:
         self.groups |= configuration.groups
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)
         asks, self._asks = self._asks, configuration.auth
-        for broker in self.brokers:
-            if asks or configuration.auth:
-                told = clients_command(configuration, self.secret)
+        if asks or configuration.auth:
+            told = clients_command(configuration, self.secret)
+            for broker in self.brokers:  # all, before one has another carry out something
                 self.instruct(DEFAULT_VPN, told, broker.home.name)
+        for broker in self.brokers:
             for vpn, command in configure_commands(complete, broker=broker.home.name):
                 self.instruct(vpn, command, broker.home.name)
 

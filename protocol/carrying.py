@@ -14,6 +14,7 @@ import msgspec
 
 from .bounds import Count, Name, Partition, Text, Topic
 from .mesh import BrokerNumber, Said, slices
+from .signing import Speaker
 
 COMMAND_BYTES_MAX = 1_000_000
 
@@ -25,7 +26,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Where a queue is. hosts: its brokers' numbers, ascending, none where it is gone; type: see
     Q5; state: `there`, or what is being done: `placing`, `deleting`, `moving`; dead: its dead
     message queue; target: the topic that stands for its name (Q3); whole: its hosts
-    follow from its definition, so that brokers that are added may be of them."""
+    follow from its definition, so that brokers that are added may be of them; owner, permission,
+    permissions: who may change it, as its definition says."""
 
     hosts: list[BrokerNumber] = []
     type: Name = ""
@@ -33,6 +35,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     dead: Name = ""
     target: Text = ""
     whole: bool = False
+    owner: Name | None = None
+    permission: State = "delete"
+    permissions: list[tuple[Name, State]] = []
 
 
 class Carry(Said, frozen=True):
@@ -66,16 +71,22 @@ class Entries(Said, frozen=True):
     def parts(self) -> Iterator[Self]:
         """See `Said.parts`."""
         both = zip(self.names, self.entries, strict=True)
-        for part in slices([4 * (len(name) + len(entry.target)) + 1_000 for name, entry in both]):
+        sizes = [
+            4 * (len(name) + len(entry.target)) + 1_000 * (1 + len(entry.permissions))
+            for name, entry in both
+        ]
+        for part in slices(sizes):
             yield type(self)(self.vpn, self.names[part], self.entries[part])
 
 
 class PassOn(Said, frozen=True):
-    """A client said this to a broker that does not keep the directory."""
+    """A client said this to a broker that does not keep the directory. speaker: who it was, where
+    clients must prove that (`auth: required`): the broker that heard it has looked."""
 
     kind: ClassVar[str] = "pass_on"
     vpn: Name
     command: CommandBytes
+    speaker: Speaker | None = None
 
 
 class SayDefinition(Said, frozen=True):

@@ -43,6 +43,14 @@ class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     broker: BrokerNumber
 
 
+class Speaker(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A client that has proven who it is. admin: has all rights in its VPN."""
+
+    client: Name
+    session: Name
+    admin: bool = False
+
+
 _decoder = msgspec.json.Decoder(Signature)
 _encode = msgspec.json.encode
 

@@ -12,7 +12,6 @@ times as long as the append itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import journal as journal_codec
 from ..protocol import topics
+from ..protocol.folders import Folder
 from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
@@ -52,7 +52,7 @@ class TableWriter:
     are looked at only there: within one run of the query no batch comes twice.
     """
 
-    def __init__(self, spark: SparkSession, folder: Path | str, on_batch: Callable | None = None):
+    def __init__(self, spark: SparkSession, folder: Folder | str, on_batch: Callable | None = None):
         self._folder = str(folder)
         self._on_batch = on_batch
         rows = (

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,6 +20,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
+from ..protocol.folders import Folder
 from ..protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 
 MESSAGES, JOURNAL = "messages", "journal"
@@ -69,7 +69,7 @@ _SKIPPING = {
 
 
 def create_tables(
-    spark: SparkSession, folder: Path | str, names: Iterable[str] = (MESSAGES, JOURNAL)
+    spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
     """Create the tables that are not there, and give those of an earlier version the columns that
     they lack: what stands in them has no value there. Raises LakequeueError for a later one."""
@@ -123,7 +123,7 @@ def _day(column: str, now_s: float) -> Column:
 
 
 def stored_offsets(
-    spark: SparkSession, folder: Path | str, table: str
+    spark: SparkSession, folder: Folder | str, table: str
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """Of each partition: offset and time of the last record that is in a table."""
     found = spark.read.format("delta").load(f"{folder}/{table}")

@@ -12,7 +12,6 @@ Exactly once is as in `delta`: what is in a table already is left out, by the of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol import steplog, topics
+from ..protocol.folders import Folder
 from ..sources.kafka_source import headers_column
 from .delta import not_stored
 from .delta_tables import COMMANDS, ROWS, SNAPSHOTS, STEPS, append, create_tables, stored_offsets
@@ -52,7 +52,7 @@ class HistoryWriter:
     """
 
     def __init__(
-        self, spark: SparkSession, folder: Path | str, snapshots: Callable[[], None] | None = None
+        self, spark: SparkSession, folder: Folder | str, snapshots: Callable[[], None] | None = None
     ) -> None:
         self._spark, self._folder = spark, str(folder)
         self._snapshots = snapshots

@@ -19,13 +19,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ..protocol.folders import Folder
 from ..protocol.table_format import CRC_MODULUS
 from .delta_tables import SNAPSHOTS, append
 
@@ -62,8 +62,8 @@ class SnapshotWriter:
     def __init__(
         self,
         spark: SparkSession,
-        folder: Path | str,
-        checkpoints: Mapping[str, Path],
+        folder: Folder | str,
+        checkpoints: Mapping[str, Folder],
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -217,7 +217,7 @@ def _without_blocks(pages: DataFrame, known: dict[str, int]) -> DataFrame:
     return joined.select("page", value.alias("value"), "crc")
 
 
-def _committed(checkpoint: Path) -> int | None:
+def _committed(checkpoint: Folder) -> int | None:
     """The last batch that Spark has committed."""
     numbers: list[Any] = [int(p.name) for p in checkpoint.glob("commits/*") if p.name.isdigit()]
     return max(numbers, default=None)

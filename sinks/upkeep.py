@@ -19,11 +19,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from ..protocol.folders import Folder, folder
 from ..sources.step_batch import goes_first
 from .delta_tables import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 
@@ -57,7 +57,7 @@ class Upkeep:
     """Of one set of tables. stopped: asked between two statements."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path | str, rules: Rules,
+        self, spark: SparkSession, folder: Folder | str, rules: Rules,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._spark = spark.newSession()  # its settings are nobody else's
@@ -151,7 +151,8 @@ class Upkeep:
         self._sql(f"VACUUM {table}")
 
     def _there(self, names: tuple[str, ...]) -> list[str]:
-        return [n for n in names if any(Path(self._folder, n, "_delta_log").glob("*.json"))]
+        tables = folder(self._folder)
+        return [n for n in names if any((tables / n / "_delta_log").glob("*.json"))]
 
     def _table(self, name: str) -> str:
         return f"delta.`{self._folder}/{name}`"

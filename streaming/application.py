@@ -20,8 +20,9 @@ from ..state import Home
 from .broker_query import BrokerQuery, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
-from .home import CHECKPOINT, HomeFolder
+from .home import HomeFolder
 from .jars import ensure_jars
+from .object_store import object_store_jars, place_settings
 from .queries import (
     HISTORY_QUERY,
     REAL_TIME,
@@ -123,12 +124,13 @@ class SparkApplication:
             master = default_master(len(self.brokers))
         if master is not None:
             self.check_slots(len(self.brokers), master)
-        home = self._folder.path
+        home, places = self._folder.path, (self._folder.tables, self._folder.checkpoints)
         spark = spark_session(
             "lakequeue",
             master=master,
-            jars=jars.spark,
+            jars=[*jars.spark, *object_store_jars(places, self._progress)],
             extra={
+                **place_settings(places, self._folder.checkpoints),
                 "spark.scheduler.mode": "FAIR",
                 # Spark makes this folder, and by default where the process was started.
                 "spark.sql.warehouse.dir": str(home / "spark-warehouse"),
@@ -157,7 +159,7 @@ class SparkApplication:
         assert self.spark is not None
         home = Home(broker.name, broker.number, self._folder.epoch, self._folder.secret)
         name = query_name(broker.name, self._alone)
-        checkpoint, given = self._folder.path / CHECKPOINT, self._settings.spark
+        checkpoint, given = self._folder.checkpoint, self._settings.spark
         if self._real_time:
             broker.begin()
             options = self._loop_options(self.spark, home, broker.run, broker.closed)
@@ -217,7 +219,7 @@ class SparkApplication:
             return
         self.table_queries[TABLES_QUERY] = start_tables(
             self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
-            self._folder.path / "tables-checkpoint", interval_s,
+            self._folder.checkpoints / "tables-checkpoint", interval_s,
         )  # fmt: skip
 
     def start_history(self) -> None:
@@ -229,11 +231,11 @@ class SparkApplication:
             return
         # Of a broker that is no more, what is not in the tables yet is still to be written.
         names = [*self.brokers, *self._folder.removed()]
-        checkpoints = {b: self._folder.path / CHECKPOINT / b for b in names}
+        checkpoints = {b: self._folder.checkpoint / b for b in names}
         self.table_queries[HISTORY_QUERY] = start_history(
             self.spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
             self._folder.tables,
-            self._folder.path / "history-checkpoint", interval_s,
+            self._folder.checkpoints / "history-checkpoint", interval_s,
             self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ from ..conf.client_keys import clients_command
 from ..definitions import Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, commands, topics
+from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
 from .application import SparkApplication
@@ -70,7 +71,8 @@ class Engine:
     ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
     ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
     ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``.retention_days``,
-    ``.upkeep_hours``, ``.vacuum_hours`` (see `table_care`), ``lakequeue.ui_port``,
+    ``.upkeep_hours``, ``.vacuum_hours`` (see `table_care`), ``lakequeue.tables`` and
+    ``.checkpoints`` (paths or URIs, by default in the home), ``lakequeue.ui_port``,
     ``lakequeue.log_format`` (``text`` or ``json``),
     ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
     -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
@@ -97,9 +99,9 @@ class Engine:
         self.metrics = Metrics()
         self._settings = EngineSettings({**engine_conf(), **(settings or {})})
         self._progress = progress or (lambda text: None)
-        self._folder = HomeFolder(self.home)
+        self._folder = HomeFolder(self.home, *self._settings.places)
         self.tables = self._folder.tables
-        self._lock_of_tables = TablesLock(self.tables)
+        self._lock_of_tables = TablesLock(self.home / TABLES)
         vpns = {*configuration.vpns, *(q.vpn for q in configuration.queues)}
         self._vpns = sorted(vpns)
         self._transport: Transport | None = None
@@ -143,8 +145,9 @@ class Engine:
             self._stopping, self._records.state, self._tables_watch.look,
         )  # fmt: skip
         self._care = TableCare(
-            self._folder.tables, rules_of(self._settings), upkeep_s(self._settings),
-            lambda: self.application.spark, self._queue_watch.look, self.metrics,
+            self._folder.tables, self.home / TABLES, rules_of(self._settings),
+            upkeep_s(self._settings), lambda: self.application.spark, self._queue_watch.look,
+            self.metrics,
         )  # fmt: skip
         self.removal, self._wishes = self._changes_of_brokers()
         self.bridges = BridgeWatch(bootstrap_servers, self._vpns)
@@ -271,8 +274,6 @@ class Engine:
         """Add a broker to the engine while it runs. Raises LakequeueError."""
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
-        if self.configuration.auth:
-            raise LakequeueError(f"broker {name!r}: with `auth: required` an engine runs one")
         with self._lock:
             new = BrokerQuery(name, 0, group=group)
             add_broker(

@@ -43,6 +43,11 @@ class EngineSettings:
         """The engine's setting of this name, of the same type as its default."""
         return type(default)(self._own.get(_PREFIX + name, default))
 
+    @property
+    def places(self) -> tuple[str, str]:
+        """Where tables and checkpoints are to be; empty: where the home says."""
+        return self.text("tables"), self.text("checkpoints")
+
     def text(self, name: str) -> str:
         """What the user said of it; empty: nothing."""
         return self._own.get(_PREFIX + name, "")

@@ -215,9 +215,13 @@ class EngineWatch:
             return
         if refused := refusal(query):
             raise LakequeueError(refused)
-        if gone := self._folder.problem(self._trigger):  # Spark would begin anew, in silence
+        try:
+            gone, unknown = self._folder.problem(self._trigger), ""
+        except OSError as error:  # an object store that does not answer
+            gone, unknown = "", f"{self._folder.checkpoint} cannot be looked at ({error})"
+        if gone:  # Spark would begin anew, in silence
             raise LakequeueError(gone)
-        missing, self._waits_for = self._waits_for, self._missing()
+        missing, self._waits_for = self._waits_for, unknown or self._missing()
         if self._waits_for:  # no fault of the query's: wait, however long it takes
             if self._waits_for != missing:
                 log.error("the query %r ended: %s", name, self._waits_for)

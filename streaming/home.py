@@ -1,9 +1,10 @@
 """The home: the folder that holds what must outlive the process, and what says that it is whole.
 
 A home is the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`, which says
-who they are: the layout of the state, the home's *epoch*, and which checkpoint the engine ran with
-last. The epoch is drawn once, when the home is made. Ids are given anew in each home, so a command
-that names ids is for one epoch only; what a client says of another home's messages is refused.
+who they are: the layout of the state, the home's *epoch*, which checkpoint the engine ran with
+last, and where both stand when that is elsewhere (an object store, `protocol.folders`). The epoch
+is drawn once, when the home is made. Ids are given anew in each home, so a command that names ids
+is for one epoch only; what a client says of another home's messages is refused.
 
 The checkpoint is the one thing that nothing else can replace. Spark begins anew in silence where
 it is missing: what was acknowledged would come again, and ids would be given twice. So the engine
@@ -23,30 +24,47 @@ from typing import Any
 
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
+from ..protocol.folders import Folder, RemoteFolder, folder
+from ..protocol.home_places import (
+    ABOUT,
+    CHECKPOINTS,
+    PLACES,
+    TABLES,
+    checkpoints_place,
+    places_of,
+    tables_place,
+)
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
 log = logging.getLogger("lakequeue.engine")
 
-ABOUT, CAPTURED, PORTS = "lakequeue.json", "captured.json", "ports.json"
+CAPTURED, PORTS = "captured.json", "ports.json"
 SECRET, SECRET_BYTES = "secret", 32
-CHECKPOINT, TABLES = "checkpoint", "tables"
+CHECKPOINT = "checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
 # Of the engine's queries, however many there are; the tables' own checkpoint may be lost: what
 # stands in the tables says where they go on.
-_METADATA = (f"{CHECKPOINT}/metadata", f"{CHECKPOINT}/*/metadata")
+_METADATA = ("metadata", "*/metadata")
 
 
 class HomeFolder:
-    """One home. `open` before anything else; it raises LakequeueError with what to do."""
+    """One home. `open` before anything else; it raises LakequeueError with what to do.
 
-    def __init__(self, path: Path) -> None:
+    tables, checkpoints: paths or URIs, where these are to be elsewhere; empty: where the home says.
+    """
+
+    def __init__(self, path: Path, tables: str = "", checkpoints: str = "") -> None:
         self.path = path
-        self.tables = path / TABLES
+        given = {TABLES: tables, CHECKPOINTS: checkpoints}
+        self._given = {name: str(folder(place)) for name, place in given.items() if place}
+        places = places_of(path) | self._given
+        self.tables = tables_place(path, places)
+        self.checkpoints = checkpoints_place(path, places)
         self.epoch = 0  # until it is open
 
     def open(self, trigger: str | None = None) -> None:
@@ -56,7 +74,9 @@ class HomeFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.tables.mkdir(exist_ok=True)
+            (self.path / TABLES).mkdir(exist_ok=True)  # wherever they are: who writes them is here
+            self.tables.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
             problem = self.problem(trigger)
             if problem:
                 raise LakequeueError(problem)
@@ -66,6 +86,8 @@ class HomeFolder:
             whole = {"format": FORMAT, **about, "epoch": self.epoch}
             if trigger is not None:
                 whole["trigger"] = trigger
+            if self._given:
+                whole[PLACES] = places_of(self.path) | self._given
             if whole != about:
                 _write(self.path / ABOUT, whole)
         except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -88,7 +110,7 @@ class HomeFolder:
             if not found:
                 return ""
             return (
-                f"{self.path / ABOUT} is missing beside {self.path / CHECKPOINT}: it says which "
+                f"{self.path / ABOUT} is missing beside {self.checkpoint}: it says which "
                 "home this is; put it back, or use another --home"
             )
         if about["format"] != FORMAT:
@@ -96,6 +118,8 @@ class HomeFolder:
                 f"{self.path} was written by a version with state format {about['format']}; this "
                 f"version reads {FORMAT}: use that version, or another --home"
             )
+        if moved := self._moved():
+            return moved
         before = about.get("trigger", MICRO_BATCH) if found else trigger
         if trigger is not None and before != trigger:
             return (
@@ -104,28 +128,45 @@ class HomeFolder:
             )
         for place, number in about.get("checkpoints", {}).items():
             if place not in found:
-                return self._missing(f"{self.path / place} is gone")
+                return self._missing(f"{self.checkpoints / place} is gone")
             if found[place] != number:
                 return self._missing(
-                    f"{self.path / place} belongs to another home (it has the number "
+                    f"{self.checkpoints / place} belongs to another home (it has the number "
                     f"{found[place]}, not {number})"
                 )
         rebuilt = any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
         if not found and not rebuilt and any(self.tables.glob("*/_delta_log")):
-            return self._missing(f"{self.path / CHECKPOINT} is gone")
+            return self._missing(f"{self.checkpoint} is gone")
         return ""
 
-    def unwritable(self, folder: Path | None = None) -> str:
+    @property
+    def checkpoint(self) -> Folder:
+        """The folder of the brokers' checkpoints."""
+        return self.checkpoints / CHECKPOINT
+
+    def _moved(self) -> str:
+        """Whether tables or checkpoints are elsewhere than it is said now."""
+        known, here = places_of(self.path), {TABLES: self.path / TABLES, CHECKPOINTS: self.path}
+        sign = {TABLES: "*/_delta_log", CHECKPOINTS: f"{CHECKPOINT}/*"}
+        for name, now in self._given.items():
+            lived = any(here[name].glob(sign[name]))
+            before = known.get(name, str(here[name]) if lived else now)
+            if now != before:
+                return (
+                    f"{self.path} has its {name} in {before}, not in {now}: leave lakequeue.{name} "
+                    "as it was, or use another --home"
+                )
+        return ""
+
+    def unwritable(self, folder: Folder | None = None) -> str:
         """Why nothing can be written into a folder now, by default beside the checkpoint; empty
         when it can be."""
-        folder = folder or self.path / CHECKPOINT
-        if not folder.is_dir():
-            folder = self.path  # no query has begun
+        folder = folder or self.checkpoint
+        if isinstance(folder, Path) and not folder.is_dir():
+            folder = self.checkpoints  # no query has begun
         probe = folder / PROBE
         try:
-            with probe.open("wb") as file:
-                file.write(bytes(PROBE_BYTES))
-                os.fsync(file.fileno())
+            _try(probe)
         except OSError as error:
             return f"{folder} cannot be written ({error.strerror or error})"
         finally:
@@ -188,7 +229,7 @@ class HomeFolder:
         """A rebuilt state is of no use once Spark has committed a state after it."""
         for file in self.path.glob(f"{FOLDER}/*{SUFFIX}"):
             broker = file.name.removesuffix(SUFFIX)
-            if any(self.path.glob(f"{CHECKPOINT}/{broker}/commits/[0-9]*")):
+            if any(self.checkpoint.glob(f"{broker}/commits/[0-9]*")):
                 file.unlink()
 
     def _about(self) -> dict[str, Any]:
@@ -198,10 +239,11 @@ class HomeFolder:
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, as told from the home, and the number that Spark gave it."""
         return {
-            file.parent.relative_to(self.path).as_posix(): json.loads(file.read_text())["id"]
+            f"{CHECKPOINT}/{file.parent.name}" if "/" in pattern else CHECKPOINT:
+                json.loads(file.read_text())["id"]
             for pattern in _METADATA
-            for file in self.path.glob(pattern)
-        }
+            for file in self.checkpoint.glob(pattern)
+        }  # fmt: skip
 
     # ------------------------------------------------------------ brokers
 
@@ -324,6 +366,16 @@ class HomeFolder:
             log.warning("%s is damaged (%s) and written anew", file, error)
             return nothing
         return found if isinstance(found, type(nothing)) else nothing
+
+
+def _try(probe: Folder) -> None:
+    """Write a file that has room only where there is some. An object store is never full."""
+    if isinstance(probe, RemoteFolder):
+        probe.write_bytes(b"?")
+        return
+    with probe.open("wb") as file:
+        file.write(bytes(PROBE_BYTES))
+        os.fsync(file.fileno())
 
 
 def _write(file: Path, value: Any) -> None:

@@ -26,6 +26,7 @@ from ..protocol.errors import LakequeueError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 JARS_XML = CONF / "jars.xml"
+S3_XML = CONF / "jars-s3.xml"  # only for homes that have something on an S3 store
 JAVA_MAJOR_MIN = 17
 FETCH_SECONDS_MAX = 900
 _STAMP = "complete"
@@ -84,29 +85,30 @@ def java_executable() -> Path:
     )
 
 
-def cached_jars() -> Jars | None:
-    """The jars when the cache holds every one of them, else None. Fetches nothing."""
-    folder = _folder()
-    jars = _expected(folder)
+def cached_jars(wanted: Path | None = None) -> Jars | None:
+    """The jars of a list when the cache holds every one of them, else None. Fetches nothing."""
+    folder = _folder(wanted)
+    jars = _expected(folder, wanted)
     complete = (folder / _STAMP).is_file() and all(p.is_file() for p in jars.spark + jars.broker)
     return jars if complete else None
 
 
-def ensure_jars(progress: Callable[[str], None] | None = None) -> Jars:
+def ensure_jars(progress: Callable[[str], None] | None = None, wanted: Path | None = None) -> Jars:
     """The jars, fetched when the cache lacks them (40 s at first, then nothing to do).
 
+    wanted: the list, by default `conf/jars.xml`.
     progress: called with one line when a fetch starts and one when it is done; without it the
     lines go to standard error. Two processes at once are safe: the second waits for the first.
     Raises LakequeueError: no Java, no network, a revision that no repository holds, no space.
     """
-    if (jars := cached_jars()) is not None:
+    if (jars := cached_jars(wanted)) is not None:
         return jars
     java = java_executable()
     try:
         cache_directory().mkdir(parents=True, exist_ok=True)
         with _lock(cache_directory() / "jars.lock"):
-            if (jars := cached_jars()) is None:
-                jars = _fetch(java, progress or _say)
+            if (jars := cached_jars(wanted)) is None:
+                jars = _fetch(java, progress or _say, wanted or JARS_XML)
     except OSError as error:
         raise LakequeueError(
             f"The jar cache {cache_directory()} cannot be written ({error.strerror or error}): "
@@ -119,14 +121,15 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _folder() -> Path:
-    return cache_directory() / f"jars-{hashlib.sha256(JARS_XML.read_bytes()).hexdigest()[:16]}"
+def _folder(wanted: Path | None = None) -> Path:
+    digest = hashlib.sha256((wanted or JARS_XML).read_bytes()).hexdigest()
+    return cache_directory() / f"jars-{digest[:16]}"
 
 
-def _expected(folder: Path) -> Jars:
+def _expected(folder: Path, wanted: Path | None = None) -> Jars:
     """The files that the list names, in its order (a class path has an order too)."""
     jars = Jars([], [])
-    for item in ElementTree.parse(JARS_XML).getroot().iter("dependency"):
+    for item in ElementTree.parse(wanted or JARS_XML).getroot().iter("dependency"):
         name = f"{item.attrib['name']}-{item.attrib['rev']}.jar"
         if item.attrib.get("conf", "").startswith("spark"):
             jars.spark.append(folder / "spark" / name)
@@ -143,7 +146,7 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _ivy_command(java: Path, folder: Path) -> list[str]:
+def _ivy_command(java: Path, folder: Path, wanted: Path) -> list[str]:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
@@ -151,18 +154,18 @@ def _ivy_command(java: Path, folder: Path) -> list[str]:
     command = [str(java), "-cp", f"{pyspark_jars}/*", "org.apache.ivy.Main", "-warn"]
     if settings := os.environ.get("LAKEQUEUE_IVY_SETTINGS"):  # a company's own repository
         command += ["-settings", settings]
-    command += ["-cache", str(cache_directory() / "ivy"), "-ivy", str(JARS_XML)]
+    command += ["-cache", str(cache_directory() / "ivy"), "-ivy", str(wanted)]
     return [*command, "-retrieve", f"{folder}/[conf]/[artifact]-[revision].[ext]", "-sync"]
 
 
-def _fetch(java: Path, progress: Callable[[str], None]) -> Jars:
-    folder = _folder()
-    jars = _expected(folder)
+def _fetch(java: Path, progress: Callable[[str], None], wanted: Path) -> Jars:
+    folder = _folder(wanted)
+    jars = _expected(folder, wanted)
     count = len(jars.spark) + len(jars.broker)
-    progress(f"Fetching {count} jars (57 MB, once, about 40 s) …")
+    progress(f"Fetching {count} jars ({wanted.name}, once, up to a minute) …")
     try:
         done = subprocess.run(
-            _ivy_command(java, folder),
+            _ivy_command(java, folder, wanted),
             capture_output=True,
             text=True,
             errors="replace",
@@ -191,7 +194,7 @@ def _why(output: str, missing: list[str]) -> str:
         )
     what = _unresolved(output) or ", ".join(missing[:3]) or "Ivy gave no reason"
     return (
-        f"The jars could not be fetched ({what}): check the revisions in conf/jars.xml, or name "
+        f"The jars could not be fetched ({what}): check the revisions in conf/, or name "
         "a repository that holds them with LAKEQUEUE_IVY_SETTINGS=<ivysettings.xml>."
     )
 
@@ -202,9 +205,12 @@ def _unresolved(output: str) -> str:
 
 
 def main() -> int:
-    """Fill the cache and say where it is; 1 and one sentence when that fails."""
+    """Fill the cache and say where it is; 1 and one sentence when that fails. The word `s3` behind
+    the program's name: also with the jars for an S3 store."""
     try:
         jars = ensure_jars()
+        if "s3" in sys.argv[1:]:
+            jars.spark.extend(ensure_jars(wanted=S3_XML).spark)
     except LakequeueError as error:
         _say(str(error))
         return 1

@@ -17,11 +17,11 @@ from .spark import settings_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+    from ..protocol.folders import Folder
     from ..state import Home
     from .loop import Options
 
@@ -38,7 +38,7 @@ _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
 
 def start_loop(
-    spark: SparkSession, options: Options, name: str, checkpoint: Path, given: Mapping[str, str]
+    spark: SparkSession, options: Options, name: str, checkpoint: Folder, given: Mapping[str, str]
 ) -> StreamingQuery:
     """Start a broker's query in real time. given: settings of the user, which win."""
     from .realtime import ENVIRONMENT, loop_rows
@@ -62,7 +62,7 @@ def start_batches(
     partitions: dict[str, int],
     records_per_batch: int,
     name: str,
-    checkpoint: Path,
+    checkpoint: Folder,
     given: Mapping[str, str],
 ) -> StreamingQuery:
     """Start a broker's query in micro-batches."""
@@ -90,8 +90,8 @@ def start_tables(
     bootstrap: str,
     vpns: list[str],
     captured: list[str],
-    tables: Path,
-    checkpoint: Path,
+    tables: Folder,
+    checkpoint: Folder,
     interval_s: int,
 ) -> StreamingQuery:
     """Start the query that writes the Delta tables, every so many seconds."""
@@ -115,10 +115,10 @@ def start_history(
     spark: SparkSession,
     bootstrap: str,
     vpns: list[str],
-    brokers: Mapping[str, Path],
+    brokers: Mapping[str, Folder],
     said: list[str],
-    tables: Path,
-    checkpoint: Path,
+    tables: Folder,
+    checkpoint: Folder,
     interval_s: int,
     snapshots_s: int,
 ) -> StreamingQuery:
@@ -167,7 +167,7 @@ def _start(
     spark: SparkSession,
     writer: DataStreamWriter,
     name: str,
-    checkpoint: Path,
+    checkpoint: Folder,
     given: Mapping[str, str],
 ) -> StreamingQuery:
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import ConfigError, Problem
+from ..protocol.folders import Folder, RemoteFolder
 from ..sinks.metrics import Metrics
 from ..sinks.queue_figures import Look
 from ..sinks.upkeep import Rules, Upkeep
@@ -66,15 +67,16 @@ def _number(settings: EngineSettings, name: str, default: float, least: float = 
 
 
 class TableCare(threading.Thread):
-    """Of one engine. every_s: between two upkeeps; session: Spark's, while it runs; look: looks at
-    all queues."""
+    """Of one engine. beside: a folder of the home's own, wherever the tables are; every_s: between
+    two upkeeps; session: Spark's, while it runs; look: looks at all queues."""
 
     def __init__(
-        self, tables: Path, rules: Rules, every_s: float,
+        self, tables: Folder, beside: Path, rules: Rules, every_s: float,
         session: Callable[[], SparkSession | None], look: Callable[[], Look], metrics: Metrics,
     ) -> None:  # fmt: skip
         super().__init__(daemon=True, name="lakequeue-tables")
         self._tables, self._rules, self._every_s = tables, rules, every_s
+        self._mark = beside / MARK
         self._session, self._look, self._metrics = session, look, metrics
         self._stopping = threading.Event()
 
@@ -94,7 +96,7 @@ class TableCare(threading.Thread):
                 due = begun + (self._every_s if self.tidy() else min(AGAIN_S, self._every_s))
 
     def _due(self, now: float) -> float:
-        mark = self._tables / MARK
+        mark = self._mark
         if not self._every_s:
             return math.inf
         if not mark.exists():  # a home that is new has nothing to tidy
@@ -114,7 +116,7 @@ class TableCare(threading.Thread):
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
             upkeep = Upkeep(spark, self._tables, self._rules, self._stopping.is_set)
             upkeep.run(begun, self._oldest(begun) if self._rules.retention_s else None)
-            (self._tables / MARK).touch()
+            self._mark.touch()
         except Exception as error:  # Spark ended, the disk is full, a query was in the way
             if not self._stopping.is_set():
                 log.warning("the tables were not tidied, it is tried again: %s", _line(error))
@@ -130,14 +132,18 @@ class TableCare(threading.Thread):
 
     def measure(self) -> None:
         """What each table takes on the disk, into the metrics."""
-        for table in sorted(self._tables.glob("*/_delta_log")):
-            size, files = disk_use(table.parent)
-            self._metrics.table(table.parent.name, size, files)
+        for log_folder in self._tables.glob("*/_delta_log"):
+            table = log_folder.parent
+            self._metrics.table(table.name, *disk_use(table))
 
 
-def disk_use(folder: Path) -> tuple[int, int]:
+def disk_use(folder: Folder) -> tuple[int, int]:
     """Bytes and files in a folder and all below it."""
     size = files = 0
+    if isinstance(folder, RemoteFolder):
+        for size_of_one in folder.sizes():
+            size, files = size + size_of_one, files + 1
+        return size, files
     for place, _, names in os.walk(folder):
         for name in names:
             try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..lake import HISTORY, TABLES, create_views, tables_of
 from ..lake.opening import is_there
 from .jars import ensure_jars
+from .object_store import object_store_jars, place_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,10 +31,12 @@ def open_tables(home: Path | str) -> SparkSession:
     tables = tables_of(home)
     from .spark import spark_session
 
-    warehouse = {"spark.sql.warehouse.dir": str(tables.parent / "spark-warehouse")}
+    settings = {"spark.sql.warehouse.dir": str(Path(home).absolute() / "spark-warehouse")}
+    jars = [*ensure_jars().spark, *object_store_jars((tables,))]
     spark = spark_session(
-        "lakequeue-tables", master=f"local[{CORES}]", jars=ensure_jars().spark, extra=warehouse
-    )
+        "lakequeue-tables", master=f"local[{CORES}]", jars=jars,
+        extra=settings | place_settings((tables,)),
+    )  # fmt: skip
     for name in TABLES + HISTORY:
         if name in HISTORY and not is_there(tables / name):
             continue

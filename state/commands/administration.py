@@ -19,6 +19,7 @@ from ...definitions import (
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
+from ...protocol.carrying import Entry
 from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
@@ -63,7 +64,8 @@ def define(broker: Broker, vpn: str, command: Define) -> QueueDefinition | None:
 
 def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     existing = _existing(broker, vpn, command.definition)
-    definition = parse_definition({"vpn": vpn, **_owned(broker, existing, command.definition)})
+    before = None if existing is None else existing.definition
+    definition = parse_definition({"vpn": vpn, **owned(broker, before, command.definition)})
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
@@ -101,18 +103,20 @@ def _existing(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Queue | None
     return None if identity is None else broker.find(vpn, identity[1])
 
 
-def _owned(broker: Broker, existing: Queue | None, mapping: dict[str, Any]) -> dict[str, Any]:
+def owned(
+    broker: Broker, before: QueueDefinition | Entry | None, mapping: dict[str, Any]
+) -> dict[str, Any]:
     """A definition by a client who has proven who it is: the queue is its own, and one that is
     there keeps its owner and its permissions where they are not named."""
     speaker = broker.speaker
     if speaker is None:
         return mapping
-    if existing is None:
+    if before is None:
         return mapping if speaker.admin else {"owner": speaker.client, **mapping}
-    old = existing.definition
-    if not is_protected(old):
+    if not is_protected(before):
         return mapping
-    kept = {"owner": old.owner, "permission": old.permission, "permissions": dict(old.permissions)}
+    permissions = dict(before.permissions)
+    kept = {"owner": before.owner, "permission": before.permission, "permissions": permissions}
     return {**kept, **mapping}
 
 

@@ -22,6 +22,7 @@ from ...protocol.carrying import PassOn
 from ...protocol.errors import ConfigError, LakequeueError, Moved, PermissionDenied, Reason
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
+from ...protocol.signing import Speaker
 from ...protocol.topics import is_inbox_of, is_instruction
 from ..broker import Broker
 from ..isolation import Place, Refusals
@@ -30,7 +31,7 @@ from ..mesh.saying import say
 from ..rejection import count_of_vpn, reject_record
 from .answers import answer, refuse, what_is_wrong
 from .dispatch import INSPECTIONS, OF_BROKER, OF_ENDPOINT, OF_QUEUE, TOLERANT
-from .identity import Speaker, command_of, know, speaker_of
+from .identity import command_of, know, speaker_of
 from .permissions import check_permission
 from .turns import begin
 
@@ -204,4 +205,4 @@ def _send_after(broker: Broker, vpn: str, command: Any, why: Moved, to: int | No
     sent before the client could know. All else is refused, and the client asks there."""
     if not isinstance(command, c.Ack) or command.reply is not None or to is None:
         raise why
-    say(broker, to, PassOn(vpn, c.encode_command(command)))
+    say(broker, to, PassOn(vpn, c.encode_command(command), broker.speaker))

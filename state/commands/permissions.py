@@ -14,10 +14,11 @@ from typing import Any
 from ...definitions import QueueDefinition
 from ...definitions.definition import PERMISSIONS, name_of
 from ...protocol import commands as c
+from ...protocol.carrying import Entry
 from ...protocol.errors import PermissionDenied
+from ...protocol.signing import Speaker
 from ..broker import Broker
 from ..queue import Queue
-from .identity import Speaker
 
 NO_ACCESS, READ_ONLY, CONSUME, MODIFY_TOPIC, DELETE = PERMISSIONS
 
@@ -36,14 +37,14 @@ OF_ADMIN = (
 OF_ALL = (c.Begin, c.Queues, c.Usage, c.Heartbeat, c.Bye)
 
 
-def may(speaker: Speaker | None, definition: QueueDefinition, level: str) -> bool:
+def may(speaker: Speaker | None, definition: QueueDefinition | Entry, level: str) -> bool:
     """Whether a client has this right; nobody is asked where there is no speaker."""
     if speaker is None or speaker.admin or speaker.client == definition.owner:
         return True
     return PERMISSIONS.index(permission_of(speaker, definition)) >= PERMISSIONS.index(level)
 
 
-def permission_of(speaker: Speaker, definition: QueueDefinition) -> str:
+def permission_of(speaker: Speaker, definition: QueueDefinition | Entry) -> str:
     """What a client that is neither owner nor administrator has."""
     return dict(definition.permissions).get(speaker.client, definition.permission)
 
@@ -65,15 +66,26 @@ def check_permission(broker: Broker, vpn: str, command: Any) -> None:
     queue = broker.find(vpn, _queue_of(command))
     if queue is None:
         return  # the sentence that there is none, or a new definition
-    level = NEEDS[kind]
-    if not may(speaker, queue.definition, level):
-        has = permission_of(speaker, queue.definition)
-        raise PermissionDenied(
-            f"client {speaker.client!r} has {has!r} on queue {queue.definition.name!r}, and this "
-            f"needs {level!r}",
-            queue.definition.name,
-        )
+    _check_level(speaker, queue.definition.name, queue.definition, NEEDS[kind])
     _check_subscription(speaker, queue, command)
+
+
+def check_elsewhere(broker: Broker, name: str, entry: Entry | None) -> None:
+    """The same for what changes a queue that other brokers host, of which the keeper knows who may.
+    Raises PermissionDenied."""
+    if broker.speaker is not None and entry is not None:
+        _check_level(broker.speaker, name, entry, DELETE)
+
+
+def _check_level(
+    speaker: Speaker, name: str, definition: QueueDefinition | Entry, level: str
+) -> None:
+    if not may(speaker, definition, level):
+        has = permission_of(speaker, definition)
+        raise PermissionDenied(
+            f"client {speaker.client!r} has {has!r} on queue {name!r}, and this needs {level!r}",
+            name,
+        )
 
 
 def _queue_of(command: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ...definitions import QueueDefinition, parse_definition, to_wire
+from ...definitions.definition import name_of
 from ...protocol import commands as c
 from ...protocol.carrying import Carried, Carry, Entries, Entry, PassOn, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
@@ -23,6 +24,7 @@ from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
 from ..commands.given_definitions import is_as_given
+from ..commands.permissions import check_elsewhere, check_permission
 from ..commands.turns import begin
 from . import known_places, queue_moving
 from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
@@ -77,10 +79,13 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
         if changed is not None:
             _note(broker, vpn, changed.name, _entry(changed, [header.number]))
         return None
-    definition = parse_definition({"vpn": vpn, **command.definition})
+    known = _known(broker, vpn, command.definition)
+    given = administration.owned(broker, known, command.definition)
+    command = msgspec.structs.replace(command, definition=given)
+    definition = parse_definition({"vpn": vpn, **given})
     check_names(broker, definition)
     name = definition.name
-    known = known_places.find(broker, vpn, name)
+    check_elsewhere(broker, name, known)
     if known is None:
         hosts = place(broker, definition)
     else:
@@ -118,6 +123,7 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
         raise ConfigError(
             f"queue: {name!r} – is the endpoint of a bridge, and goes with its bridge"
         )
+    check_elsewhere(broker, name, known)
     _check_settled(name, known)
     if own is not None:
         administration.delete(broker, vpn, own, command)
@@ -138,6 +144,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     known = known_places.find(broker, vpn, name)
     if known is None:
         raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
+    check_elsewhere(broker, name, known)
     if known.state != THERE:
         raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
     to = names.get(command.broker)
@@ -220,10 +227,19 @@ def _check_settled(name: str, known: Entry | None) -> None:
         raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
 
 
+def _known(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Entry | None:
+    """What the directory has of the queue that is to be defined."""
+    identity = name_of(mapping)
+    return None if identity is None else known_places.find(broker, vpn, identity[1])
+
+
 def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
     target, dead = definition.default_publish_target, definition.dead_message_queue or ""
     whole = definition.type != LOCAL
-    return Entry(list(hosts), definition.type, THERE, dead, target, whole)
+    return Entry(
+        list(hosts), definition.type, THERE, dead, target, whole,
+        definition.owner, definition.permission, list(definition.permissions),
+    )  # fmt: skip
 
 
 def _note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
@@ -366,7 +382,7 @@ def _refuse(broker: Broker, ticket: Ticket, why: Carried) -> None:
 
 
 def _pass_on(broker: Broker, vpn: str, command: c.Command) -> Any:
-    say(broker, KEEPER, PassOn(vpn, c.encode_command(command)))
+    say(broker, KEEPER, PassOn(vpn, c.encode_command(command), broker.speaker))
     return ELSEWHERE
 
 
@@ -374,7 +390,9 @@ def hear_pass_on(broker: Broker, sender: int, said: PassOn) -> None:
     """A client has said this to another broker: it is carried out as if it had come here. An ack
     may come before its message does: then it waits for it (L9)."""
     command = c.decode_command(said.command)
+    broker.speaker = said.speaker
     try:
+        check_permission(broker, said.vpn, command)
         match command:
             case c.Ack():
                 queue = broker.find(said.vpn, command.queue)
@@ -394,4 +412,6 @@ def hear_pass_on(broker: Broker, sender: int, said: PassOn) -> None:
     except (LakequeueError, ValueError) as error:
         refuse(broker, said.vpn, command, error)
         return
+    finally:
+        broker.speaker = None
     answer(broker, command, result)

@@ -96,11 +96,13 @@ class SecuredKafka(EmbeddedKafka):
             answer.result(20)
 
     def allow_engine(self, *vpns: str) -> None:
-        """All that begins with a VPN's or the broker's name, and what goes with it."""
-        topics = [f"{name}." for name in (*vpns, "broker-0")]
+        """All that begins with a VPN's or a broker's name, and what goes with it."""
+        brokers = ("broker-0", "broker-1")
+        topics = [f"{name}." for name in (*vpns, *brokers)]
         self._allow(USER, [(ResourceType.TOPIC, t, PREFIX, [AclOperation.ALL]) for t in topics])
         named = [AclOperation.WRITE, AclOperation.DESCRIBE]
-        self._allow(USER, [(ResourceType.TRANSACTIONAL_ID, "lakequeue-broker-0.", PREFIX, named)])
+        logs = [(ResourceType.TRANSACTIONAL_ID, f"lakequeue-{b}.", PREFIX, named) for b in brokers]
+        self._allow(USER, logs)
         self._allow(USER, [(ResourceType.GROUP, "*", LITERAL, [AclOperation.READ])])
 
     def allow_client(self, user: str, vpn: str) -> None:

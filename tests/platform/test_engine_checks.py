@@ -15,11 +15,13 @@ from lakequeue.cli.engine_checks import (
     input_topics,
     log_problem,
     look,
+    places_checks,
     retention_check,
     slots_check,
     whole_home_check,
 )
 from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import folders
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
 from lakequeue.streaming.slots import slots
@@ -63,6 +65,23 @@ def test_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> None:
     assert sorted(home.rglob("*")) == before
     (home / "lakequeue.json").write_text("{")
     assert not whole_home_check(home).ok
+
+
+def test_the_places_of_a_home_that_has_its_parts_elsewhere(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert places_checks(home) == [], "all is in it"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    folders._s3.cache_clear()
+    HomeFolder(tmp_path / "other", "s3a://lake/tables", str(tmp_path / "checks")).open()
+    found = places_checks(tmp_path / "other")
+    folders._s3.cache_clear()
+    assert [(c.name, c.ok) for c in found] == [
+        ("place of checkpoints", True), ("place of tables", False)
+    ]  # fmt: skip
+    assert found[1].found.startswith("s3a://lake/tables cannot be written")
+    assert "AWS_ENDPOINT_URL" in found[1].advice
 
 
 @pytest.mark.parametrize(

@@ -41,3 +41,10 @@ def test_all_that_is_shipped_is_pinned_with_hashes() -> None:
 def test_the_makefile_locks_what_is_shipped() -> None:
     (line,) = re.findall(r"^SHIPPED := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert tuple(line.split()) == SHIPPED
+
+
+def test_an_audit_that_learns_nothing_fails() -> None:
+    """A package index that does not have the list of vulnerabilities is no clean bill of health."""
+    (line,) = (x for x in (ROOT / "Makefile").read_text().splitlines() if "/pip-audit " in x)
+    assert "--strict" in line
+    assert "--require-hashes" in line

@@ -150,6 +150,32 @@ def test_a_checkpoint_that_went_away_is_not_begun_anew(
         engine.watch.look_after()
 
 
+def test_a_store_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can say whether the checkpoint is there: then Spark does not begin one anew."""
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    monkeypatch.setattr(engine._stopping, "wait", lambda seconds: False)
+    started: list[bool] = []
+    monkeypatch.setattr(engine.application, "start_query", lambda broker: started.append(True))
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
+    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
+
+    def silent(trigger: str) -> str:
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(engine._folder, "problem", silent)
+    failed(engine)
+    for _ in range(2 * RESTARTS_MAX):
+        engine.watch.look_after()
+    (sentence,) = caplog.messages
+    assert sentence.endswith("checkpoint cannot be looked at (connection refused)")
+    assert not started
+    monkeypatch.setattr(engine._folder, "problem", lambda trigger: "")
+    engine.watch.look_after()
+    assert started == [True]
+
+
 def test_kafka_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     away = True
 

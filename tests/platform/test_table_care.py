@@ -20,7 +20,8 @@ from lakequeue.streaming.table_care import MARGIN_S, MARK, TableCare, disk_use, 
 
 def care(tables: Path, metrics: Metrics | None = None, **look: Any) -> TableCare:
     found = Look(queues=[{"oldest_age_s": age} for age in look.get("ages", [])])
-    return TableCare(tables, Rules(), 3_600.0, lambda: None, lambda: found, metrics or Metrics())
+    none = lambda: None  # noqa: E731
+    return TableCare(tables, tables, Rules(), 3_600.0, none, lambda: found, metrics or Metrics())
 
 
 def test_nothing_is_deleted_by_default() -> None:

@@ -1,0 +1,187 @@
+"""Where a home's tables and checkpoints stand: a folder of this machine, or one on an object store.
+
+A place is a path, or a URI of any file system that Hadoop and Arrow both know: ``file:``, ``s3a:``
+(``s3:``), ``gs:``, ``abfss:``, ``hdfs:``. What is local stays a `pathlib.Path`; for all others
+`RemoteFolder` has those of its methods that are needed here, with the same meaning, so that who
+looks for a checkpoint asks one question of both. Spark gets either as text.
+
+How an S3 store is reached says the environment, in the names that Amazon's own tools read:
+``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+``AWS_SESSION_TOKEN``. So Spark, Arrow and Delta's own library are told once, and no secret stands
+in a setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from .errors import ConfigError
+
+S3A, S3 = "s3a", "s3"  # Hadoop's name and everybody else's
+SCHEMES = (S3A, S3, "gs", "abfss", "hdfs")
+ENDPOINT, REGIONS = "AWS_ENDPOINT_URL", ("AWS_REGION", "AWS_DEFAULT_REGION")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A folder, or a file, on another file system. uri: as Spark takes it, without a `/` at its
+    end. Raises OSError, as `pathlib` does."""
+
+    uri: str
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def __truediv__(self, name: str) -> RemoteFolder:
+        return RemoteFolder(f"{self.uri}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.uri.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemoteFolder:
+        """The folder that this is in."""
+        return RemoteFolder(self.uri.rpartition("/")[0])
+
+    def exists(self) -> bool:
+        """Whether there is such a file, or anything below such a folder."""
+        from pyarrow.fs import FileType
+
+        system, path = self._there()
+        return bool(system.get_file_info(path).type != FileType.NotFound)
+
+    is_dir = exists  # an object store has no folders of their own
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Nothing: folders come with what is written below them."""
+
+    def glob(self, pattern: str) -> Iterator[RemoteFolder]:
+        """What matches, of one name or of several with `/` between them."""
+        head, _, rest = pattern.partition("/")
+        found = [n for n in self._names() if fnmatch(n, head)] if "*" in head else [head]
+        for name in found:
+            place = self / name
+            if rest:
+                yield from place.glob(rest)
+            elif "*" in head or place.exists():
+                yield place
+
+    def read_text(self) -> str:
+        """All of a file."""
+        system, path = self._there()
+        with system.open_input_file(path) as file:
+            return bytes(file.read()).decode()
+
+    def write_bytes(self, data: bytes) -> None:
+        """A file, whole or not at all."""
+        system, path = self._there()
+        with system.open_output_stream(path) as file:
+            file.write(data)
+
+    def unlink(self) -> None:
+        """Remove a file."""
+        system, path = self._there()
+        system.delete_file(path)
+
+    def remove(self) -> None:
+        """Remove a folder and all below it; nothing where it is not there."""
+        system, path = self._there()
+        with contextlib.suppress(FileNotFoundError):
+            system.delete_dir(path)
+
+    def sizes(self) -> Iterator[int]:
+        """Bytes of each file below it."""
+        from pyarrow.fs import FileSelector
+
+        system, path = self._there()
+        for info in system.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
+            if info.is_file:
+                yield info.size
+
+    def _names(self) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        system, path = self._there()
+        infos = system.get_file_info(FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in infos)
+
+    def _there(self) -> tuple[Any, str]:
+        """Arrow's file system, and the path in it."""
+        from pyarrow.fs import FileSystem
+
+        scheme, _, rest = self.uri.partition("://")
+        if scheme == S3A:
+            return _s3(), rest
+        system, path = FileSystem.from_uri(self.uri)
+        return system, str(path)
+
+
+Folder = Path | RemoteFolder
+
+
+def folder(place: str | Path) -> Folder:
+    """The folder that a path or a URI names. Raises ConfigError for what is neither."""
+    text = str(place)
+    scheme = _SCHEME.match(text)
+    if isinstance(place, Path) or scheme is None:
+        return Path(text).expanduser().absolute()
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        path = PurePosixPath(unquote(parts.path))
+        if parts.netloc in ("", "localhost") and path.is_absolute():
+            return Path(path)
+        raise ConfigError(f"{text!r} is no address of a file: it must be file:///an/absolute/path")
+    if parts.scheme not in SCHEMES:
+        allowed = ", ".join(f"{name}:" for name in ("file", *SCHEMES))
+        raise ConfigError(f"{text!r} is on no file system that is known: allowed are {allowed}")
+    if not parts.netloc or parts.query or parts.fragment or ".." in parts.path.split("/"):
+        raise ConfigError(f"{text!r} names no place: it must be {parts.scheme}://where/folder")
+    scheme_name = S3A if parts.scheme == S3 else parts.scheme
+    return RemoteFolder(f"{scheme_name}://{parts.netloc}{parts.path.rstrip('/')}")
+
+
+def s3_settings() -> dict[str, str]:
+    """How Spark's S3 file system reaches the store that the environment names; no secrets."""
+    found = {}
+    if endpoint := os.environ.get(ENDPOINT):
+        found["spark.hadoop.fs.s3a.endpoint"] = endpoint
+        found["spark.hadoop.fs.s3a.path.style.access"] = "true"
+        if endpoint.startswith("http:"):
+            found["spark.hadoop.fs.s3a.connection.ssl.enabled"] = "false"
+    if region := _region():
+        found["spark.hadoop.fs.s3a.endpoint.region"] = region
+    return found
+
+
+def delta_options(place: Folder) -> dict[str, str] | None:
+    """What Delta's own library must know beside the environment."""
+    plain = os.environ.get(ENDPOINT, "").startswith("http:")
+    return {"AWS_ALLOW_HTTP": "true"} if plain and isinstance(place, RemoteFolder) else None
+
+
+def _region() -> str:
+    return next((value for name in REGIONS if (value := os.environ.get(name))), "")
+
+
+@cache
+def _s3() -> Any:
+    from pyarrow.fs import S3FileSystem
+
+    given: dict[str, str] = {}
+    if endpoint := os.environ.get(ENDPOINT):
+        given["scheme"], _, given["endpoint_override"] = endpoint.rstrip("/").partition("://")
+    if region := _region():
+        given["region"] = region
+    return S3FileSystem(**given)

@@ -1,0 +1,173 @@
+"""Where tables and checkpoints may stand: on this machine, or on an object store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+from lakequeue.lake import NoLake, tables_of
+from lakequeue.lake.opening import delta_table
+from lakequeue.protocol import ConfigError, LakequeueError, folders
+from lakequeue.protocol.folders import RemoteFolder, delta_options, folder, s3_settings
+from lakequeue.protocol.home_places import tables_place
+from lakequeue.streaming.engine_settings import EngineSettings
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.jars import JARS_XML, S3_XML, _expected
+from lakequeue.streaming.object_store import MANAGER, REPLACES, object_store_jars, place_settings
+from lakequeue.streaming.spark import read_conf
+from lakequeue.streaming.table_care import disk_use
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from s3_store import KEYS, bucket
+
+__all__ = ["bucket"]
+
+
+def test_a_path_or_a_file_uri_is_of_this_machine(tmp_path: Path) -> None:
+    place = tmp_path / "with space"
+    assert folder(str(place)) == folder(place.as_uri()) == folder(place) == place
+    assert folder("tables").is_absolute()
+    assert isinstance(folder("C:tables"), Path)  # one letter is no scheme
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ftp://host/folder", "on no file system that is known: allowed are file:, s3a:"),
+        ("s3a:/folder", "must be s3a://where/folder"),
+        ("s3a://lake/a/../b", "must be s3a://where/folder"),
+        ("s3a://lake/a?endpoint=b", "must be s3a://where/folder"),
+        ("file://elsewhere/folder", "must be file:///an/absolute/path"),
+        ("file:folder", "must be file:///an/absolute/path"),
+    ],
+)
+def test_another_address_is_refused_with_what_is_allowed(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as error:
+        folder(text)
+    assert repr(text) in str(error.value)
+
+
+def test_one_store_has_one_name() -> None:
+    """Hadoop knows `s3a:` only, and everybody else `s3:`."""
+    assert folder("s3://lake/home/") == folder("s3a://lake/home") == RemoteFolder("s3a://lake/home")
+
+
+def test_a_folder_of_a_store_is_asked_like_one_of_this_machine(bucket: str, tmp_path: Path) -> None:
+    for root in (tmp_path, folder(f"{bucket}/home")):
+        for name in ("checkpoint/east/metadata", "checkpoint/west/metadata", "tables/a/_delta_log"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(b"12345")
+        found = sorted(str(place) for place in root.glob("checkpoint/*/metadata"))
+        assert found == [f"{root}/checkpoint/{name}/metadata" for name in ("east", "west")]
+        assert not any(root.glob("checkpoint/*/commits/*"))
+        assert not any((root / "none").glob("*"))
+        assert any(root.glob("checkpoint/west/[a-m]*"))
+        assert (root / "checkpoint").is_dir()
+        assert not (root / "checkp").exists()
+        assert (root / "checkpoint" / "east" / "metadata").read_text() == "12345"
+        assert disk_use(root) == (15, 3)
+        (root / "tables" / "a" / "_delta_log").unlink()
+        assert not any(root.glob("tables/*/_delta_log"))
+        with pytest.raises(OSError, match="none"):
+            (root / "none").unlink()
+    (root / "checkpoint").remove()
+    assert not (root / "checkpoint").exists()
+    (root / "checkpoint").remove()  # nothing is there any more
+
+
+def test_a_home_remembers_where_its_parts_are(bucket: str, tmp_path: Path) -> None:
+    """Q7: also what is elsewhere is the home's own, and nobody takes it for gone."""
+    home, places = tmp_path / "home", (f"{bucket}/tables", f"{bucket}/checkpoints")
+    one = HomeFolder(home, *places)
+    one.open("real-time")
+    assert one.unwritable() == ""
+    assert one.unwritable(one.tables) == ""
+    (one.checkpoint / "broker-0" / "metadata").write_bytes(json.dumps({"id": "one"}).encode())
+    (one.tables / "journal" / "_delta_log" / "0.json").write_bytes(b"{}")
+    one.remember_checkpoints()
+    again = HomeFolder(home)
+    assert (str(again.tables), str(again.checkpoints)) == places
+    assert again.problem("real-time") == ""
+    assert not (home / "checkpoint").exists()
+    (one.checkpoint / "broker-0" / "metadata").unlink()
+    assert f"{bucket}/checkpoints/checkpoint/broker-0 is gone" in again.problem("real-time")
+
+
+def test_what_a_home_has_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    HomeFolder(home).open("real-time")
+    (home / "tables" / "journal" / "_delta_log").mkdir(parents=True)
+    (home / "checkpoint" / "broker-0").mkdir(parents=True)
+    for number, name in enumerate(("tables", "checkpoints")):
+        places = ["", ""]
+        places[number] = str(tmp_path / "elsewhere")
+        with pytest.raises(LakequeueError, match=rf"has its {name} in .*leave lakequeue\.{name} "):
+            HomeFolder(home, *places).open("real-time")
+    moved = HomeFolder(tmp_path / "other", (tmp_path / "there").as_uri())
+    moved.open("real-time")
+    assert tables_place(tmp_path / "other") == tmp_path / "there"
+    HomeFolder(tmp_path / "other", str(tmp_path / "there")).open("real-time")  # the same, said else
+    with pytest.raises(LakequeueError, match="has its tables in"):
+        HomeFolder(tmp_path / "other", str(tmp_path / "elsewhere")).open("real-time")
+
+
+def test_a_store_that_does_not_answer_is_no_empty_home(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HomeFolder(tmp_path, f"{bucket}/tables").open("real-time")
+    wrong = RemoteFolder("s3a://no-such-bucket/tables")
+    assert "no-such-bucket/tables cannot be written" in HomeFolder(tmp_path).unwritable(wrong)
+    with pytest.raises(NoLake, match="has no table messages and no table journal"):
+        tables_of(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    folders._s3.cache_clear()
+    with pytest.raises(NoLake, match=f"The tables {bucket}/tables cannot be looked at"):
+        tables_of(tmp_path)
+
+
+def test_deltas_own_library_reads_there(bucket: str) -> None:
+    table = folder(f"{bucket}/tables/journal")
+    rows = pa.table({"step": [1, 2]})
+    deltalake.write_deltalake(str(table), rows, storage_options=delta_options(table))
+    assert delta_table(table).to_pyarrow_table() == rows
+
+
+def test_spark_is_told_how_the_store_is_reached_and_no_secret(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = folder(f"{bucket}/x"), tmp_path
+    said = place_settings((there, here), here)
+    assert said == s3_settings()
+    assert said["spark.hadoop.fs.s3a.endpoint"].startswith("http://127.0.0.1:")
+    assert said["spark.hadoop.fs.s3a.endpoint.region"] == "us-east-1"
+    assert KEYS["AWS_SECRET_ACCESS_KEY"] not in said.values()
+    assert place_settings((here,), here) == {}
+    assert object_store_jars((here,)) == []
+    monkeypatch.delenv("AWS_ENDPOINT_URL")  # Amazon's own
+    assert set(place_settings((there,))) == {"spark.hadoop.fs.s3a.endpoint.region"}
+
+
+def test_a_checkpoint_elsewhere_is_not_renamed_over() -> None:
+    """The manager of `conf/spark.conf` leaves the first try's file where a rename is refused."""
+    assert place_settings((), RemoteFolder("hdfs://host/x"))[MANAGER] == REPLACES
+    assert read_conf()[MANAGER] != REPLACES
+
+
+def test_the_jars_of_a_store_are_a_list_of_their_own() -> None:
+    usual, more = (_expected(Path("x"), wanted) for wanted in (JARS_XML, S3_XML))
+    assert any(jar.name.startswith("hadoop-aws-3.5.0") for jar in more.spark)
+    assert not {jar.name for jar in usual.spark} & {jar.name for jar in more.spark}
+    assert more.broker == []
+    text = S3_XML.read_text()
+    assert text.count("<dependency ") == text.count('transitive="false"') == len(more.spark)
+
+
+def test_the_settings() -> None:
+    settings = EngineSettings({"lakequeue.tables": "s3a://a/b", "lakequeue.checkpoints": "/c"})
+    assert settings.places == ("s3a://a/b", "/c")
+    assert EngineSettings({}).places == ("", "")
