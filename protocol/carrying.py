@@ -25,7 +25,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Where a queue is. hosts: its brokers' numbers, ascending, none where it is gone; type: see
     Q5; state: `there`, or what is being done: `placing`, `deleting`, `moving`; dead: its dead
     message queue; target: the topic that stands for its name (Q3); whole: its hosts
-    follow from its definition, so that brokers that are added may be of them."""
+    follow from its definition, so that brokers that are added may be of them; base: where a local
+    queue was made, -1: where it is; reads: plain records are read for it there."""
 
     hosts: list[BrokerNumber] = []
     type: Name = ""
@@ -33,6 +34,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     dead: Name = ""
     target: Text = ""
     whole: bool = False
+    base: int = -1
+    reads: bool = False
 
 
 class Carry(Said, frozen=True):

@@ -48,8 +48,10 @@ def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     known = dict(broker.values.read(_key(vpn, name)) or {})
     if entry.hosts:
         known[name] = msgspec.to_builtins(entry)
-    else:
-        known.pop(name, None)
+    elif known.pop(name, None) is not None and broker.header.trails:
+        from ..bridges import trails
+
+        trails.deleted(broker, vpn, name)
     broker.values.write(_key(vpn, name), known)
 
 

@@ -10,11 +10,14 @@ from contextlib import suppress
 import lakequeue
 import pytest
 from job.brokers import BROKERS, define_queues, traffics, workers
-from job.processes import EngineProcess
+from job.processes import EngineProcess, until
 from job.traffic import drain
+from kafka import KafkaProducer
 from lakequeue.monitor.sight import Sight
 from lakequeue.protocol.errors import LakequeueError, Rejected
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -241,8 +244,41 @@ def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(
         admin.delete("goes")
 
 
+def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    """Two queues go from c to a and on to d, and get what comes to c."""
+    url = engine[1]
+    kafka = url.removeprefix("kafka://")
+    ensure_topics(kafka, [], ["fed"])
+    plain = KafkaProducer(bootstrap_servers=kafka)
+    bodies = [f"{at}" for at in range(90)]
+    with lakequeue.connect(url) as connection, lakequeue.connect(url, broker=BROKERS[1]) as near:
+        admin, producer = connection.admin(), near.producer()
+        local = {"message_type": "text", "type": "LocalQueue", "broker": BROKERS[2]}
+        admin.define({"name": "far", "subscriptions": ["far/>"], **local})
+        admin.define({"name": "fed", **local})
+        near.admin().bridge({"name": "b-c", "to": BROKERS[2], "subscriptions": ["far/>"]})
+        sent = []
+        for at, body in enumerate(bodies):
+            sent.append(producer.send_async("far/x", body.encode()))
+            plain.send("fed", body.encode()).get(30)
+            if at in (30, 60):
+                for name in ("far", "fed"):
+                    admin.move_queue(name, broker=BROKERS[0 if at == 30 else 3])
+        assert all(future.result(60).message_id for future in sent)
+        for name in ("far", "fed"):
+            until(lambda name=name: admin.describe(name)["depth"] >= 90, BACK_S_MAX, name)
+            assert [m.payload.decode() for m in admin.browse(name, limit=100)] == bodies
+            assert admin.describe(name)["broker"] == BROKERS[3]
+        near.admin().delete_bridge("b-c")
+        for name in ("far", "fed"):
+            admin.delete(name)
+    plain.close()
+
+
 def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, str]) -> None:
-    """The last test of this engine: one broker is no more. It dies while it leaves."""
+    """From here on one broker of this engine is no more. It dies while it leaves."""
     process, url = engine
     gone = BROKERS[3]
     running = traffics(url)
@@ -297,3 +333,44 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         old.admin().delete("probes")
     for traffic in running.values():
         drain(traffic)
+
+
+def test_the_engine_dies_while_a_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
+    """The last test of this engine. All of it is killed in the middle of a removal: its next start
+    goes on, and what was sent to that broker before, meanwhile and after is stored once."""
+    process, url = engine
+    gone, stays = BROKERS[2], BROKERS[1]
+    with lakequeue.connect(url) as connection, lakequeue.connect(url, broker=gone) as old:
+        admin, producer = connection.admin(), old.producer()
+        admin.move_queue(f"orders-{gone}", broker=stays)
+        admin.define(
+            {"name": "last", "message_type": "text", "type": "LocalQueue",
+             "broker": stays, "subscriptions": ["last/>"]}
+        )  # fmt: skip
+        sent = []
+        while not sent:  # a broker hears of a subscription a moment later
+            with suppress(Rejected):
+                sent.append(producer.send("last/1", b"0").message_id)
+        asked = producer.send_async
+
+        def remove() -> None:
+            with suppress(LakequeueError), lakequeue.connect(url) as other:
+                other.admin().remove_broker(gone)
+
+        removing = threading.Thread(target=remove, daemon=True)
+        removing.start()
+        open_ = [asked("last/1", b"%d" % at) for at in range(1, 50)]
+        until(lambda: HomeFolder(process.home).leaving == gone, BACK_S_MAX, "it leaves")
+        open_ += [asked("last/1", b"%d" % at) for at in range(50, 100)]
+        process.kill()
+        process.start().wait_ready()
+        names = [BROKERS[0], stays]
+        until(lambda: [b["name"] for b in admin.brokers()] == names, 2 * BACK_S_MAX, "it has left")
+        open_ += [asked("last/1", b"%d" % at) for at in range(100, 150)]
+        producer.flush(timeout=2 * BACK_S_MAX)
+        sent += [future.result(0).message_id for future in open_]
+        until(lambda: len(admin.browse("last", limit=1_000)) >= 150, BACK_S_MAX, "all are there")
+        found = admin.browse("last", limit=1_000)
+        assert [m.id for m in found] == sent
+        assert [m.payload for m in found] == [b"%d" % at for at in range(150)]
+        removing.join(BACK_S_MAX)

@@ -150,7 +150,6 @@ def test_barriers_and_priorities_keep_their_places() -> None:
         ("own", "b", "queue 'own': cannot move, its dead message queue 'own-dead'"),
         ("own-dead", "b", "queue 'own-dead': cannot move, it is the dead message queue of 'own'"),
         ("q", "c", "broker 'c': is failed; a queue moves to a broker that runs"),
-        ("fed", "b", "takes records that plain Kafka producers write to topic 'fed'"),
         ("full", "b", "queue 'full': holds 9 bytes, broker 'b' has room for 3"),
     ],
 )
@@ -161,9 +160,7 @@ def test_a_move_that_cannot_be_is_refused_with_a_sentence(
     admin.define({"name": "all", "message_type": "json"})
     admin.define(local("own-dead", broker="a"))
     admin.define(local("own", dead_message_queue="own-dead"))
-    for name in ("fed", "full"):
-        admin.define(local(name, broker="a"))
-    mesh.at["a"].publish_raw("fed", b"1")
+    admin.define(local("full", broker="a"))
     mesh.at["a"].producer().send("full", b"123456789")
     if queue == "full":
         configure(mesh, "b", 3)
