@@ -162,3 +162,25 @@ def test_h1_whoever_dies_and_whatever_moves_each_source_keeps_its_order(seed: in
     for source in ("t/2", "plain"):
         assert [b for b in found["plain"] if b in sent[source]] == sent[source]
     assert len(found["plain"]) == len(sent["t/2"]) + len(sent["plain"])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_h1_the_queue_whose_messages_a_bridge_takes_moves(seed: int) -> None:
+    """Its producers follow it, to brokers from which no bridge leads; the far queue has all."""
+    fate = Fate(seed, death=0.1)
+    bridge = BRIDGE | {"subscriptions": ["source"]}
+    queues = [local("source", "a"), local("copy", "b", "source")]
+    spread = Spread(*queues, bridges=[bridge], fate=fate)
+    sent = []
+    for n in range(30):
+        if n % 4 == 3:
+            spread.admin.move_queue("source", "bcacab"[n // 4 % 6])
+        for connection in spread.at.values():
+            connection.attend()
+        send(spread, "source", body := b"%d" % n)
+        sent.append(body)
+        spread.engine.advance("1s")
+    spread.engine.fated(None)
+    spread.engine.advance("10s")
+    assert spread.bodies("source") == sent
+    assert spread.bodies("copy") == sent
