@@ -176,10 +176,12 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
 
 
 def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
-    """A queue has moved, and its plain records are read where it was made: that broker stays."""
+    """A queue has moved, and its plain records are read where it was made: that broker stays. No
+    client is told, for where the queue is has not changed."""
     known = known_places.find(broker, said.vpn, said.queue)
     if known is not None:
-        _note(broker, said.vpn, said.queue, msgspec.structs.replace(known, reads=True))
+        entry = msgspec.structs.replace(known, reads=True)
+        known_places.amend(broker, said.vpn, said.queue, entry)
 
 
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
