@@ -24,6 +24,7 @@ TEXT_CHARACTERS_MAX = 10_000
 COUNT_MAX = 1_000_000_000
 MULTIPLIER_MAX = 1000
 ENDPOINT_PREFIX = "#bridge/"
+MOVED_PREFIX = "#moved/"  # endpoints that follow a queue
 PATTERNS_MAX = 1000
 MESSAGE_SIZE_MAX = 11_000_000  # with its headers it has to fit into one Kafka record of 12 MB
 
@@ -48,8 +49,9 @@ def queue_name(value: object) -> str:
         raise ValueError(f"must have at most {NAME_CHARACTERS_MAX} characters")
     if re.search(r"[\x00-\x1f\x7f-\x9f]", name):
         raise ValueError("must not hold control characters")
-    if name.startswith(ENDPOINT_PREFIX):
-        raise ValueError(f"must not begin with {ENDPOINT_PREFIX!r}: so begin endpoints of bridges")
+    for prefix in (ENDPOINT_PREFIX, MOVED_PREFIX):
+        if name.startswith(prefix):
+            raise ValueError(f"must not begin with {prefix!r}: so begin endpoints of bridges")
     return name
 
 

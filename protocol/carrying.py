@@ -27,7 +27,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     Q5; state: `there`, or what is being done: `placing`, `deleting`, `moving`; dead: its dead
     message queue; target: the topic that stands for its name (Q3); whole: its hosts
     follow from its definition, so that brokers that are added may be of them; owner, permission,
-    permissions: who may change it, as its definition says."""
+    permissions: who may change it, as its definition says; base: where a local queue was made, -1:
+    where it is; reads: plain records are read for it there."""
 
     hosts: list[BrokerNumber] = []
     type: Name = ""
@@ -38,6 +39,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     owner: Name | None = None
     permission: State = "delete"
     permissions: list[tuple[Name, State]] = []
+    base: int = -1
+    reads: bool = False
 
 
 class Carry(Said, frozen=True):

@@ -22,7 +22,8 @@ class Offer(Said, frozen=True):
     """Messages of one producer. number: of the bundle at its broker; attempt: from 1; asked: the
     brokers that are asked, or left out on purpose; went: queues that have moved away from the one
     that hears this, as far as who says it knows. Columns: which of `topics` a message goes to; its
-    header ``lq``; its place on the publish topic; time, key, payload and application headers."""
+    header ``lq``; its place on the publish topic; time, key, payload and application headers. led:
+    for each of `topics`, the brokers whose queues get it over bridges."""
 
     kind: ClassVar[str] = "offer"
     number: Count
@@ -40,6 +41,7 @@ class Offer(Said, frozen=True):
     keys: list[bytes | None]
     payloads: list[bytes]
     headers: list[str | None]
+    led: list[list[BrokerNumber]] = msgspec.field(default_factory=list)
 
 
 COLUMNS = (
@@ -90,15 +92,18 @@ class TopicRoutes(Said, frozen=True):
 
 
 class RoutesWent(Said, frozen=True):
-    """A queue that takes these patterns has left for another broker: it takes them there."""
+    """A queue that takes these patterns has left for another broker: it takes them there. base:
+    where it was made, -1: there."""
 
     kind: ClassVar[str] = "routes_went"
     vpn: Name
     to: BrokerNumber
     kinds: list[Kind]
     patterns: list[Text]
+    base: int = -1
 
     def parts(self) -> Iterator[Self]:
         """See `Said.parts`."""
         for part in slices([4 * len(pattern) + 100 for pattern in self.patterns]):
-            yield type(self)(self.vpn, self.to, self.kinds[part], self.patterns[part])
+            kinds, patterns = self.kinds[part], self.patterns[part]
+            yield type(self)(self.vpn, self.to, kinds, patterns, self.base)

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import msgspec
 
 from .bounds import Count, Name, Topic
-from .mesh import Said
+from .mesh import BrokerNumber, Said
 
 
 class Arrive(Said, frozen=True):
     """A queue wants to come, with so many bytes of messages. ticket: the keeper's; topics: that it
-    has subscribed to."""
+    has subscribed to; base: the broker where it was made."""
 
     kind: ClassVar[str] = "arrive"
     ticket: Count
@@ -25,6 +25,7 @@ class Arrive(Said, frozen=True):
     definition: dict[str, Any]
     size: Count
     topics: list[Topic]
+    base: BrokerNumber = 0
 
 
 class Expected(Said, frozen=True):
@@ -61,3 +62,21 @@ class HandOver(Said, frozen=True):
     vpn: Name
     queue: Name
     state: QueueState
+
+
+class QueueTakes(Said, frozen=True):
+    """To the broker where a queue was made: what it is now, and the topics that it takes."""
+
+    kind: ClassVar[str] = "queue_takes"
+    vpn: Name
+    queue: Name
+    definition: dict[str, Any]
+    topics: list[Topic]
+
+
+class TrailReads(Said, frozen=True):
+    """To the keeper: plain records of a queue that has moved away are read here."""
+
+    kind: ClassVar[str] = "trail_reads"
+    vpn: Name
+    queue: Name

@@ -124,6 +124,7 @@ class QueueHeader(msgspec.Struct):
     arriving: bool = False  # it moves here, and is not here yet
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
     plain: bool = False  # it has taken records of plain Kafka producers
+    base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)
     pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)

@@ -15,6 +15,7 @@ from ..protocol.messages import QUEUE_ALONE
 from ..protocol.outputs import Capture
 from ..protocol.patterns import compiled
 from ..protocol.topics import is_within
+from .bridges.bases import of_base
 from .bridges.endpoint import is_endpoint
 from .broker import Broker, bucket
 from .commands.topic_subscriptions import subscribed
@@ -23,11 +24,13 @@ from .mesh.topic_routes import changed_capture
 from .queue import Queue
 
 
-def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
-    """A queue captures its underlying topic from now on."""
+def add_route(broker: Broker, definition: QueueDefinition, number: int, reads: bool = True) -> None:
+    """A queue captures its underlying topic from now on. reads: plain records are read for it
+    here."""
     topic, vpn = definition.underlying_topic, definition.vpn
     changed_capture(broker, vpn, definition.name, topic)
-    broker.emit(Capture(topic))
+    if reads:
+        broker.emit(Capture(topic))
     if is_regex(topic):
         key = f"R/{vpn}"
         entries = dict(broker.values.read(key) or {})
@@ -67,6 +70,7 @@ class Routes:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._of_destination: dict[tuple[str, str], list[Queue]] = {}
+        self._of_bridge: dict[tuple[str, str], list[Queue]] = {}
         self._of_record: dict[str, list[tuple[str, list[Queue]]]] = {}
 
     def of_destination(self, vpn: str, to: str) -> list[Queue]:
@@ -84,7 +88,20 @@ class Routes:
 
     def of_topic(self, vpn: str, topic: str) -> list[Queue]:
         """The queues that take a topic, whatever is called like it."""
-        return self._queues({*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)})
+        return self._queues(self._taking(vpn, topic).difference(self._broker.header.trails))
+
+    def of_bridge(self, vpn: str, to: str) -> list[Queue]:
+        """The queues for a message that a bridge brings to this broker (H1)."""
+        if to.startswith(QUEUE_ALONE):
+            return self.of_destination(vpn, to)
+        found = self._of_bridge.get((vpn, to))
+        if found is None:
+            queues = self._queues(self._taking(vpn, self.target_of(vpn, to)))
+            found = self._of_bridge[vpn, to] = of_base(self._broker, queues)
+        return found
+
+    def _taking(self, vpn: str, topic: str) -> set[int]:
+        return {*self._capturing(vpn, topic), *subscribed(self._broker, vpn, topic)}
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic that a message addressed to a queue (Q3) or a topic goes to."""
@@ -104,7 +121,8 @@ class Routes:
                 if numbers:
                     # each broker reads such a topic by itself: bridges do not carry it (H1)
                     of_topics = subscribed(self._broker, vpn, topic)
-                    numbers |= of_topics.difference(self._broker.header.links)
+                    links, trails = self._broker.header.links, self._broker.header.trails
+                    numbers |= of_topics.difference(links.keys() - trails.keys())
                     found.append((vpn, self._queues(numbers)))
             self._of_record[topic] = found
         return found

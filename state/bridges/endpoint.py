@@ -18,7 +18,8 @@ import msgspec
 
 from ...definitions import QueueDefinition, parse_definition
 from ...definitions.bridge import PER_DESTINATION, BridgeDefinition
-from ...definitions.definition_values import ENDPOINT_PREFIX
+from ...definitions.definition_values import ENDPOINT_PREFIX, MOVED_PREFIX
+from ...protocol.messages import QUEUE_ALONE
 from ..rules.edits import BRIDGED
 from ..rules.entering import lane_of
 from ..storage import NEVER
@@ -37,7 +38,7 @@ def endpoint_name(bridge: str) -> str:
 
 def is_endpoint(name: str) -> bool:
     """Whether a queue of this name is a bridge's endpoint."""
-    return name.startswith(ENDPOINT_PREFIX)
+    return name.startswith((ENDPOINT_PREFIX, MOVED_PREFIX))
 
 
 def definition_of(bridge: BridgeDefinition) -> QueueDefinition:
@@ -55,7 +56,11 @@ def definition_of(bridge: BridgeDefinition) -> QueueDefinition:
 
 
 def wait_for_link(broker: Broker, queue: Queue, to: str, due: int, n: int) -> int:
-    """The next ``n`` arrivals of an endpoint go to this destination; gives their lane."""
+    """The next ``n`` arrivals of an endpoint go to this destination, or to the queue that it
+    follows; gives their lane."""
+    followed = broker.header.trails.get(queue.number)
+    if followed is not None:
+        to = QUEUE_ALONE + followed
     beside = {BRIDGED: [to, 0 if due == NEVER else due]}
     arrivals = queue.arrivals
     first = len(arrivals.ids)

@@ -17,8 +17,9 @@ import msgspec
 
 from ...protocol.bridges import BridgeReceipt, BridgeSend
 from ...protocol.errors import Reason
-from ...protocol.messages import PublishHeader, Records
+from ...protocol.messages import QUEUE_ALONE, PublishHeader, Records
 from ..isolation import Refusals
+from ..mesh.known_places import is_moving
 from ..mesh.saying import say
 from ..phases.admission import Admission
 from ..phases.incoming import Incoming, Span
@@ -98,6 +99,9 @@ def _take_lane(
     """Take in one lane's messages until one is refused. kept_out: destinations that none may have
     from here."""
     start = at
+    away = _is_away(broker, sent, at)
+    if away is not None:
+        return (0, Reason.MOVED.value, away)
     while at < end:
         if sent.to[at] in kept_out:
             return (at - start, Reason.PERMISSION_DENIED.value, "")
@@ -113,6 +117,17 @@ def _take_lane(
                 return (row - start, *outcome.refusal)
         at += alike
     return None
+
+
+def _is_away(broker: Broker, sent: BridgeSend, at: int) -> str | None:
+    """The queue that a trail follows, where it is not here, or not yet; None: it is here, or no
+    trail says this."""
+    to = sent.destinations[sent.to[at]]
+    if not to.startswith(QUEUE_ALONE):
+        return None
+    name = to.removeprefix(QUEUE_ALONE)
+    queue = broker.find(sent.vpn, name)
+    return name if queue is None or is_moving(queue) else None
 
 
 def _is_kept_out(admission: Admission, sent: BridgeSend, row: int, outcome: Outcome) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...protocol.errors import Reason
 from ..message import Event, apply
 from ..message.table import ENDINGS
 from ..storage import Array
@@ -58,7 +59,8 @@ def hold(
         if not known:
             _tell_blocked(broker, queue, link, lane, held)
         return held
-    held.tries = 1 if progress or held.opening else held.tries + 1
+    soon = progress or held.opening or reason == Reason.MOVED  # it will have arrived
+    held.tries = 1 if soon else held.tries + 1
     held.opening = False
     held.destination, held.reason = destination, reason
     if held.endpoint != endpoint:

@@ -36,6 +36,7 @@ from ...protocol.home_bridges import OPEN, WAITING, HomeSend, bridge_key
 from ...protocol.mesh import PART_BYTES, PART_ROWS
 from ...protocol.outputs import HomeRecord
 from ..limits import Budget
+from ..mesh import known_places
 from ..mesh.saying import say
 from ..message import LEASED, Event, apply
 from ..rules.edits import BRIDGED
@@ -76,6 +77,7 @@ class Link(msgspec.Struct):
     way_since: int = 0
     opened: bool = False
     gone: int = 0  # messages that had left otherwise as `holds.forget_empty` last looked
+    queue: str = ""  # that it follows, wherever that is (`trails`)
 
     def on_its_way(self) -> tuple[int, int]:
         """Rows and bytes."""
@@ -110,6 +112,7 @@ def forget(broker: Broker, number: int) -> None:
         broker.values.write(f"L/{number}/{flight}", None)
     broker.values.write(f"L/{number}", None)
     del broker.header.links[number]
+    broker.header.trails.pop(number, None)
 
 
 # ---------------------------------------------------------------- sending
@@ -121,6 +124,8 @@ def forward(broker: Broker, queue: Queue, budget: Budget, here: Here | None = No
     link = load(broker, queue.number)
     assert link is not None
     holds.forget_empty(broker, queue, link)
+    if link.queue and not link.flights:
+        _aim(broker, link)
     crosses = link.to == broker.header.number
     if (link.to == ELSEWHERE and not link.opened) or (crosses and here is None):
         save(broker, queue.number, link)
@@ -143,6 +148,20 @@ def forward(broker: Broker, queue: Queue, budget: Budget, here: Here | None = No
         assert here is not None
         receipt(broker, link.to, here(sent))
     return budget.spent and bool(queue.ready) and not room.spent
+
+
+def _aim(broker: Broker, link: Link) -> None:
+    """The queue that it follows may be elsewhere by now."""
+    link.to = broker.header.number
+    if broker.find(link.vpn, link.queue) is None:
+        entry = known_places.find(broker, link.vpn, link.queue)
+        gone = known_places.gone_to(broker, link.vpn, link.queue)
+        if gone is not None:
+            link.to = gone
+        elif entry is not None:
+            link.to = entry.hosts[0]
+    peer = broker.header.peers.get(link.to)
+    link.to_name = broker.header.name if peer is None else peer.name
 
 
 def _next_record(queue: Queue, link: Link, most: int) -> list[tuple[int, Array]]:
@@ -287,6 +306,10 @@ def receipt(broker: Broker, sender: int, answer: BridgeReceipt) -> None:
         elif lane in link.held:
             holds.went_through(broker, queue, link, lane)
     save(broker, queue.number, link)
+    if link.queue:
+        from .trails import close_if_done
+
+        close_if_done(broker, queue)
 
 
 def _still_leased(queue: Queue, places: list[int]) -> Array:

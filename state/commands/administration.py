@@ -23,6 +23,7 @@ from ...protocol.carrying import Entry
 from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
+from ..bridges.bases import read_here
 from ..broker import Broker, bucket
 from ..header import QueueHeader
 from ..limits import Budget
@@ -84,9 +85,10 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     if problems:
         raise ConfigError(problems)
     drop_route(broker, old, existing.number)
-    add_route(broker, definition, existing.number)
+    add_route(broker, definition, existing.number, bool(read_here(broker, [existing])))
     follow_definition(broker, vpn, existing, old, definition)
     existing.header.definition = definition
+    _tell_base(broker, vpn, existing)
     if old.recovery_point != definition.recovery_point:
         existing.header.pointed = broker.now
     if existing.header.faulted:
@@ -96,6 +98,12 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
     broker.event("defined", vpn, definition.name, again=True)
     _write_down(broker, vpn, definition)
     return definition
+
+
+def _tell_base(broker: Broker, vpn: str, queue: Queue) -> None:
+    from ..bridges.trails import tell_base
+
+    tell_base(broker, vpn, queue)
 
 
 def _existing(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Queue | None:
@@ -142,9 +150,11 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = "") -> Queue:
+def create(
+    broker: Broker, vpn: str, definition: QueueDefinition, link: str = "", base: int = -1
+) -> Queue:
     """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
-    captures no topic."""
+    captures no topic; base: it was made at that broker, and comes from elsewhere."""
     known = broker.header.queues.get(vpn, 0)
     if known >= broker.limits.queues:
         raise ValueError(
@@ -155,14 +165,14 @@ def create(broker: Broker, vpn: str, definition: QueueDefinition, link: str = ""
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
-        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
+        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now, base=base)
     )
     key = f"n/{vpn}/{bucket(definition.name)}"
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     if link:
         broker.header.links[number] = link
     else:
-        add_route(broker, definition, queue.number)
+        add_route(broker, definition, queue.number, bool(read_here(broker, [queue])))
     follow_definition(broker, vpn, queue, None, definition)
     entry = find(broker, vpn, definition.name)
     partitions.begin(queue, entry.hosts if entry is not None else all_hosts(broker, queue))

@@ -93,6 +93,7 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
     new = add(broker, vpn, queue, [command.topic])
     if new:
         broker.event("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
+        _tell_base(broker, vpn, queue)
     return bool(new)
 
 
@@ -105,6 +106,13 @@ def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: Unsubscri
             f"to it; it has: {there}"
         )
     broker.event("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
+    _tell_base(broker, vpn, queue)
+
+
+def _tell_base(broker: Broker, vpn: str, queue: Queue) -> None:
+    from ..bridges.trails import tell_base
+
+    tell_base(broker, vpn, queue)
 
 
 def follow_definition(

@@ -20,6 +20,8 @@ from ...protocol import commands as c
 from ...protocol.carrying import Carried, Carry, Entries, Entry, PassOn, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.outputs import Reply
+from ...protocol.queue_moves import TrailReads
+from ..bridges.trails import capture_again
 from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
@@ -92,6 +94,8 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
         hosts = known.hosts
         _check_settled(name, known)
     entry = _entry(definition, hosts)
+    if known is not None:
+        entry = msgspec.structs.replace(entry, base=known.base, reads=known.reads)
     if known is not None and entry.whole and known.type == entry.type:
         entry.hosts[:] = place(broker, definition)  # brokers that were added may host it too
         _check_hosts(broker, definition, known, entry)
@@ -169,12 +173,22 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
             "the dead message queue a Queue, which all brokers host"
         )
     _note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
-    there = msgspec.structs.replace(known, hosts=[to])
+    made = known.hosts[0] if known.base < 0 else known.base
+    there = msgspec.structs.replace(known, hosts=[to], base=-1 if made == to else made)
     ticket = Ticket(vpn, name, "move_queue", [to], there, known, command.reply)
     number = _open(broker, ticket)
     plain = c.encode_command(msgspec.structs.replace(command, reply=None))
     tell(broker, known.hosts[0], Carry(number, vpn, plain))
     return ELSEWHERE
+
+
+def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
+    """A queue has moved, and its plain records are read where it was made: that broker stays. No
+    client is told, for where the queue is has not changed."""
+    known = known_places.find(broker, said.vpn, said.queue)
+    if known is not None:
+        entry = msgspec.structs.replace(known, reads=True)
+        known_places.amend(broker, said.vpn, said.queue, entry)
 
 
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
@@ -186,6 +200,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     gone = sorted(before - set(broker.header.peers))
     if gone:
         forget_peers(broker, gone)
+        capture_again(broker, gone)
     if broker.header.number != KEEPER:
         return
     new = sorted(set(broker.header.peers) - before)
@@ -339,7 +354,10 @@ def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
     _keep(broker, said.ticket, None)
     broker.header.tickets_open -= 1
     if ticket.refused is None:
-        _note(broker, ticket.vpn, ticket.name, ticket.entry)
+        before = known_places.find(broker, ticket.vpn, ticket.name)
+        reads = before is not None and before.reads and bool(ticket.entry.hosts)
+        entry = msgspec.structs.replace(ticket.entry, reads=reads)
+        _note(broker, ticket.vpn, ticket.name, entry)
         _answer(broker, ticket)
         return
     if ticket.undone is not None:

@@ -26,12 +26,13 @@ from ...protocol.granting import (
 )
 from ...protocol.mesh import Said
 from ...protocol.offering import Offer, RoutesWent, TopicRoutes, Verdict, Vote
-from ...protocol.queue_moves import Arrive, Expected, HandOver
+from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueTakes, TrailReads
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bridge_keeper import hear_command
 from ..bridges.crossing import take_in
 from ..bridges.far import refuse_all
 from ..bridges.link import receipt
+from ..bridges.trails import hear_takes
 from . import (
     barriers,
     keeper,
@@ -55,6 +56,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "arrive": (Arrive, queue_moving.arrive),
     "expected": (Expected, queue_moving.expected),
     "hand_over": (HandOver, queue_moving.handed_over),
+    "queue_takes": (QueueTakes, hear_takes),
+    "trail_reads": (TrailReads, keeper.hear_reads),
     "carry": (Carry, keeper.hear_carry),
     "carried": (Carried, keeper.hear_carried),
     "entries": (Entries, known_places.hear_entries),

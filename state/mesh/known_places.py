@@ -45,11 +45,18 @@ def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """Note what stands in the directory about a queue; nothing where it has no hosts."""
     partitions.follow(broker.find(vpn, name), find(broker, vpn, name), entry)
     _forget_gone(broker, vpn, name)
+    amend(broker, vpn, name, entry)
+
+
+def amend(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
+    """As `store`, where nothing is said of where the queue is."""
     known = dict(broker.values.read(_key(vpn, name)) or {})
     if entry.hosts:
         known[name] = msgspec.to_builtins(entry)
-    else:
-        known.pop(name, None)
+    elif known.pop(name, None) is not None and broker.header.trails:
+        from ..bridges import trails
+
+        trails.deleted(broker, vpn, name)
     broker.values.write(_key(vpn, name), known)
 
 

@@ -34,6 +34,7 @@ from ...protocol import commands as c
 from ...protocol.errors import ConfigError, LakequeueError
 from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
 from ..bridges.bridge_keeper import bridges_at
+from ..bridges.trails import close_idle
 from . import known_places
 from .known_places import KEEPER
 from .peer import Parting
@@ -97,10 +98,13 @@ def _check_empty(broker: Broker, number: int, name: str) -> None:
     header = broker.header
     local: list[str] = []
     shared: list[str] = []
+    read: list[str] = []
     for vpn in sorted(header.vpns):
         for queue, entry in known_places.entries_of(broker, vpn).items():
             if number in entry.hosts:
                 (local if entry.type == LOCAL else shared).append(f"{queue!r} of VPN {vpn!r}")
+            elif entry.reads and entry.base == number:
+                read.append(f"{queue!r} of VPN {vpn!r}")
     if local:
         raise LakequeueError(
             f"broker {name!r}: has {_some(local)}; move what is a LocalQueue to another broker "
@@ -110,6 +114,11 @@ def _check_empty(broker: Broker, number: int, name: str) -> None:
         raise LakequeueError(
             f"broker {name!r}: is a host of {_some(shared)}; a queue that several brokers host "
             "keeps them: delete it, or let the broker stay"
+        )
+    if read:
+        raise LakequeueError(
+            f"broker {name!r}: reads plain Kafka records for {_some(read)}, made there and moved "
+            "since; how far it has read is known there alone: delete that, or let the broker stay"
         )
     bridges = bridges_at(broker, name)
     if bridges:
@@ -216,6 +225,7 @@ def take_leave(broker: Broker) -> None:
             say(broker, parting.number, Farewell(parting.round))
             parting.said = True
     elif not parting.quiet:
+        close_idle(broker)
         if not any(header.queues.values()) and not header.links:
             say_to_all(broker, Quiet(parting.round))
             parting.quiet = True

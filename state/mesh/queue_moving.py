@@ -16,8 +16,8 @@ times, priorities. What is said to a queue that leaves, or arrives, is refused a
 ask again until the directory says where it is. The channel says everything once and in order, so
 nothing is lost and nothing comes twice, whoever dies when; a broker that is away only delays it.
 
-A queue that has taken records of a topic that plain Kafka producers write does not move: where in
-that topic one broker ends and the other begins is not said between them.
+What comes to a broker and not to a queue, over a bridge or as a plain Kafka record, goes on coming
+to the broker where the queue was made, and follows it from there (`bridges.trails`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from ...protocol.carrying import Carried
 from ...protocol.errors import ConfigError, LakequeueError
 from ...protocol.mesh import Said
 from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueState
+from ..bridges import trails
+from ..bridges.bases import base_of
 from ..commands import administration
 from ..commands.topic_subscriptions import add, remove, topics_of
 from ..commands.turns import Task, begin
@@ -68,11 +70,6 @@ def set_out(broker: Broker, vpn: str, ticket: int, command: c.MoveQueue) -> None
         raise ConfigError(f"queue: {name!r} – there is no such queue in VPN {vpn!r}")
     if queue.header.faulted:
         raise LakequeueError(f"queue {name!r}: failed ({queue.header.faulted}); define it again")
-    if queue.header.plain:
-        raise LakequeueError(
-            f"queue {name!r}: takes records that plain Kafka producers write to topic "
-            f"{queue.definition.underlying_topic!r}, so it cannot move"
-        )
     _announce(broker, names_of(broker)[command.broker], ticket, queue)
 
 
@@ -80,7 +77,8 @@ def _announce(broker: Broker, to: int, ticket: int, queue: Queue) -> None:
     """Ask the other broker whether there is room, and have it expect the queue."""
     d = queue.definition
     topics = topics_of(broker, queue)
-    say(broker, to, Arrive(ticket, d.vpn, d.name, to_wire(d), queue.header.bytes, topics))
+    size, base = queue.header.bytes, base_of(broker, queue)
+    say(broker, to, Arrive(ticket, d.vpn, d.name, to_wire(d), size, topics, base))
 
 
 def expected(broker: Broker, sender: int, said: Expected) -> None:
@@ -140,6 +138,7 @@ def look(broker: Broker, queue: Queue) -> None:
     note_gone(broker, vpn, definition.name, to)
     administration.forget(broker, vpn, queue)
     queue.drop()
+    trails.leave(broker, queue, topics)
     broker.header.went += 1
     broker.event("went", vpn, definition.name, to=broker.header.peers[to].name)
 
@@ -169,7 +168,8 @@ def arrive(broker: Broker, sender: int, said: Arrive) -> None:
         if queue is None or not queue.header.arriving:
             _check_room(broker, said)
             definition = parse_definition({"vpn": said.vpn, **said.definition})
-            queue = administration.create(broker, said.vpn, definition)
+            base = -1 if said.base == broker.header.number else said.base
+            queue = administration.create(broker, said.vpn, definition, base=base)
             queue.header.arriving = True
         remove(broker, said.vpn, queue, sorted({*topics_of(broker, queue)} - {*said.topics}))
         add(broker, said.vpn, queue, said.topics)
@@ -215,6 +215,7 @@ def handed_over(broker: Broker, sender: int, said: HandOver) -> None:
     header.asked, header.arriving = {}, False
     add(broker, said.vpn, queue, state.topics)
     queue.wanted = True
+    trails.arrived(broker, said.vpn, queue)
     there = broker.header.peers[sender].name
     broker.event("arrived", said.vpn, said.queue, came_from=there, messages=header.depth)
     tell(broker, KEEPER, Carried(said.ticket))

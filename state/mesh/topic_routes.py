@@ -20,9 +20,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...definitions import is_regex
+from ...protocol.carrying import Entry
 from ...protocol.mesh import BROKERS_MAX
 from ...protocol.offering import RoutesWent, TopicRoutes
 from ...protocol.patterns import REGEX, TOPIC, WILDCARD, compiled, kind_of, wildcard_matches
+from ..bridges.bases import base_of
 from ..bridges.endpoint import is_endpoint
 from ..broker import BUCKETS, Broker, bucket
 from . import known_places
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 PLAIN, WILD, REGULAR = range(3)  # kinds of patterns, on the wire too
-HERE = -1  # a queue of who says it; else the number of the broker that its bridge leads to
+HERE = -1  # a queue of who says it, made there; below: made at broker `-2 - it`; else the number
+# of the broker that a bridge leads to
 LOCAL = "LocalQueue"
 _WAYS = 1 << 17  # a route is one number: (where it leads + 1) * _WAYS + who said it
 
@@ -135,16 +138,16 @@ def _routes_for(broker: Broker, peer: int, queues: list[Queue]) -> set[int]:
             far = _far_of(broker, queue)
             found.update(() if far is None else (far,))
         elif takes_from(broker, queue, peer):
-            found.add(HERE)
+            found.add(HERE if queue.header.base < 0 else -2 - queue.header.base)
     return found
 
 
 def _far_of(broker: Broker, queue: Queue) -> int | None:
     """The broker of this home to which the bridge of an endpoint leads within its VPN; None where
-    it leads out of them, or is being deleted."""
+    it leads out of them, is being deleted, or follows a queue."""
     from ..bridges.link import ELSEWHERE, load
 
-    link = load(broker, queue.number)
+    link = None if queue.number in broker.header.trails else load(broker, queue.number)
     return None if link is None or link.to == ELSEWHERE or link.far_vpn else link.to
 
 
@@ -183,7 +186,7 @@ def hear_routes(broker: Broker, sender: int, said: TopicRoutes) -> None:
     """Another broker says what its queues take. Raises ValueError for what is no pattern."""
     _check(said.kinds, said.patterns)
     for routes in said.routes:
-        if not all(HERE <= where < BROKERS_MAX for where in routes):
+        if not all(HERE - BROKERS_MAX <= where < BROKERS_MAX for where in routes):
             raise ValueError(f"routes: {routes[:10]} – allowed are {HERE} and numbers of brokers")
     for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
         known = _routes_of(broker, said.vpn, kind, pattern)
@@ -199,7 +202,8 @@ def hear_went(broker: Broker, sender: int, said: RoutesWent) -> None:
     if said.to != broker.header.number:
         for kind, pattern in zip(said.kinds, said.patterns, strict=True):
             known = _routes_of(broker, said.vpn, kind, pattern)
-            _store(broker, said.vpn, kind, pattern, sorted({*known, said.to}))
+            made = 0 if said.base in (-1, said.to) else -1 - said.base
+            _store(broker, said.vpn, kind, pattern, sorted({*known, made * _WAYS + said.to}))
 
 
 def tell_went(broker: Broker, vpn: str, queue: Queue, topics: list[str], to: int) -> None:
@@ -209,7 +213,8 @@ def tell_went(broker: Broker, vpn: str, queue: Queue, topics: list[str], to: int
     if captured != queue.definition.name:
         patterns.append((REGULAR if is_regex(captured) else PLAIN, captured))
     if patterns:
-        said = RoutesWent(vpn, to, [kind for kind, _ in patterns], [text for _, text in patterns])
+        kinds, texts = [kind for kind, _ in patterns], [text for _, text in patterns]
+        said = RoutesWent(vpn, to, kinds, texts, base_of(broker, queue))
         hear_went(broker, broker.header.number, said)
         say_to_all(broker, said)
 
@@ -270,21 +275,30 @@ def _routes(broker: Broker, vpn: str, topic: str) -> set[int]:
 def brokers_of(
     broker: Broker, vpn: str, topic: str, local: Iterable[Queue]
 ) -> tuple[list[int], list[int]]:
-    """The other brokers that may have queues for a topic, and those that get it over bridges;
-    local: the queues here that take it, endpoints of bridges among them."""
+    """The other brokers that may have queues for a topic that do not get it over bridges, and those
+    whose queues do: the ones that were made there. local: the queues here that take it, endpoints
+    of bridges among them."""
     own, routes = broker.header.number, _routes(broker, vpn, topic)
-    found = {route % _WAYS for route in routes if route < _WAYS}
+    found = {(route % _WAYS, _base_in(route)) for route in routes if route < _WAYS}
     found.update(_of_that_name(broker, vpn, topic))
     ways = {(own, _far_of(broker, q)) for q in local if q.number in broker.header.links}
     ways |= {(route % _WAYS, route // _WAYS - 1) for route in routes if route >= _WAYS}
     led: set[int] = set()
     while more := {far for near, far in ways if far is not None and near in {own, *led}} - led:
         led |= more
-    return sorted((found - led - {own}) & set(broker.header.peers)), sorted(led)
+    there = {host for host, base in found if base not in led and host != own}
+    return sorted(there & set(broker.header.peers)), sorted(led)
 
 
-def _of_that_name(broker: Broker, vpn: str, topic: str) -> list[int]:
-    """The hosts of a queue that is not here and takes what is published to its name."""
+def _base_in(route: int) -> int:
+    """Where a queue was made, of one of which somebody has said this."""
+    made = route // _WAYS
+    return -1 - made if made < 0 else route % _WAYS
+
+
+def _of_that_name(broker: Broker, vpn: str, topic: str) -> list[tuple[int, int]]:
+    """The hosts of a queue that is not here and takes what is published to its name, and for each
+    where it was made."""
     if broker.queue_number(vpn, topic) is not None:
         return []
     entry = known_places.find(broker, vpn, topic)
@@ -292,8 +306,12 @@ def _of_that_name(broker: Broker, vpn: str, topic: str) -> list[int]:
         return []
     if broker.header.number in entry.hosts:
         to = known_places.gone_to(broker, vpn, topic)
-        return [] if to is None else [to]
-    return list(entry.hosts)
+        return [] if to is None else [(to, _made_at(entry, broker.header.number))]
+    return [(host, _made_at(entry, host)) for host in entry.hosts]
+
+
+def _made_at(entry: Entry, host: int) -> int:
+    return host if entry.base < 0 else entry.base
 
 
 def is_about_to_come(broker: Broker, vpn: str, topic: str) -> bool:

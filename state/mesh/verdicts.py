@@ -23,6 +23,7 @@ import msgspec
 
 from ...protocol.errors import Reason
 from ...protocol.offering import Verdict, Vote
+from ..bridges.bases import is_based_at
 from ..isolation import Refusals
 from ..phases.admission_of_offers import OfferAdmission
 from ..phases.spreading import offer_to
@@ -262,18 +263,21 @@ def ask_again(broker: Broker, name: str) -> None:
         return
     broker.calendar.set(name, NEVER)
     tally = OfferTally(before.attempt + 1, [])
-    _look_here(broker, admission, bundle, here, tally)
-    found, led = set(before.also) & set(broker.header.peers), set[int]()
+    found = set(before.also) & set(broker.header.peers)
+    led: list[list[int]] = []
     for topic in offer.topics:
         others, over_bridges = brokers_of(broker, offer.vpn, topic, here[topic])
         found.update(others)
-        led.update(over_bridges)
-    tally.waits = sorted(found - led)
+        led.append(over_bridges)
+        here[topic] = [q for q in here[topic] if not is_based_at(broker, q, over_bridges)]
+    _look_here(broker, admission, bundle, here, tally)
+    tally.waits = sorted(found)
+    asked = sorted(found.union(*led))
+    again = msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked, led=led)
+    bundle.kept.offer = again
     bundles.keep_bundle(broker, number, bundle)
     bundles.keep_tally(broker, number, tally)
     _meet(broker, number, bundle, tally)
-    asked = sorted(found | led)
-    again = msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked)
     offer_to(broker, again, tally.waits)
     if not tally.waits:
         _look(broker, number, tally)

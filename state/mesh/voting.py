@@ -40,6 +40,8 @@ def hear_offer(broker: Broker, sender: int, offer: Offer) -> None:
         raise ValueError(f"offer {offer.number}: columns of different lengths")
     if n and max(offer.to) >= len(offer.topics):
         raise ValueError(f"offer {offer.number}: a topic that is not named")
+    if offer.led and len(offer.led) != len(offer.topics):
+        raise ValueError(f"offer {offer.number}: {len(offer.led)} of {len(offer.topics)} are led")
     admission = OfferAdmission(broker, Refusals())
     also = _to_ask_besides(broker, sender, offer, admission)
     if also is not None:
@@ -51,8 +53,7 @@ def hear_offer(broker: Broker, sender: int, offer: Offer) -> None:
     no: list[tuple[int, str, str]] = []
     for row in range(n):
         header, record = bundles.message_of(offer, row)
-        topic = offer.topics[offer.to[row]]
-        judged = admission.judge_offered(offer.vpn, topic, header, record, sender)
+        judged = admission.judge_offered(offer, offer.to[row], header, record, sender)
         if judged is None:
             continue
         if judged.refused is not None:
@@ -93,8 +94,8 @@ def _to_ask_besides(
     vpn, known = offer.vpn, {sender, broker.header.number, *offer.asked}
     again = offer.went < broker.header.went
     also: set[int] = set()
-    for topic in offer.topics:
-        queues = admission.taking(vpn, topic, sender)
+    for at, topic in enumerate(offer.topics):
+        queues = admission.taking(offer, at, sender)
         if any(known_places.is_moving(queue) for queue in queues):
             again = True
         entry = known_places.find(broker, vpn, topic)

@@ -18,6 +18,8 @@ from ...protocol.messages import (
     Records,
     decode_publish_header,
 )
+from ..bridges import trails
+from ..bridges.bases import is_based_at, read_here
 from ..broker import Broker
 from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
@@ -113,6 +115,8 @@ class Admission:
             for name, queues in matched:
                 if vpn is None:
                     queues = self._plain(name, header, record, queues)
+                elif self._spreading is not None:
+                    queues = self._not_led(name, header, queues)
                 if vpn is not None and self._may_be_joined(header, record):
                     until = self._block_end(records, at) if header.producer else None
                     span = span_from(records, at, header, payloads, self._broker.now, until)
@@ -138,8 +142,9 @@ class Admission:
         found = self._routes.of_record(record.topic)
         if not self._broker.header.peers or self._only is not None:
             return found
+        here = ((vpn, read_here(self._broker, queues)) for vpn, queues in found)
         mine = (
-            (vpn, [q for q in queues if takes(self._broker, q, record)]) for vpn, queues in found
+            (vpn, [q for q in queues if takes(self._broker, q, record)]) for vpn, queues in here
         )
         return [(vpn, queues) for vpn, queues in mine if queues]
 
@@ -150,9 +155,11 @@ class Admission:
         leave, which takes it where it goes."""
         stay = []
         for queue in queues:
-            queue.header.plain = True
             if self._only not in (None, queue.definition.name):
                 continue
+            if queue.number in self._broker.header.trails:
+                trails.reads(self._broker, queue)
+            queue.header.plain = True
             at = time_of(record.timestamp, self._broker.now)
             if not recovers(queue, at, self._broker.spool.header.next_counter):
                 continue
@@ -264,18 +271,18 @@ class Admission:
 
     def offer(self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered) -> None:
         """Take in one message that another broker brings; ``answer`` hears what became of it."""
-        queues = self._routes.of_destination(vpn, header.to)
+        queues = self._routes.of_bridge(vpn, header.to)
         self._take_in(vpn, header, 0, answer, queues, record)
 
     def offer_all(self, vpn: str, header: PublishHeader, record: Incoming, span: Span) -> bool:
         """As `offer`, for messages that differ in payload and time only, where it is plain that all
         get in; else False, and nothing was done."""
-        queues = self._routes.of_destination(vpn, header.to)
+        queues = self._routes.of_bridge(vpn, header.to)
         return self._take_all(vpn, header, queues, span.payloads, record, span)
 
     def has_queues(self, vpn: str, to: str) -> bool:
         """Whether there are queues for a destination, whatever their filters say."""
-        return bool(self._routes.of_destination(vpn, to))
+        return bool(self._routes.of_bridge(vpn, to))
 
     def _take_in(
         self, vpn: str, header: PublishHeader, seq: int, producer: Answered | None,
@@ -338,6 +345,12 @@ class Admission:
         if self._spreading is None or not header.to:
             return NOWHERE_ELSE
         return self._spreading.way(vpn, header.to, queues)
+
+    def _not_led(self, vpn: str, header: PublishHeader, queues: list[Queue]) -> list[Queue]:
+        """Of the queues here, those that do not get it over a bridge that begins here: whose base a
+        bridge leads to, they get it from there."""
+        led = self._way(vpn, header, queues).led
+        return [q for q in queues if not is_based_at(self._broker, q, led)] if led else queues
 
     # ------------------------------------------------------------ matching
 

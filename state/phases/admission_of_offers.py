@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...protocol.errors import Reason
 from ...protocol.messages import PublishHeader
+from ...protocol.offering import Offer
+from ..bridges.bases import is_based_at
 from ..mesh.topic_routes import takes_from
 from ..producers import Answered
 from ..rules.entering import Match
@@ -26,11 +28,11 @@ class OfferAdmission(Admission):
     """An `Admission` of messages that brokers agree on."""
 
     def judge_offered(
-        self, vpn: str, topic: str, header: PublishHeader, record: Incoming, entry: int
+        self, offer: Offer, at: int, header: PublishHeader, record: Incoming, entry: int
     ) -> Judged | None:
-        """What the queues here make of a message that another broker took in; None: they do not
-        want it. What refuses it is counted."""
-        return self.judge_at(vpn, self.taking(vpn, topic, entry), header, record)
+        """What the queues here make of a message that another broker took in, for a topic of its
+        offer; None: they do not want it. What refuses it is counted."""
+        return self.judge_at(offer.vpn, self.taking(offer, at, entry), header, record)
 
     def judge_at(
         self, vpn: str, queues: list[Queue], header: PublishHeader, record: Incoming
@@ -49,13 +51,18 @@ class OfferAdmission(Admission):
             self._file_room -= judged.size
         return judged
 
-    def taking(self, vpn: str, topic: str, entry: int) -> list[Queue]:
-        """The queues here that take a topic from the broker that took the message in."""
-        found = self._routes.of_topic(vpn, topic)
-        return [queue for queue in found if takes_from(self._broker, queue, entry)]
+    def taking(self, offer: Offer, at: int, entry: int) -> list[Queue]:
+        """The queues here that take a topic of an offer from the broker that took it in: not those
+        that get it over a bridge."""
+        found = self._routes.of_topic(offer.vpn, offer.topics[at])
+        led = offer.led[at] if offer.led else ()
+        return [
+            queue for queue in found
+            if takes_from(self._broker, queue, entry) and not is_based_at(self._broker, queue, led)
+        ]  # fmt: skip
 
     def here(self, vpn: str, topic: str) -> list[Queue]:
-        """The queues here that take a topic."""
+        """The queues here that take a topic, and endpoints of bridges."""
         return self._routes.of_topic(vpn, topic)
 
     def nowhere(

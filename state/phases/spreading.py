@@ -100,6 +100,7 @@ class Spreading:
         topic = way.topic or header.to
         if topic not in offer.topics:
             offer.topics.append(topic)
+            offer.led.append(way.led)
         offer.asked.extend(n for n in way.led if n not in offer.asked)
         _append(offer, topic, meta, record, time_of(record.timestamp, self._broker.now))
         kept.sizes.append(0)

@@ -10,11 +10,13 @@ from contextlib import suppress
 import lakequeue
 import pytest
 from job.brokers import BROKERS, define_queues, traffics, workers
-from job.processes import EngineProcess
+from job.processes import EngineProcess, until
 from job.traffic import drain
+from kafka import KafkaProducer
 from lakequeue.monitor.sight import Sight
 from lakequeue.protocol.errors import LakequeueError, Rejected
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
@@ -239,6 +241,39 @@ def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(
         assert got == bodies
         assert {q["name"]: q["broker"] for q in admin.queues()}["goes"] == BROKERS[2]
         admin.delete("goes")
+
+
+def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    """Two queues go from c to a and on to d, and get what comes to c."""
+    url = engine[1]
+    kafka = url.removeprefix("kafka://")
+    ensure_topics(kafka, [], ["fed"])
+    plain = KafkaProducer(bootstrap_servers=kafka)
+    bodies = [f"{at}" for at in range(90)]
+    with lakequeue.connect(url) as connection, lakequeue.connect(url, broker=BROKERS[1]) as near:
+        admin, producer = connection.admin(), near.producer()
+        local = {"message_type": "text", "type": "LocalQueue", "broker": BROKERS[2]}
+        admin.define({"name": "far", "subscriptions": ["far/>"], **local})
+        admin.define({"name": "fed", **local})
+        near.admin().bridge({"name": "b-c", "to": BROKERS[2], "subscriptions": ["far/>"]})
+        sent = []
+        for at, body in enumerate(bodies):
+            sent.append(producer.send_async("far/x", body.encode()))
+            plain.send("fed", body.encode()).get(30)
+            if at in (30, 60):
+                for name in ("far", "fed"):
+                    admin.move_queue(name, broker=BROKERS[0 if at == 30 else 3])
+        assert all(future.result(60).message_id for future in sent)
+        for name in ("far", "fed"):
+            until(lambda name=name: admin.describe(name)["depth"] >= 90, BACK_S_MAX, name)
+            assert [m.payload.decode() for m in admin.browse(name, limit=100)] == bodies
+            assert admin.describe(name)["broker"] == BROKERS[3]
+        near.admin().delete_bridge("b-c")
+        for name in ("far", "fed"):
+            admin.delete(name)
+    plain.close()
 
 
 def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, str]) -> None:

@@ -205,3 +205,18 @@ def test_a_queue_does_not_wait_for_what_waits_for_it() -> None:
     assert all(future.done() for future in sent)
     assert slow.bodies("other") == [b"1", b"2"]
     assert slow.bodies("moving") == [b"0", b"1"]
+
+
+def test_who_looks_at_the_keeper_for_what_left_it_with_plain_records_is_sent_after_it() -> None:
+    slow = Slow(local("fed", "a"))
+    slow.engine.publish("fed", b"0", None, [])
+    slow.engine.slow()
+    command = c.encode_command(c.MoveQueue(queue="fed", broker="c"))
+    slow.engine.command("default.commands", b"", command)
+    for to, by in (("c", "a"), ("a", "c"), ("c", "a"), ("a", "c")):
+        if not any(e["event"] == "went" for e in slow.engine.journal()):
+            slow.engine.let(to, by)
+    assert any(e["event"] == "went" for e in slow.engine.journal())
+    slow.plain("a", "fed", b"1")
+    slow.arrives()
+    assert slow.bodies("fed") == [b"0", b"1"]
