@@ -14,6 +14,20 @@ from numpy.typing import NDArray
 FEW = 32
 
 
+def least_of(numbers: NDArray[Any]) -> int:
+    """The least of some whole numbers."""
+    if len(numbers) <= FEW:
+        return min(numbers.tolist())
+    return int(np.minimum.reduce(numbers))
+
+
+def greatest_of(numbers: NDArray[Any]) -> int:
+    """The greatest of some whole numbers."""
+    if len(numbers) <= FEW:
+        return max(numbers.tolist())
+    return int(np.maximum.reduce(numbers))
+
+
 def ends_of(numbers: NDArray[Any]) -> tuple[int, int]:
     """The least and the greatest of some whole numbers."""
     if len(numbers) <= FEW:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ..definitions import QueueDefinition
-from .few import ends_of
+from .few import ends_of, least_of
 from .header import QueueHeader
 from .limits import Limits
 from .message.entry import Arrivals
@@ -198,7 +198,7 @@ class Queue:
         if len(alive):
             id_min, id_max = ends_of(page.id[alive])
             # Of what is ready, `until` is NEVER.
-            deadline = min(ends_of(page.expires[alive])[0], ends_of(page.until[alive])[0])
+            deadline = min(least_of(page.expires[alive]), least_of(page.until[alive]))
         leased = states.tobytes().count(LEASED)
         self.directory.update(page.number, len(alive), leased, deadline, id_min, id_max)
 

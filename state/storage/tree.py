@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..few import ends_of, total_of
+from ..few import greatest_of, least_of, total_of
 from .columns import Array, ColumnPage
 from .store import Store
 
 _REDUCE: dict[str, Callable[[Array], int]] = {
     "sum": total_of,
-    "min": lambda column: ends_of(column)[0],
-    "max": lambda column: ends_of(column)[1],
+    "min": least_of,
+    "max": greatest_of,
 }
 
 
