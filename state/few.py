@@ -17,14 +17,16 @@ FEW = 32
 def least_of(numbers: NDArray[Any]) -> int:
     """The least of some whole numbers."""
     if len(numbers) <= FEW:
-        return min(numbers.tolist())
+        few: list[int] = numbers.tolist()
+        return min(few)
     return int(np.minimum.reduce(numbers))
 
 
 def greatest_of(numbers: NDArray[Any]) -> int:
     """The greatest of some whole numbers."""
     if len(numbers) <= FEW:
-        return max(numbers.tolist())
+        few: list[int] = numbers.tolist()
+        return max(few)
     return int(np.maximum.reduce(numbers))
 
 
