@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .few import total_of
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -121,6 +123,8 @@ class Budget:
 
     def fits(self, sizes: np.ndarray) -> int:
         """How many of the first of these sizes the bytes allow, one at least; none of none."""
+        if total_of(sizes) <= self.bytes:  # most often
+            return len(sizes)
         ends = sizes.cumsum(dtype=np.int64)
         fitting = int(ends.searchsorted(self.bytes, side="right"))
         return min(max(fitting, 1), len(sizes))

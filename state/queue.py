@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ..definitions import QueueDefinition
+from .few import ends_of, least_of
 from .header import QueueHeader
 from .limits import Limits
 from .message.entry import Arrivals
@@ -195,10 +196,9 @@ class Queue:
         alive = states.nonzero()[0]  # not GONE
         deadline, id_min, id_max = NEVER, NO_ID, 0
         if len(alive):
-            ids, least = page.id[alive], np.minimum.reduce
-            id_min, id_max = int(least(ids)), int(np.maximum.reduce(ids))
+            id_min, id_max = ends_of(page.id[alive])
             # Of what is ready, `until` is NEVER.
-            deadline = min(int(least(page.expires[alive])), int(least(page.until[alive])))
+            deadline = min(least_of(page.expires[alive]), least_of(page.until[alive]))
         leased = states.tobytes().count(LEASED)
         self.directory.update(page.number, len(alive), leased, deadline, id_min, id_max)
 

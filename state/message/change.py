@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dead import dead_letter
+from ..few import total_of
 from ..rules.edits import edits_part
 from ..rules.lanes import LaneChange
 from ..rules.order import barrier_key
@@ -181,10 +182,10 @@ def _move(
     if to == READY:
         moved.is_ready.append(free.astype(np.int64) + base)
     elif to == GONE:
-        sizes = page.size[rows].astype(np.int64)
+        sizes = page.size[rows]
         moved.sizes[where] = sizes
         header.depth -= len(rows)
-        header.bytes -= int(np.add.reduce(sizes))
+        header.bytes -= total_of(sizes)
         if plain is not None:
             gone = rows[~plain]
             ranks = zip(gone.tolist(), page.generation[gone].tolist(), strict=True)

@@ -25,6 +25,8 @@ KEPT, RELEASED, DEAD = "kept", "released", "dead"
 class Event(enum.Enum):
     """What can happen to a message; the value is how it reads in the docs."""
 
+    __hash__ = object.__hash__  # they are keys of tables on every way; enum's is Python's, slow
+
     ENTER = "taken in"
     ENTER_LATER = "taken in, due later"
     DELIVER = "sent to a subscription"

@@ -13,12 +13,15 @@ import numpy as np
 
 from ...protocol.errors import Reason
 from .. import producers
+from ..commands.sessions import lost
 from ..limits import Budget
+from ..mesh.verdicts import ask_again
 from ..message import DELAYED, GONE, LEASED, Event, apply
 from ..message.pages import QueuePage
 from ..message.returning import give_back
 from ..rules.deferred import forget_late
 from ..storage import Array
+from .delivery import send_again
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -28,10 +31,6 @@ if TYPE_CHECKING:
 def act_on_deadlines(broker: Broker) -> None:
     """Act on what is due: of queues, sessions and producers in the calendar, and of all queues in
     use. What is due for longest comes first; the budget is shared out over the queues."""
-    from ..commands.sessions import lost
-    from ..mesh.verdicts import ask_again
-    from .delivery import send_again
-
     for name in broker.calendar.due(broker.now, broker.limits.due_names):
         if name[0] == "s":
             lost(broker, name)
@@ -86,11 +85,3 @@ def _first(mask: Array, page: QueuePage, budget: Budget) -> Array:
     rows = np.flatnonzero(mask)[: max(budget.rows, 0)]
     budget.take(len(rows))
     return rows.astype(np.int64) + page.base
-
-
-def expire(broker: Broker, queue: Queue, seqs: Array) -> Array:
-    """Of places that are about to go out: those whose time is over expire; gives the others."""
-    over = queue.gather(seqs, "expires") <= broker.now
-    if over.any():
-        apply(broker, queue, seqs[over], Event.EXPIRE, reason=Reason.EXPIRED.value)
-    return seqs[~over]

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...protocol.errors import Reason
+from ..few import total_of
 from ..limits import Budget
 from ..mesh import barriers
+from ..message import Event, apply
 from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.filters import lets_through, look, lowest
 from ..rules.order import first_key_of, seq_of
 from ..storage import Array
-from .deadlines import expire
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -90,7 +92,7 @@ def _within(queue: Queue, keys: list[int], budget: Budget) -> list[int]:
         return keys
     sizes = queue.gather(np.array([seq_of(k) for k in keys], np.int64), "size")
     n = budget.fits(sizes)
-    budget.take(0, int(sizes[:n].sum(dtype=np.int64)))
+    budget.take(0, total_of(sizes[:n]))
     return keys[:n]
 
 
@@ -111,7 +113,7 @@ class _Search:
                 return keys
             seqs = np.array([seq_of(k) for k in keys], np.int64)
             self.looks.take(len(seqs))
-            if len(expire(self.broker, self.queue, seqs)) == len(seqs):
+            if len(_expire(self.broker, self.queue, seqs)) == len(seqs):
                 return keys
             if self.looks.spent:
                 self.unfinished = True
@@ -132,6 +134,14 @@ class _Search:
         if text is None:
             return True
         return lets_through(self.broker, self.queue, text, key, self.looks)
+
+
+def _expire(broker: Broker, queue: Queue, seqs: Array) -> Array:
+    """Of places that are about to go out: those whose time is over expire; gives the others."""
+    over = queue.gather(seqs, "expires") <= broker.now
+    if over.any():
+        apply(broker, queue, seqs[over], Event.EXPIRE, reason=Reason.EXPIRED.value)
+    return seqs[~over]
 
 
 def _fence(queue: Queue) -> int | None:

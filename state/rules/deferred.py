@@ -102,15 +102,18 @@ def forget_late(header: QueueHeader, now: int) -> None:
 def settle_arrivals(broker: Broker) -> None:
     """What follows when messages have got their rows: those that were acknowledged before they came
     go, and a queue with quota 0 keeps its last message only (L9, S10)."""
+    early, broker.early = broker.early, []
+    arrived, broker.arrived_in = broker.arrived_in, []
+    last_only = {q.number: q for q in arrived if not q.definition.max_spool_usage}
+    if not (early or last_only):  # as ever, and an import is not free
+        return
     from ..message import Event, apply
     from .last_value import keep_last
 
-    early, broker.early = broker.early, []
     for queue, seq in early:
         apply(
             broker, queue, np.array([seq], np.int64), Event.ACKNOWLEDGE,
             reason="acknowledged early",
         )  # fmt: skip
-    arrived, broker.arrived_in = broker.arrived_in, []
-    for queue in {q.number: q for q in arrived}.values():
+    for queue in last_only.values():
         keep_last(broker, queue)

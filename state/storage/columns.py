@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..few import ends_of
 from .memo import MEMO
 from .store import Store
 
 NEVER = (1 << 63) - 1
-FEW = 32  # so many numbers cost less as Python's than a call of numpy's
 
 Array = NDArray[Any]
 _encode = msgspec.msgpack.encode
@@ -117,14 +117,6 @@ def _pack_column(column: Array) -> int | list[int] | bytes:
             if data == counting.tobytes():
                 return [first]
     return data
-
-
-def ends_of(numbers: Array) -> tuple[int, int]:
-    """The least and the greatest of some whole numbers."""
-    if len(numbers) <= FEW:
-        few = numbers.tolist()
-        return min(few), max(few)
-    return int(np.minimum.reduce(numbers)), int(np.maximum.reduce(numbers))
 
 
 def holds_any(column: int | Array) -> bool:

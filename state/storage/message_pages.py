@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, Ranges, join_ranges, make_id, without
+from ..few import total_of
 from ..limits import Limits
 from .columns import NEVER, Array, ColumnPage, by_page
 from .files import Files, SpoolHeader
@@ -23,6 +24,7 @@ from .store import Store
 NO_KEY = 0xFFFFFFFF
 PAST = -1
 _COUNTER_MASK = np.uint64(COUNTER_MASK)
+_ONE = np.zeros(1, np.intp)
 
 
 class MessagePage(ColumnPage):
@@ -166,7 +168,10 @@ class Messages:
                     continue
                 start = max(first - (number << self._bits), 0)
                 stop = min(last - (number << self._bits) + 1, page.used)
-                hits = (page.queue[start:stop] == queue).nonzero()[0] + start
+                if stop - start == 1:  # one message, as most often
+                    hits = _ONE[:0] if page.queue[start] != queue else _ONE + start
+                else:
+                    hits = (page.queue[start:stop] == queue).nonzero()[0] + start
                 found_ids.append((hits + (page.base + base)).astype(np.uint64))
                 found_seqs.append(page.seq[hits].astype(np.int64))
                 for row, matches in page.extras.items():
@@ -177,6 +182,8 @@ class Messages:
                             found_seqs.append(np.array([seq], np.int64))
         if not found_ids:
             return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        if len(found_ids) == 1:
+            return found_ids[0], found_seqs[0]
         return np.concatenate(found_ids), np.concatenate(found_seqs)
 
     # ------------------------------------------------------------ letting go
@@ -218,12 +225,12 @@ class Messages:
         return np.array(single, np.intp)
 
     def _count_gone(self, page: MessagePage, rows: Array) -> None:
-        sizes = page.size[rows].astype(np.int64)
+        sizes = page.size[rows]
         header = self.header
-        header.bytes -= int(np.add.reduce(sizes))
+        header.bytes -= total_of(sizes)
         header.messages -= len(rows)
         for vpn, mine in _groups(page.vpn[rows]):
-            header.vpn_bytes[vpn] -= int(np.add.reduce(sizes[mine]))
+            header.vpn_bytes[vpn] -= total_of(sizes[mine])
         self.leave_files(page, rows)
         if not self.foreign.pages:  # nothing ever came from another broker
             return
@@ -239,7 +246,7 @@ class Messages:
         spans = page.spans(rows)
         for file, mine in _groups(page.file[rows]):
             gone = spans[mine]
-            self._files.remove(file, len(gone), int(np.add.reduce(gone)))
+            self._files.remove(file, len(gone), total_of(gone))
 
     def move(self, number: int, queue: int, to: tuple[int, int]) -> None:
         """Replace a message's match with a queue by another match."""

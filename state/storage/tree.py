@@ -14,13 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..few import greatest_of, least_of, total_of
 from .columns import Array, ColumnPage
 from .store import Store
 
 _REDUCE: dict[str, Callable[[Array], int]] = {
-    "sum": lambda column: int(np.add.reduce(column, dtype=np.uint64)),
-    "min": lambda column: int(np.minimum.reduce(column)),
-    "max": lambda column: int(np.maximum.reduce(column)),
+    "sum": total_of,
+    "min": least_of,
+    "max": greatest_of,
 }
 
 
@@ -95,6 +96,7 @@ class SummaryTree:
             return
         for column, value in columns:
             column[row] = value
+        node.used = max(node.used, row + 1)
         node.dirty = True
         self._unsettled.add((level, node.number))
 
@@ -125,7 +127,8 @@ class SummaryTree:
             self._unsettled.difference_update((level, number) for number in numbers)
             for number in numbers:
                 node = self._nodes[level, number]
-                line = {name: _REDUCE[how](getattr(node, name)) for name, how in self.SUMMED}
+                used = node.used  # behind it all is as at first, which changes no summary
+                line = {name: _REDUCE[how](getattr(node, name)[:used]) for name, how in self.SUMMED}
                 if level + 1 == self._levels:
                     self.root[1:] = line.values()
                     continue

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.state.limits import Limits
 from lakequeue.state.storage import NEVER, ColumnPage, by_page, holds_any, uniform
-from lakequeue.state.storage.columns import FEW, ends_of
 
 
 class Page(ColumnPage):
@@ -71,13 +70,6 @@ def test_by_page_groups_in_order(numbers: list[int], bits: int) -> None:
 def test_a_limit_that_cannot_be_is_named(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=f"{name}: {value} – must be .* or"):
         Limits(**{name: value})
-
-
-@given(st.lists(i64, min_size=1, max_size=5))
-def test_few_and_many_numbers_have_the_same_ends(numbers: list[int]) -> None:
-    few = np.array(numbers, np.int64)
-    many = np.array(numbers * FEW + numbers, np.int64)
-    assert ends_of(few) == ends_of(many) == (min(numbers), max(numbers))
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=4))
