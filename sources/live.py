@@ -107,7 +107,7 @@ class Reader(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name=f"lakequeue-{name}")
         self._settings = consumer_settings(settings)
-        self._consumer = Consumer(self._settings)
+        self._consumer: Consumer
         self._arrived = arrived
         self._max = 2 * limits.bytes
         self._room = threading.Event()
@@ -144,6 +144,12 @@ class Reader(threading.Thread):
         if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
         return found, size
+
+    def start(self) -> None:
+        """Begin. Only now there is a consumer: one that is connected before it has something to
+        read looks a second later where that is."""
+        self._consumer = Consumer(self._settings)
+        super().start()
 
     def run(self) -> None:
         """The thread."""
