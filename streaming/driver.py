@@ -37,10 +37,11 @@ UNSAID_MAX = 4  # steps that wait for the log
 LOG_S = 0.5
 # While steps wait for the log, how long until it is looked again whether there is more to do.
 GLANCE_S = 0.001
-# Work that nobody waits for (a million messages expire, a purge goes on) leaves most of the time to
-# who sent something just now: so much rest for each second of it, while that was so recently. It is
+# Work that can wait leaves most of the time to who sent something just now: so much rest for each
+# second of it, while that was so recently. For a purge or a redrive somebody waits, but others
+# should hardly notice; for the rest of a million messages that have expired nobody does. And it is
 # not the step alone that costs: its events go through Kafka into the tables, on the same cores.
-REST = 20.0
+REST_OF_BULK, REST_OF_DUE = 4.0, 40.0
 RECENT_S = 1.0
 
 
@@ -205,7 +206,8 @@ class Driver:
         if taken.ranges:
             self._heard = time.monotonic()
         elif not decided.said and time.monotonic() - self._heard < RECENT_S:
-            self._rested = time.monotonic() + REST * (self.cost_s - before)
+            rest = REST_OF_DUE if self._deadline < self.now else REST_OF_BULK  # due since then
+            self._rested = time.monotonic() + rest * (self.cost_s - before)
         records = self._encoded(decided)
         self._unsaid.append((self.step, records))
         self._send_written(0.0)

@@ -251,7 +251,7 @@ def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A million messages expire at once."""
-    monkeypatch.setattr("lakequeue.streaming.driver.REST", 1e6)
+    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 1e6)
     monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
     walk = Walk()
     world, many = walk.world, LIMITS.due_rows
@@ -270,6 +270,25 @@ def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
     driver._rested = 0.0
     driver.one(nothing, 0.0)
     assert driver.due_in() == 0, "and when nobody is there, it goes on"
+    judge(walk)
+
+
+def test_a_purge_rests_less_for_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 0.0)
+    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_BULK", 1e6)
+    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
+    walk = Walk()
+    world, many = walk.world, LIMITS.bulk_rows
+    walk.go([("plain", n % 10) for n in range(3 * many)])
+    walk.step(3 * many)
+    world.command(command="purge", queue="orders", epoch=HOME.epoch)
+    walk.step(1)
+    driver, nothing = walk.driver, Some(world, walk.driver, 0)
+    assert driver.due_in() == 0, "what a command began goes on at once"
+    driver.one(nothing, 0.0)
+    assert driver.due_in() > 0
+    driver._rested = 0.0
+    driver.one(nothing, 0.0)
     judge(walk)
 
 
