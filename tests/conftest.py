@@ -30,15 +30,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RootIsNoPackage())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests one process runs, of several (``--dist loadgroup``): a file's; and of all files,
-    those of the engine that tests share, so that it is started once."""
-    for item in items:
-        shared = "job" in getattr(item, "fixturenames", ())
-        file = str(item.path.relative_to(Path(__file__).parent))
-        item.add_marker(pytest.mark.xdist_group("the shared engine" if shared else file))
-
-
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker that all tests share: take topics with names of your own, leave it up."""

@@ -39,18 +39,24 @@ class EngineProcess:
 
     def __init__(self, bootstrap: str, home: Path, config: Path, *arguments: str) -> None:
         self.home = home
-        self.said: list[dict[str, Any]] = []
         self.log = home.parent / f"{home.name}.stderr"
         command = [sys.executable, "-m", "lakequeue.cli", *self.command(bootstrap)]
         command += ["--home", str(home), "--config", str(config), "--json"]
         command += ["--set", "lakequeue.ui_port=0", "--set", "lakequeue.tables_interval_s=2"]
+        self._command = [*command, *arguments]
+        self.start()
+
+    def start(self) -> EngineProcess:
+        """Start it; again, where it was killed."""
+        self.said: list[dict[str, Any]] = []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, *arguments], stdout=subprocess.PIPE, stderr=log, text=True,
-                start_new_session=True, cwd=home.parent, preexec_fn=_adopts,
+                self._command, stdout=subprocess.PIPE, stderr=log, text=True,
+                start_new_session=True, cwd=self.home.parent, preexec_fn=_adopts,
             )  # fmt: skip
         self._ready = threading.Event()
         threading.Thread(target=self._listen, daemon=True).start()
+        return self
 
     def command(self, bootstrap: str) -> list[str]:
         """What is started, and where its Kafka is."""

@@ -16,6 +16,7 @@ from kafka import KafkaProducer
 from lakequeue.monitor.sight import Sight
 from lakequeue.protocol.errors import LakequeueError, Rejected
 from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
@@ -277,7 +278,7 @@ def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
 
 
 def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, str]) -> None:
-    """The last test of this engine: one broker is no more. It dies while it leaves."""
+    """From here on one broker of this engine is no more. It dies while it leaves."""
     process, url = engine
     gone = BROKERS[3]
     running = traffics(url)
@@ -332,3 +333,44 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         old.admin().delete("probes")
     for traffic in running.values():
         drain(traffic)
+
+
+def test_the_engine_dies_while_a_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
+    """The last test of this engine. All of it is killed in the middle of a removal: its next start
+    goes on, and what was sent to that broker before, meanwhile and after is stored once."""
+    process, url = engine
+    gone, stays = BROKERS[2], BROKERS[1]
+    with lakequeue.connect(url) as connection, lakequeue.connect(url, broker=gone) as old:
+        admin, producer = connection.admin(), old.producer()
+        admin.move_queue(f"orders-{gone}", broker=stays)
+        admin.define(
+            {"name": "last", "message_type": "text", "type": "LocalQueue",
+             "broker": stays, "subscriptions": ["last/>"]}
+        )  # fmt: skip
+        sent = []
+        while not sent:  # a broker hears of a subscription a moment later
+            with suppress(Rejected):
+                sent.append(producer.send("last/1", b"0").message_id)
+        asked = producer.send_async
+
+        def remove() -> None:
+            with suppress(LakequeueError), lakequeue.connect(url) as other:
+                other.admin().remove_broker(gone)
+
+        removing = threading.Thread(target=remove, daemon=True)
+        removing.start()
+        open_ = [asked("last/1", b"%d" % at) for at in range(1, 50)]
+        until(lambda: HomeFolder(process.home).leaving == gone, BACK_S_MAX, "it leaves")
+        open_ += [asked("last/1", b"%d" % at) for at in range(50, 100)]
+        process.kill()
+        process.start().wait_ready()
+        names = [BROKERS[0], stays]
+        until(lambda: [b["name"] for b in admin.brokers()] == names, 2 * BACK_S_MAX, "it has left")
+        open_ += [asked("last/1", b"%d" % at) for at in range(100, 150)]
+        producer.flush(timeout=2 * BACK_S_MAX)
+        sent += [future.result(0).message_id for future in open_]
+        until(lambda: len(admin.browse("last", limit=1_000)) >= 150, BACK_S_MAX, "all are there")
+        found = admin.browse("last", limit=1_000)
+        assert [m.id for m in found] == sent
+        assert [m.payload for m in found] == [b"%d" % at for at in range(150)]
+        removing.join(BACK_S_MAX)
