@@ -65,6 +65,7 @@ _SNAPSHOTS = pa.schema(
     [
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME[1]), ("batch", pa.int64()),
         ("whole", pa.bool_()), ("page", pa.string()), ("value", pa.binary()), ("crc", pa.int64()),
+        ("refs", pa.list_(REFERENCE)),
     ]
 )  # fmt: skip
 

@@ -5,7 +5,8 @@ What is older than the retention is deleted, and never what somebody still needs
     the queues       nothing that is younger than the oldest message in any of them
     at, rebuild      begin with a whole snapshot: the last one before that time stays, with the
                      steps behind it, and all in `messages` and `commands` that those steps took;
-                     and the blocks of payloads of before that it only names
+                     and the blocks of payloads of before that it only names, and of `messages`
+                     what snapshots have payloads of by reference, with all behind it
     the tables       of each partition the last record: it says where they go on
     the views        definitions of queues, subscriptions: all that is no message's event
 
@@ -25,7 +26,7 @@ from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
 from ..sources.step_batch import goes_first
-from .delta_tables import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
+from .delta_tables import COMMANDS, JOURNAL, MESSAGES, REFS, SNAPSHOTS, STEPS
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -102,6 +103,8 @@ class Upkeep:
             if (block := self._lowest_block(broker, step)) is not None:
                 old += f" AND NOT coalesce({_BLOCK} >= {block}, false)"
             self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {old}")
+        named = self._named()
+        taken = {place: min(end, named.get(place, end)) for place, end in taken.items()}
         for table, said in ((COMMANDS, True), (MESSAGES, False)):
             places = [_before(place, end) for place, end in sorted(taken.items())
                       if goes_first(place[0]) is said]  # fmt: skip
@@ -122,10 +125,17 @@ class Upkeep:
 
     def _lowest_block(self, broker: str, step: int) -> int | None:
         """The first block of payloads that snapshots from this one on find in earlier ones."""
-        mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
-        named = mine.where("value IS NULL AND crc IS NOT NULL").select(f.expr(_BLOCK).alias("n"))
+        mine = self._snapshots().where((f.col("broker") == broker) & (f.col("step") >= step))
+        named = mine.where("value IS NULL AND refs IS NULL AND crc IS NOT NULL")
+        named = named.select(f.expr(_BLOCK).alias("n"))
         row = named.agg(f.min("n").alias("n")).first()
         return None if row is None or row.n is None else int(row.n)
+
+    def _named(self) -> dict[tuple[str, int], int]:
+        """Of each partition the first record of which snapshots have payloads by reference."""
+        refs = self._snapshots().select(f.explode("refs").alias("r"))
+        first = refs.groupBy("r.topic", "r.partition").agg(f.min("r.first").alias("first"))
+        return {(r.topic, r.partition): r["first"] for r in first.collect()}
 
     def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
         """Of each partition the last record that was taken up to these steps."""
@@ -156,6 +166,12 @@ class Upkeep:
 
     def _table(self, name: str) -> str:
         return f"delta.`{self._folder}/{name}`"
+
+    def _snapshots(self) -> DataFrame:
+        """The table; one that no engine of this version has written to has no references."""
+        found = self._read(SNAPSHOTS)
+        there = "refs" in found.columns
+        return found if there else found.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
 
     def _read(self, name: str) -> DataFrame:
         return self._spark.read.format("delta").load(f"{self._folder}/{name}")

@@ -282,7 +282,8 @@ def shown(admin: Any) -> list[tuple[Any, ...]]:
 
 @in_real_time
 def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connection) -> None:
-    """Seen now, and made again from the tables later; each step and command stands there once."""
+    """Seen now, and made again from the tables later; each step and command stands there once, and
+    payloads that wait in `messages` only."""
     admin = connection.admin()
     producer = connection.producer()
     for number in range(20):
@@ -296,15 +297,15 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
     home = job.engine.tables.parent
 
     def caught_up() -> Any:
-        admin.describe(QUEUE)  # one more step: what nobody asks for is not written either
+        producer.send(QUEUE, "stays", headers={"n": "1"})  # one more step, and a payload
         with contextlib.suppress(NoLake), open_lake(home) as lake:
             if not brokers(lake):
                 return False
-            (last, snapshots) = lake.execute(
+            (last, named) = lake.execute(
                 "SELECT (SELECT max(now) FROM steps), "
-                "(SELECT count(*) FROM snapshots WHERE page = '')"
+                "(SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL)"
             ).fetchone()
-            return last is not None and last > when and snapshots > 1
+            return last is not None and last > when and named > 0
         return False
 
     until(caught_up, 120, "the tables reach behind that moment")
@@ -323,6 +324,7 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         lake.register("snapshots", there.slice(0, 0))
         again = as_of(lake, home, "broker-0", step=from_nothing[0])
         assert (again.snapshot, Counter(again.store.pages)) == (0, from_nothing[1])
+    admin.purge(QUEUE)
 
 
 @in_real_time
