@@ -15,11 +15,11 @@ from ..state import Limits
 
 
 def references_to(
-    pages: Mapping[str, bytes], blocks: Mapping[str, bytes], journal: pa.Table, messages: pa.Table,
+    pages: Mapping[str, bytes], blocks: Mapping[str, bytes], journal: pa.Table, places: pa.Table,
     number: int,
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
     """Which of these blocks stand in `messages`, each with its references. pages: the broker's
-    message pages among them; number: the broker's."""
+    message pages among them; places: see `places_of`; number: the broker's."""
     lengths = {int(page[2:]): len(value) for page, value in blocks.items()}
     ours = ((page, value) for page, value in pages.items() if page.startswith("m/"))
     pieces = pieces_of(ours, lengths, Limits().page_bits)
@@ -31,7 +31,7 @@ def references_to(
     ]
     stored = pc.and_(pc.equal(journal["event"], "spooled"), pc.not_equal(journal["topic"], ""))
     spooled = counters_of(journal.filter(stored), number)
-    found = references(pieces, np.array(crcs, np.int64), spooled, places_of(messages))
+    found = references(pieces, np.array(crcs, np.int64), spooled, places)
     return {f"b/{block}": refs for block, refs in found.items()}
 
 

@@ -52,9 +52,7 @@ class Pieces:
         return _pieces(self, np.flatnonzero(_each(fits, self.begins, len(self.block))))
 
 
-def pieces_of(
-    pages: Iterable[tuple[str, bytes]], lengths: Mapping[int, int], bits: int
-) -> Pieces:
+def pieces_of(pages: Iterable[tuple[str, bytes]], lengths: Mapping[int, int], bits: int) -> Pieces:
     """The messages of blocks that they fill without a gap. pages: message pages by their keys;
     lengths: of each block in question; bits: of a message page."""
     wanted = np.array(sorted(lengths), np.int64)

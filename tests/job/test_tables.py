@@ -296,17 +296,21 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
     admin.purge(QUEUE)
     home = job.engine.tables.parent
 
-    def caught_up() -> Any:
-        producer.send(QUEUE, "stays", headers={"n": "1"})  # one more step, and a payload
+    def asked(question: str) -> Any:
         with contextlib.suppress(NoLake), open_lake(home) as lake:
-            if not brokers(lake):
-                return False
-            (last, named) = lake.execute(
-                "SELECT (SELECT max(now) FROM steps), "
-                "(SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL)"
-            ).fetchone()
-            return last is not None and last > when and named > 0
-        return False
+            return brokers(lake) and lake.execute(question).fetchone()[0]
+
+    def named() -> Any:
+        producer.send(QUEUE, "stays", headers={"n": "1"})
+        return asked("SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL")
+
+    until(named, 120, "a snapshot names payloads of messages")
+    last = connection.now()
+
+    def caught_up() -> Any:
+        admin.describe(QUEUE)  # one more step: what nobody asks for is not written either
+        reached = asked("SELECT max(now) FROM steps")
+        return reached and reached > last + timedelta(seconds=3)  # `messages` comes each 2 s
 
     until(caught_up, 120, "the tables reach behind that moment")
     with open_lake(home) as lake:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from lake.on_files import MESSAGES, write_table
-from lakequeue.bench.references_in_memory import references_to
+from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
@@ -97,8 +97,9 @@ def by_reference(
     for row in rows:
         if row["page"].startswith("b/") and row["value"] is not None:
             blocks[row["step"]][row["page"]] = row["value"]
+    places = places_of(messages)
     named = {
-        step: references_to(stores[step], theirs, journal, messages, HOME.number)
+        step: references_to(stores[step], theirs, journal, places, HOME.number)
         for step, theirs in blocks.items()
     }
     return [
