@@ -13,19 +13,20 @@ from collections.abc import Iterator
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
-from ..sources.step_batch import Place
 from .inputs import TOGETHER
 
 if TYPE_CHECKING:
     import duckdb
 
 _ROWS = """
-SELECT topic, "partition", "offset", item, epoch_us(time),
-  coalesce(payload, ''::BLOB) || coalesce(key, ''::BLOB) || coalesce(encode(headers), ''::BLOB)
+SELECT "offset", item, epoch_us(time),
+  coalesce(payload, ''::BLOB) || coalesce(key, ''::BLOB) || coalesce(encode(headers), ''::BLOB),
+  topic, "partition"
 FROM messages WHERE "offset" BETWEEN $first AND $last
 """
 Named = dict[str, list[dict[str, Any]]]
-_Row = tuple[int, int, int, bytes]  # offset, item, time, content
+_Place = tuple[str, int]
+_Row = tuple[int, int, int, bytes, str, int]  # offset, item, time, content, and whose it is
 
 
 class _Rows:
@@ -59,7 +60,7 @@ def blocks_of(lake: duckdb.DuckDBPyConnection, named: Named) -> Iterator[tuple[s
     """The pages that are named, each by its references, as far as `messages` has what they name."""
     if not named:
         return
-    places: dict[Place, list[dict[str, Any]]] = {}
+    places: dict[_Place, list[dict[str, Any]]] = {}
     for one in chain.from_iterable(named.values()):
         places.setdefault((one["topic"], one["partition"]), []).append(one)
     there = {place: _Rows(theirs) for place, theirs in places.items()}
@@ -72,7 +73,7 @@ def blocks_of(lake: duckdb.DuckDBPyConnection, named: Named) -> Iterator[tuple[s
 
 
 def _read(
-    lake: duckdb.DuckDBPyConnection, there: dict[Place, _Rows], references: list[dict[str, Any]]
+    lake: duckdb.DuckDBPyConnection, there: dict[_Place, _Rows], references: list[dict[str, Any]]
 ) -> None:
     given = {
         "first": min(one["first"] for one in references),
@@ -80,8 +81,8 @@ def _read(
     }
     rows = lake.execute(_ROWS, given)
     while some := rows.fetchmany(TOGETHER):
-        for topic, partition, *row in some:
-            if (wanted := there.get((topic, partition))) is not None:
-                wanted.offer(tuple(row))
+        for row in some:
+            if (wanted := there.get(row[4:])) is not None:
+                wanted.offer(row)
     for of_place in there.values():
         of_place.sort()

@@ -23,8 +23,9 @@ from .payload_references import PLACE, REFERENCE, Pieces, counters_of, pieces_of
 _BLOCKS = "page LIKE 'b/%' AND value IS NOT NULL"
 _CONTENT = """concat(coalesce(payload, X''), coalesce(key, X''),
     coalesce(cast(headers AS binary), X''))"""
-_CRCS = """transform(arrays_zip(offsets, sizes),
-    at -> crc32(substring(value, at.offsets + 1, at.sizes)))"""
+# The value is bound once: named in the inner function, it would be copied for each of its pieces.
+_CRCS = """transform(array(value), v -> transform(arrays_zip(offsets, sizes),
+    at -> crc32(substring(v, at.offsets + 1, at.sizes))))[0]"""
 
 
 class Referring:
@@ -80,15 +81,12 @@ class Referring:
     def _messages(self, spooled: pa.Table) -> pa.Table:
         """The rows of `messages` from the first to the last of these places of each partition."""
         by_place = spooled.group_by(["topic", "partition"])
-        spans = by_place.aggregate([("offset", "min"), ("offset", "max")]).to_pylist()
-        theirs = self._spark.createDataFrame(
-            [(r["topic"], r["partition"], r["offset_min"], r["offset_max"]) for r in spans],
-            "topic STRING, `partition` INT, `first` LONG, `last` LONG",
-        )
-        ends = min(r["offset_min"] for r in spans), max(r["offset_max"] for r in spans)
+        spans = by_place.aggregate([("offset", "min"), ("offset", "max")])
+        ends = min(spans["offset_min"].to_pylist()), max(spans["offset_max"].to_pylist())
         stored = self._read(MESSAGES).where(f.col("offset").between(*ends))
+        theirs = self._spark.createDataFrame(spans)
         met = stored.join(f.broadcast(theirs), ["topic", "partition"])
-        named = met.where("`offset` BETWEEN `first` AND `last`")
+        named = met.where("`offset` BETWEEN offset_min AND offset_max")
         content = f.expr(_CONTENT)
         return named.select(
             *PLACE, f.unix_micros("time").alias("time"),

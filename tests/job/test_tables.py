@@ -23,7 +23,16 @@ from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
-from lakequeue.sinks.delta_tables import COLUMNS, DAYS_BACK, MESSAGES, ROWS, append, create_tables
+from lakequeue.sinks.delta_tables import (
+    COLUMNS,
+    DAYS_BACK,
+    MESSAGES,
+    REFS,
+    ROWS,
+    SNAPSHOTS,
+    append,
+    create_tables,
+)
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -413,6 +422,12 @@ def test_R1_a_table_that_is_not_by_date_is_written_on(job: Job, tmp_path: Path) 
     assert said[SCHEMA] == str(SCHEMA_VERSION)
     Upkeep(session, tmp_path, Rules())._tidy(MESSAGES)
     assert len(data_files(tmp_path / MESSAGES)) == 1
+    place = f"delta.`{tmp_path}/{SNAPSHOTS}`"
+    session.sql(f"CREATE TABLE {place} ({ROWS[SNAPSHOTS].replace(f', refs {REFS}', '')}) "
+                f"USING delta TBLPROPERTIES ('{SCHEMA}' = '2')")  # fmt: skip
+    create_tables(session, tmp_path, [SNAPSHOTS])
+    wanted = session.createDataFrame([], ROWS[SNAPSHOTS]).schema["refs"]
+    assert session.table(place).schema["refs"] == wanted
 
 
 @in_real_time
