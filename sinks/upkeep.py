@@ -6,7 +6,7 @@ What is older than the retention is deleted, and never what somebody still needs
     at, rebuild      begin with a whole snapshot: the last one before that time stays, with the
                      steps behind it, and all in `messages` and `commands` that those steps took;
                      and the blocks of payloads of before that it only names, and of `messages`
-                     what snapshots have payloads of by reference, with all behind it
+                     what snapshots have payloads of by reference
     the tables       of each partition the last record: it says where they go on
     the views        definitions of queues, subscriptions: all that is no message's event
 
@@ -40,6 +40,7 @@ SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 TOGETHER = 500  # partitions in one statement
+NEAR = 10_000  # records; what lies between two that stay, so near to each other, stays too
 _BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
 # Delta wants its log to reach back as far as files that left the table.
 _KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
@@ -104,10 +105,11 @@ class Upkeep:
                 old += f" AND NOT coalesce({_BLOCK} >= {block}, false)"
             self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {old}")
         named = self._named()
-        taken = {place: min(end, named.get(place, end)) for place, end in taken.items()}
         for table, said in ((COMMANDS, True), (MESSAGES, False)):
-            places = [_before(place, end) for place, end in sorted(taken.items())
-                      if goes_first(place[0]) is said]  # fmt: skip
+            places = [
+                _before(place, end, named.get(place, []))
+                for place, end in sorted(taken.items()) if goes_first(place[0]) is said
+            ]  # fmt: skip
             for at in range(0, len(places), TOGETHER):
                 these = " OR ".join(places[at : at + TOGETHER])
                 self._sql(f"DELETE FROM {self._table(table)} WHERE time < {time} AND ({these})")
@@ -131,11 +133,22 @@ class Upkeep:
         row = named.agg(f.min("n").alias("n")).first()
         return None if row is None or row.n is None else int(row.n)
 
-    def _named(self) -> dict[tuple[str, int], int]:
-        """Of each partition the first record of which snapshots have payloads by reference."""
+    def _named(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        """Of each partition the records of which snapshots have payloads by reference: spans of
+        offsets, those that are not far from each other as one."""
         refs = self._snapshots().select(f.explode("refs").alias("r"))
-        first = refs.groupBy("r.topic", "r.partition").agg(f.min("r.first").alias("first"))
-        return {(r.topic, r.partition): r["first"] for r in first.collect()}
+        near = f.expr(f"r.`first` DIV {NEAR}").alias("n")
+        spans = refs.groupBy("r.topic", "r.partition", near).agg(
+            f.min("r.first").alias("first"), f.max("r.last").alias("last")
+        )
+        found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for row in spans.orderBy("topic", "partition", "n").collect():
+            theirs = found.setdefault((row.topic, row.partition), [])
+            first, last = row["first"], row["last"]
+            if theirs and first - theirs[-1][1] <= NEAR:
+                first, last = theirs[-1][0], max(theirs.pop()[1], last)
+            theirs.append((first, last))
+        return found
 
     def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
         """Of each partition the last record that was taken up to these steps."""
@@ -180,7 +193,8 @@ class Upkeep:
         return self._spark.sql(text)
 
 
-def _before(place: tuple[str, int], end: int) -> str:
-    """The records of a partition before an offset, as a condition."""
+def _before(place: tuple[str, int], end: int, kept: list[tuple[int, int]]) -> str:
+    """The records of a partition before an offset, but for some spans, as a condition."""
     name = place[0].replace("\\", "\\\\").replace("'", "\\'")
-    return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end})"
+    but = "".join(f" AND NOT `offset` BETWEEN {a} AND {b}" for a, b in kept if a < end)
+    return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end}{but})"

@@ -309,8 +309,10 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         with contextlib.suppress(NoLake), open_lake(home) as lake:
             return brokers(lake) and lake.execute(question).fetchone()[0]
 
+    sent = []
+
     def named() -> Any:
-        producer.send(QUEUE, "stays", headers={"n": "1"})
+        sent.append(producer.send(QUEUE, "stays", headers={"n": "1"}))
         return asked("SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL")
 
     until(named, 120, "a snapshot names payloads of messages")
@@ -319,7 +321,8 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
     def caught_up() -> Any:
         admin.describe(QUEUE)  # one more step: what nobody asks for is not written either
         reached = asked("SELECT max(now) FROM steps")
-        return reached and reached > last + timedelta(seconds=3)  # `messages` comes each 2 s
+        there = asked("SELECT count(*) FROM messages WHERE payload = 'stays'::BLOB")
+        return reached and reached > last and there == len(sent)
 
     until(caught_up, 120, "the tables reach behind that moment")
     with open_lake(home) as lake:
