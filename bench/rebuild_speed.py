@@ -30,10 +30,12 @@ from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import STEP, WireRecord, headers_list
 from ..sinks.delta import _decode_record
 from ..sinks.history import STEP_ROWS, step_row
+from ..sinks.payload_references import PLACE, REFERENCE
 from ..sources.step_batch import Place, Taken, to_batch
 from ..state import FORMAT, DictStore, Home
 from ..streaming.driver import Driver, Snapshot
 from .harness import Say
+from .references_in_memory import places_of, references_to
 
 HOME = Home("broker-0", 0, 7)
 PUBLISH, COMMANDS, JOURNAL = "default.publish", "default.commands", "default.journal"
@@ -65,6 +67,7 @@ _SNAPSHOTS = pa.schema(
     [
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME[1]), ("batch", pa.int64()),
         ("whole", pa.bool_()), ("page", pa.string()), ("value", pa.binary()), ("crc", pa.int64()),
+        ("refs", pa.list_(REFERENCE)),
     ]
 )  # fmt: skip
 
@@ -102,6 +105,8 @@ class _RecordedLife:
         self._log: list[bytes] = []
         self._heard = 0
         self._rows: dict[str, list[pa.Table]] = {}
+        self._journal: list[pa.Table] = []
+        self._places: list[pa.Table] = []
 
     def live(self, messages: int, *, saved: bool) -> None:
         """Take so many in. saved: the snapshot is written at the end, else at the beginning."""
@@ -162,7 +167,9 @@ class _RecordedLife:
             if r.topic == JOURNAL:
                 said = dict(headers_list(r.headers))[STEP].decode()
                 rows = _decode_record((r.key or b"").decode(), said, r.value or b"")
-                self._write("journal", pa.Table.from_batches(rows))
+                table = pa.Table.from_batches(rows)
+                self._write("journal", table)
+                self._journal.append(table.select(["event", "message_id", *PLACE]))
 
     def acked(self) -> int | None:
         return None
@@ -195,26 +202,37 @@ class _RecordedLife:
             payloads, [lq.decode()] * n, [None] * n,
         ]  # fmt: skip
         arrays = [pa.array(column, f.type) for column, f in zip(columns, _MESSAGES, strict=True)]
-        self._write("messages", pa.Table.from_arrays(arrays, schema=_MESSAGES))
+        table = pa.Table.from_arrays(arrays, schema=_MESSAGES)
+        self._write("messages", table)
+        self._places.append(places_of(table))
 
     def _save(self, driver: Driver, store: DictStore) -> None:
         """A whole snapshot, as `sinks.snapshots` writes it."""
         driver.settle()
         own = driver.snapshot(1)
-        pages = [(page, value, zlib.crc32(page.encode() + value))
-                 for page, value in store.pages.items()]  # fmt: skip
-        total = sum(crc for *_, crc in pages) % CRC_MODULUS
-        pages.append(("", msgspec.msgpack.encode(own), total))
+        named = self._named(store)
+        pages = [(page, None if page in named else value, zlib.crc32(page.encode() + value),
+                  named.get(page)) for page, value in store.pages.items()]  # fmt: skip
+        total = sum(crc for _, _, crc, _ in pages) % CRC_MODULUS
+        pages.append(("", msgspec.msgpack.encode(own), total, None))
         for at in range(0, len(pages), COMMIT):
             some = pages[at : at + COMMIT]
             n = len(some)
-            names, values, crcs = zip(*some, strict=True)
+            names, values, crcs, refs = zip(*some, strict=True)
             columns = [[HOME.name] * n, [own.step] * n, [_time(own.now)] * n, [1] * n, [True] * n,
-                       names, values, crcs]  # fmt: skip
+                       names, values, crcs, refs]  # fmt: skip
             arrays = [
                 pa.array(column, f.type) for column, f in zip(columns, _SNAPSHOTS, strict=True)
             ]
             self._write("snapshots", pa.Table.from_arrays(arrays, schema=_SNAPSHOTS))
+
+    def _named(self, store: DictStore) -> dict[str, list[dict[str, Any]]]:
+        """The blocks that `messages` has, with where they stand there."""
+        if not self._places:
+            return {}
+        blocks = {page: value for page, value in store.pages.items() if page.startswith("b/")}
+        journal, places = pa.concat_tables(self._journal), pa.concat_tables(self._places)
+        return references_to(store.pages, blocks, journal, places, HOME.number)
 
     def _write(self, table: str, rows: pa.Table) -> None:
         self._rows.setdefault(table, []).append(rows)

@@ -29,6 +29,7 @@ from ..protocol.wire import WireRecord
 from ..state import DictStore, Home
 from ..streaming.driver import Driver, Refused, Snapshot
 from .inputs import TOGETHER, FromTables, Stored, steps_between
+from .named_payloads import Named, blocks_of
 from .opening import HISTORY, NoLake
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ WHERE broker = $broker AND step <= $step AND step >= (
 GROUP BY page
 """
 _VALUES = """
-SELECT page, step, value FROM snapshots
-WHERE broker = $broker AND value IS NOT NULL AND step BETWEEN $first AND $last
+SELECT page, step, value, {refs} FROM snapshots
+WHERE broker = $broker AND (value IS NOT NULL OR {refs} IS NOT NULL)
+  AND step BETWEEN $first AND $last
 """
 
 
@@ -210,25 +212,33 @@ def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str,
     rows = lake.execute(_NEWEST, {"broker": broker, "step": step}).fetchall()
     wanted = {page: at for page, at, one in rows if one["crc"] is not None}
     first = min(wanted.values(), default=step)
-    found: dict[str, tuple[int, bytes]] = {}
-    _read(lake, broker, first, step, wanted, found)
+    found: dict[str, tuple[int, bytes | None]] = {}
+    named: Named = {}
+    _read(lake, broker, (first, step), wanted, found, named)
     # Of the others it says only that they are still what they were: their newest value.
     older = {page: at for page, at in wanted.items() if found.get(page, (-1,))[0] != at}
     if older:
-        _read(lake, broker, 0, first - 1, older, found)
-    return {page: value for page, (_, value) in found.items()}
+        _read(lake, broker, (0, first - 1), older, found, named)
+    pages = {page: value for page, (_, value) in found.items() if value is not None}
+    return pages | dict(blocks_of(lake, named))
 
 
 def _read(
-    lake: duckdb.DuckDBPyConnection, broker: str, first: int, last: int, wanted: dict[str, int],
-    found: dict[str, tuple[int, bytes]],
+    lake: duckdb.DuckDBPyConnection, broker: str, steps: tuple[int, int], wanted: dict[str, int],
+    found: dict[str, tuple[int, bytes | None]], named: Named,
 ) -> None:  # fmt: skip
-    """The newest value, in snapshots of these steps, of each page up to a step of its own."""
-    rows = lake.execute(_VALUES, {"broker": broker, "first": first, "last": last})
+    """The newest value, in snapshots of these steps, of each page up to a step of its own; no
+    value of one that is only named there."""
+    columns = [name for name, *_ in lake.execute("SELECT * FROM snapshots LIMIT 0").description]
+    values = _VALUES.format(refs="refs" if "refs" in columns else "NULL")  # version 2 has none
+    rows = lake.execute(values, {"broker": broker, "first": steps[0], "last": steps[1]})
     while some := rows.fetchmany(TOGETHER):
-        for page, step, value in some:
+        for page, step, value, refs in some:
             if found.get(page, (-1,))[0] < step <= wanted.get(page, -1):
                 found[page] = step, value
+                named.pop(page, None)
+                if value is None:
+                    named[page] = refs
 
 
 def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int, int]:

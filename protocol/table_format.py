@@ -1,7 +1,7 @@
 """The version of the Delta tables' columns, as it stands in the properties of each table (R1).
 
 1: tables without this property; they lack columns, which an engine adds. 2: the first that says so.
-3: with `date`, by which a table is partitioned that was made with it.
+3: with `date`, by which a table is partitioned that was made with it, and `refs` in `snapshots`.
 """
 
 from __future__ import annotations

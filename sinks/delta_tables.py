@@ -26,6 +26,12 @@ from ..protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
 MESSAGES, JOURNAL = "messages", "journal"
 COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"
 
+# What stands in `messages` already: `count` of its rows from record `first`, item `item` on, up to
+# record `last`, none of them younger than `time`, µs since 1970.
+REFS = (
+    "ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, item: INT, `last`: LONG, "
+    "count: INT, time: LONG>>"
+)
 # Columns of what the writers make, as Spark's SQL names them.
 ROWS = {
     MESSAGES: (
@@ -48,7 +54,7 @@ ROWS = {
     ),
     SNAPSHOTS: (
         "broker STRING, step LONG, now TIMESTAMP, batch LONG, whole BOOLEAN, page STRING, "
-        "value BINARY, crc LONG"
+        f"value BINARY, crc LONG, refs {REFS}"
     ),
 }
 DATE = "date"

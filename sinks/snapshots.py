@@ -28,6 +28,7 @@ from pyspark.sql import functions as f
 from ..protocol.folders import Folder
 from ..protocol.table_format import CRC_MODULUS
 from .delta_tables import SNAPSHOTS, append
+from .referring import Referring
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -69,6 +70,7 @@ class SnapshotWriter:
     ) -> None:
         self._spark, self._folder = spark, str(folder)
         self._checkpoints = dict(checkpoints)
+        self._refer = Referring(spark, folder)
         self._interval_s, self._clock = interval_s, clock
         self._due = -1e9
         self._last: dict[str, _Last | None] = {}
@@ -101,14 +103,15 @@ class SnapshotWriter:
         whole = pages is None
         if pages is None:
             pages = self._whole(broker, batch)
-        known = last.crcs if last is not None else {}
-        self._append(broker, batch, at, own, pages, None if whole else last, known)
+        known, since = (last.crcs, last.step) if last is not None else ({}, 0)
+        self._append(broker, batch, at, own, pages, None if whole else last, known, since)
 
     def _append(
         self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
-        before: _Last | None, known: dict[str, int],
+        before: _Last | None, known: dict[str, int], since: int,
     ) -> None:  # fmt: skip
-        """known: the pages of the snapshot before, if there was one, with their crcs."""
+        """known: the pages of the snapshot before, if there was one, with their crcs; since: its
+        step."""
         pages.persist()
         try:
             crcs = dict(before.crcs) if before is not None else {}
@@ -120,11 +123,12 @@ class SnapshotWriter:
             total = sum(crcs.values()) % CRC_MODULUS
             closing = self._spark.createDataFrame([("", own, total)], pages.schema)
             short = _without_blocks(pages, known) if before is None else pages
-            rows = short.unionByName(closing).select(
+            rows = self._refer(broker, pages, short, (since, at.step))
+            rows = rows.unionByName(closing, allowMissingColumns=True).select(
                 f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
                 f.timestamp_millis(f.lit(at.now)).alias("now"),
                 f.lit(batch).cast("long").alias("batch"),
-                f.lit(before is None).alias("whole"), "page", "value", "crc",
+                f.lit(before is None).alias("whole"), "page", "value", "crc", "refs",
             )  # fmt: skip
             append(self._folder, SNAPSHOTS, rows)
         finally:

@@ -5,7 +5,8 @@ What is older than the retention is deleted, and never what somebody still needs
     the queues       nothing that is younger than the oldest message in any of them
     at, rebuild      begin with a whole snapshot: the last one before that time stays, with the
                      steps behind it, and all in `messages` and `commands` that those steps took;
-                     and the blocks of payloads of before that it only names
+                     and the blocks of payloads of before that it only names, and of `messages`
+                     what snapshots have payloads of by reference
     the tables       of each partition the last record: it says where they go on
     the views        definitions of queues, subscriptions: all that is no message's event
 
@@ -25,7 +26,7 @@ from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
 from ..sources.step_batch import goes_first
-from .delta_tables import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
+from .delta_tables import COMMANDS, JOURNAL, MESSAGES, REFS, SNAPSHOTS, STEPS
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -39,6 +40,7 @@ SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 TOGETHER = 500  # partitions in one statement
+NEAR = 10_000  # records; what lies between two that stay, so near to each other, stays too
 _BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
 # Delta wants its log to reach back as far as files that left the table.
 _KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
@@ -102,9 +104,12 @@ class Upkeep:
             if (block := self._lowest_block(broker, step)) is not None:
                 old += f" AND NOT coalesce({_BLOCK} >= {block}, false)"
             self._sql(f"DELETE FROM {self._table(SNAPSHOTS)} WHERE {old}")
+        named = self._named()
         for table, said in ((COMMANDS, True), (MESSAGES, False)):
-            places = [_before(place, end) for place, end in sorted(taken.items())
-                      if goes_first(place[0]) is said]  # fmt: skip
+            places = [
+                _before(place, end, named.get(place, []))
+                for place, end in sorted(taken.items()) if goes_first(place[0]) is said
+            ]  # fmt: skip
             for at in range(0, len(places), TOGETHER):
                 these = " OR ".join(places[at : at + TOGETHER])
                 self._sql(f"DELETE FROM {self._table(table)} WHERE time < {time} AND ({these})")
@@ -122,10 +127,28 @@ class Upkeep:
 
     def _lowest_block(self, broker: str, step: int) -> int | None:
         """The first block of payloads that snapshots from this one on find in earlier ones."""
-        mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
-        named = mine.where("value IS NULL AND crc IS NOT NULL").select(f.expr(_BLOCK).alias("n"))
+        mine = self._snapshots().where((f.col("broker") == broker) & (f.col("step") >= step))
+        named = mine.where("value IS NULL AND refs IS NULL AND crc IS NOT NULL")
+        named = named.select(f.expr(_BLOCK).alias("n"))
         row = named.agg(f.min("n").alias("n")).first()
         return None if row is None or row.n is None else int(row.n)
+
+    def _named(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        """Of each partition the records of which snapshots have payloads by reference: spans of
+        offsets, those that are not far from each other as one."""
+        refs = self._snapshots().select(f.explode("refs").alias("r"))
+        near = f.expr(f"r.`first` DIV {NEAR}").alias("n")
+        spans = refs.groupBy("r.topic", "r.partition", near).agg(
+            f.min("r.first").alias("first"), f.max("r.last").alias("last")
+        )
+        found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for row in spans.orderBy("topic", "partition", "n").collect():
+            theirs = found.setdefault((row.topic, row.partition), [])
+            first, last = row["first"], row["last"]
+            if theirs and first - theirs[-1][1] <= NEAR:
+                first, last = theirs[-1][0], max(theirs.pop()[1], last)
+            theirs.append((first, last))
+        return found
 
     def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
         """Of each partition the last record that was taken up to these steps."""
@@ -157,6 +180,12 @@ class Upkeep:
     def _table(self, name: str) -> str:
         return f"delta.`{self._folder}/{name}`"
 
+    def _snapshots(self) -> DataFrame:
+        """The table; one that no engine of this version has written to has no references."""
+        found = self._read(SNAPSHOTS)
+        there = "refs" in found.columns
+        return found if there else found.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
+
     def _read(self, name: str) -> DataFrame:
         return self._spark.read.format("delta").load(f"{self._folder}/{name}")
 
@@ -164,7 +193,8 @@ class Upkeep:
         return self._spark.sql(text)
 
 
-def _before(place: tuple[str, int], end: int) -> str:
-    """The records of a partition before an offset, as a condition."""
+def _before(place: tuple[str, int], end: int, kept: list[tuple[int, int]]) -> str:
+    """The records of a partition before an offset, but for some spans, as a condition."""
     name = place[0].replace("\\", "\\\\").replace("'", "\\'")
-    return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end})"
+    but = "".join(f" AND NOT `offset` BETWEEN {a} AND {b}" for a, b in kept if a < end)
+    return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end}{but})"

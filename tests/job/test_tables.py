@@ -23,7 +23,16 @@ from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.messages import encode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
-from lakequeue.sinks.delta_tables import COLUMNS, DAYS_BACK, MESSAGES, ROWS, append, create_tables
+from lakequeue.sinks.delta_tables import (
+    COLUMNS,
+    DAYS_BACK,
+    MESSAGES,
+    REFS,
+    ROWS,
+    SNAPSHOTS,
+    append,
+    create_tables,
+)
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -282,7 +291,8 @@ def shown(admin: Any) -> list[tuple[Any, ...]]:
 
 @in_real_time
 def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connection) -> None:
-    """Seen now, and made again from the tables later; each step and command stands there once."""
+    """Seen now, and made again from the tables later; each step and command stands there once, and
+    payloads that wait in `messages` only."""
     admin = connection.admin()
     producer = connection.producer()
     for number in range(20):
@@ -295,17 +305,24 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
     admin.purge(QUEUE)
     home = job.engine.tables.parent
 
+    def asked(question: str) -> Any:
+        with contextlib.suppress(NoLake), open_lake(home) as lake:
+            return brokers(lake) and lake.execute(question).fetchone()[0]
+
+    sent = []
+
+    def named() -> Any:
+        sent.append(producer.send(QUEUE, "stays", headers={"n": "1"}))
+        return asked("SELECT count(*) FROM snapshots WHERE refs IS NOT NULL AND value IS NULL")
+
+    until(named, 120, "a snapshot names payloads of messages")
+    last = connection.now()
+
     def caught_up() -> Any:
         admin.describe(QUEUE)  # one more step: what nobody asks for is not written either
-        with contextlib.suppress(NoLake), open_lake(home) as lake:
-            if not brokers(lake):
-                return False
-            (last, snapshots) = lake.execute(
-                "SELECT (SELECT max(now) FROM steps), "
-                "(SELECT count(*) FROM snapshots WHERE page = '')"
-            ).fetchone()
-            return last is not None and last > when and snapshots > 1
-        return False
+        reached = asked("SELECT max(now) FROM steps")
+        there = asked("SELECT count(*) FROM messages WHERE payload = 'stays'::BLOB")
+        return reached and reached > last and there == len(sent)
 
     until(caught_up, 120, "the tables reach behind that moment")
     with open_lake(home) as lake:
@@ -323,6 +340,7 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
         lake.register("snapshots", there.slice(0, 0))
         again = as_of(lake, home, "broker-0", step=from_nothing[0])
         assert (again.snapshot, Counter(again.store.pages)) == (0, from_nothing[1])
+    admin.purge(QUEUE)
 
 
 @in_real_time
@@ -407,6 +425,12 @@ def test_R1_a_table_that_is_not_by_date_is_written_on(job: Job, tmp_path: Path) 
     assert said[SCHEMA] == str(SCHEMA_VERSION)
     Upkeep(session, tmp_path, Rules())._tidy(MESSAGES)
     assert len(data_files(tmp_path / MESSAGES)) == 1
+    place = f"delta.`{tmp_path}/{SNAPSHOTS}`"
+    session.sql(f"CREATE TABLE {place} ({ROWS[SNAPSHOTS].replace(f', refs {REFS}', '')}) "
+                f"USING delta TBLPROPERTIES ('{SCHEMA}' = '2')")  # fmt: skip
+    create_tables(session, tmp_path, [SNAPSHOTS])
+    wanted = session.createDataFrame([], ROWS[SNAPSHOTS]).schema["refs"]
+    assert session.table(place).schema["refs"] == wanted
 
 
 @in_real_time

@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from lake.on_files import MESSAGES, write_table
+from lakequeue.bench.references_in_memory import places_of, references_to
 from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
-from lakequeue.protocol.wire import headers_json
+from lakequeue.protocol.wire import STEP, headers_json, headers_list
+from lakequeue.sinks import delta
 from lakequeue.sinks.history import STEP_ROWS, step_row
+from lakequeue.sinks.payload_references import REFERENCE
 from lakequeue.sources.step_batch import goes_first
 from lakequeue.state import DictStore
 from lakequeue.streaming.driver import Snapshot
@@ -33,6 +36,7 @@ SNAPSHOTS = pa.schema(
     [
         ("broker", pa.string()), ("step", pa.int64()), ("now", US), ("batch", pa.int64()),
         ("whole", pa.bool_()), ("page", pa.string()), ("value", pa.binary()), ("crc", pa.int64()),
+        ("refs", pa.list_(REFERENCE)),
     ]
 )  # fmt: skip
 
@@ -70,6 +74,41 @@ def named(value: bytes) -> dict[str, str | None]:
     return {"command": said.get("command"), "queue": said.get("queue")}
 
 
+def said_to_journal(world: World) -> pa.Table:
+    """All journal rows that a broker's steps gave, each once."""
+    records = {
+        dict(headers_list(r.headers))[STEP]: r
+        for _, said in world.said for r in said if r.topic == "default.journal"
+    }  # fmt: skip
+    found = [
+        batch for step, r in records.items()
+        for batch in delta._decode_record((r.key or b"").decode(), step.decode(), r.value or b"")
+    ]  # fmt: skip
+    return pa.Table.from_batches(found)
+
+
+def by_reference(
+    rows: list[dict[str, Any]], saved: list[tuple[Snapshot, DictStore]], journal: pa.Table,
+    messages: pa.Table,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The same snapshots, with blocks named that `messages` has."""
+    stores = {own.step: store.pages for own, store in saved}
+    blocks: dict[int, dict[str, bytes]] = {step: {} for step in stores}
+    for row in rows:
+        if row["page"].startswith("b/") and row["value"] is not None:
+            blocks[row["step"]][row["page"]] = row["value"]
+    places = places_of(messages)
+    named = {
+        step: references_to(stores[step], theirs, journal, places, HOME.number)
+        for step, theirs in blocks.items()
+    }
+    return [
+        {**row, "value": None, "refs": refs}
+        if (refs := named[row["step"]].get(row["page"])) and row["value"] is not None else row
+        for row in rows
+    ]  # fmt: skip
+
+
 def snapshot_rows(saved: list[tuple[Snapshot, DictStore]], whole_each: int) -> list[dict[str, Any]]:
     """Snapshots one after the other, as the snapshot writer does it: a chain of changes."""
     rows: list[dict[str, Any]] = []
@@ -102,9 +141,11 @@ def crc_of(page: str, value: bytes) -> int:
 
 
 def write_history(
-    world: World, home: Path, saved: list[tuple[Snapshot, DictStore]] = (), whole_each: int = 3
-) -> Path:
-    """The tables of a home; the journal stands there, empty."""
+    world: World, home: Path, saved: list[tuple[Snapshot, DictStore]] = (), whole_each: int = 3,
+    *, refer: bool = True,
+) -> Path:  # fmt: skip
+    """The tables of a home; the journal stands there, empty. refer: payloads that `messages` has
+    are named in snapshots."""
     log = topics.topic(HOME.name, topics.STEPS)
     when = datetime(2026, 1, 1, tzinfo=UTC)
     steps = [step_row(log, at, when, value) for at, value in enumerate(world.log)]
@@ -121,12 +162,16 @@ def write_history(
         ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
         ("item", pa.int32()), ("time", US), ("step", pa.int64()), ("part", pa.int32()),
         ("until", US)])  # fmt: skip
+    snapshots = snapshot_rows(list(saved), whole_each)
+    if refer and snapshots:
+        rows = pa.Table.from_pylist(messages, MESSAGES)
+        snapshots = by_reference(snapshots, list(saved), said_to_journal(world), rows)
     tables = {
         "messages": pa.Table.from_pylist(messages, MESSAGES),
         "journal": journal.empty_table(),
         "commands": pa.Table.from_pylist(commands, COMMANDS),
         "steps": pa.Table.from_pylist(steps, STEP_ROWS),
-        "snapshots": pa.Table.from_pylist(snapshot_rows(list(saved), whole_each), SNAPSHOTS),
+        "snapshots": pa.Table.from_pylist(snapshots, SNAPSHOTS),
     }
     for name, rows in tables.items():
         write_table(home, name, rows)

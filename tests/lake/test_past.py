@@ -106,6 +106,27 @@ def test_R1_every_moment_is_what_it_was(seed: int, tmp_path: Path) -> None:
             assert found.notes == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_R1_payloads_by_reference_give_the_same_state(seed: int, tmp_path: Path) -> None:
+    """Most blocks stand in `messages` only; what comes out is the same, byte for byte."""
+    walk = lived(seed)
+    found = {}
+    for refer in (False, True):
+        home = write_history(walk.world, tmp_path / str(refer), walk.saved, refer=refer)
+        altered(home, "steps", lambda rows: rows.filter(
+            pc.less_equal(rows["step"], walk.saved[-1][0].step)))  # fmt: skip
+        rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
+        named = [row for row in rows if row["refs"]]
+        assert all(row["value"] is None and row["crc"] is not None for row in named)
+        inline = [row for row in rows if row["page"].startswith("b/") and row["value"]]
+        assert len(named) > len(inline) if refer else not named
+        then = moment(home)
+        assert then.notes == []
+        assert then.snapshot == then.step == walk.saved[-1][0].step
+        found[refer] = then.store.pages
+    assert found[True] == found[False] == walk.saved[-1][1].pages
+
+
 def test_R1_without_snapshots_it_begins_with_the_first_step(tmp_path: Path) -> None:
     walk = lived(7)
     home = write_history(walk.world, tmp_path)
@@ -202,7 +223,7 @@ def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
 
 def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) -> None:
     walk = lived(1)
-    home = write_history(walk.world, tmp_path, walk.saved)
+    home = write_history(walk.world, tmp_path, walk.saved, refer=False)
     rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
     blocks = [row for row in rows if row["page"].startswith("b/")]
     written = [(row["page"], row["crc"]) for row in blocks if row["value"] is not None]
@@ -219,6 +240,65 @@ def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) ->
     with open_lake(home) as lake:
         (note, *_) = as_of(lake, home, HOME.name, step=step).notes
     assert note.startswith(f"The snapshot of step {step:,} does not match its digest")
+
+
+def test_a_reference_that_leads_nowhere_damages_its_snapshot(home: Path) -> None:
+    """The one before is used, and said; with the steps behind it the state is the same."""
+    good = moment(home)
+
+    def change(rows: pa.Table) -> pa.Table:
+        refs = rows["refs"].to_pylist()
+        for n, (step, theirs) in enumerate(zip(rows["step"].to_pylist(), refs, strict=True)):
+            if theirs and step == last:
+                refs[n] = [{**one, "first": one["first"] + 1} for one in theirs]
+        at = rows.schema.get_field_index("refs")
+        column = pa.array(refs, rows.schema.field(at).type)
+        return rows.set_column(at, rows.schema.field(at), column)
+
+    rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
+    last = max(row["step"] for row in rows if row["refs"])
+    altered(home, "snapshots", change)
+    found = moment(home, step=last)
+    assert found.snapshot < last
+    assert found.notes[0].startswith(f"The snapshot of step {last:,} does not match its digest")
+    assert moment(home).store.pages == good.store.pages
+
+
+def test_messages_that_a_snapshot_names_are_gone(home: Path) -> None:
+    """No state is made up: neither of the snapshot, nor of the steps, which took them too."""
+    altered(home, "messages", lambda rows: rows.slice(0, 3))
+    with pytest.raises(LakequeueError, match="and the table 'messages' has"):
+        moment(home)
+
+
+def test_a_topic_that_was_made_again_leaves_snapshots_as_they_are(tmp_path: Path) -> None:
+    """Its offsets begin with 0 once more; its records are younger."""
+    walk = lived(3)
+    home = write_history(walk.world, tmp_path, walk.saved)
+    own, store = walk.saved[-1]
+    altered(home, "steps", lambda rows: rows.filter(pc.less_equal(rows["step"], own.step)))
+
+    def twice(rows: pa.Table) -> pa.Table:
+        at = rows.schema.get_field_index("time")
+        newest = pc.add(pc.max(rows["time"]), pa.scalar(10**6, pa.duration("us")))
+        times = pa.array([newest.as_py()] * len(rows), rows.schema.field(at).type)
+        others = rows.set_column(at, rows.schema.field(at), times)
+        return pa.concat_tables([others, rows])
+
+    altered(home, "messages", twice)
+    found = moment(home)
+    assert (found.notes, found.store.pages) == ([], store.pages)
+
+
+def test_a_table_without_references_is_read(tmp_path: Path) -> None:
+    """Version 2."""
+    walk = lived(3)
+    home = write_history(walk.world, tmp_path, walk.saved, refer=False)
+    wanted = moment(home).store.pages
+    rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table()
+    deltalake.write_deltalake(home / "tables" / "snapshots", rows.drop_columns(["refs"]),
+                              mode="overwrite", schema_mode="overwrite")  # fmt: skip
+    assert moment(home).store.pages == wanted
 
 
 def test_an_altered_message_is_told(home: Path) -> None:

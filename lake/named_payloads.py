@@ -1,0 +1,88 @@
+"""Blocks of payloads that a snapshot only names, made again of `messages` (R1).
+
+A reference is `count` rows of `messages` that follow each other, from an offset and item on, none
+of them younger than its time: see `sinks/payload_references.py`, which writes them. All that is
+named is read at once. A block of which a row is missing is left out, and the sum that closes the
+snapshot tells so, as it tells of a row that was altered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
+
+from .inputs import TOGETHER
+
+if TYPE_CHECKING:
+    import duckdb
+
+_ROWS = """
+SELECT "offset", item, epoch_us(time),
+  coalesce(payload, ''::BLOB) || coalesce(key, ''::BLOB) || coalesce(encode(headers), ''::BLOB),
+  topic, "partition"
+FROM messages WHERE "offset" BETWEEN $first AND $last
+"""
+Named = dict[str, list[dict[str, Any]]]
+_Place = tuple[str, int]
+_Row = tuple[int, int, int, bytes, str, int]  # offset, item, time, content, and whose it is
+
+
+class _Rows:
+    """The rows of a partition that references name."""
+
+    def __init__(self, references: list[dict[str, Any]]) -> None:
+        spans = sorted((one["first"], one["last"]) for one in references)
+        self._first = [first for first, _ in spans]
+        self._last = list(accumulate((last for _, last in spans), max))
+        self._rows: list[_Row] = []
+
+    def offer(self, row: _Row) -> None:
+        """A row of the partition, in any order: it is kept if somebody names it."""
+        at = bisect_right(self._first, row[0]) - 1
+        if at >= 0 and row[0] <= self._last[at]:
+            self._rows.append(row)
+
+    def sort(self) -> None:
+        """All rows were offered."""
+        self._rows.sort()
+
+    def of(self, one: dict[str, Any]) -> list[bytes] | None:
+        """The contents that a reference names; None: they are not all there."""
+        begin = bisect_left(self._rows, (one["first"], one["item"]))
+        end = bisect_left(self._rows, (one["last"] + 1,), begin)
+        found = [row[3] for row in self._rows[begin:end] if row[2] <= one["time"]]
+        return found[: one["count"]] if len(found) >= one["count"] else None
+
+
+def blocks_of(lake: duckdb.DuckDBPyConnection, named: Named) -> Iterator[tuple[str, bytes]]:
+    """The pages that are named, each by its references, as far as `messages` has what they name."""
+    if not named:
+        return
+    places: dict[_Place, list[dict[str, Any]]] = {}
+    for one in chain.from_iterable(named.values()):
+        places.setdefault((one["topic"], one["partition"]), []).append(one)
+    there = {place: _Rows(theirs) for place, theirs in places.items()}
+    _read(lake, there, list(chain.from_iterable(named.values())))
+    for page, theirs in named.items():
+        contents = [there[one["topic"], one["partition"]].of(one) for one in theirs]
+        found = [c for c in contents if c is not None]
+        if len(found) == len(contents):
+            yield page, b"".join(chain.from_iterable(found))
+
+
+def _read(
+    lake: duckdb.DuckDBPyConnection, there: dict[_Place, _Rows], references: list[dict[str, Any]]
+) -> None:
+    given = {
+        "first": min(one["first"] for one in references),
+        "last": max(one["last"] for one in references),
+    }
+    rows = lake.execute(_ROWS, given)
+    while some := rows.fetchmany(TOGETHER):
+        for row in some:
+            if (wanted := there.get(row[4:])) is not None:
+                wanted.offer(row)
+    for of_place in there.values():
+        of_place.sort()

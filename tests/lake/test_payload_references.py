@@ -1,0 +1,87 @@
+"""R1: a snapshot names a block of payloads only where `messages` gives it, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from lake.history import message_rows, said_to_journal
+from lake.on_files import MESSAGES
+from lake.test_past import Lived, lived
+from lakequeue.bench.references_in_memory import places_of, references_to
+from lakequeue.sources.step_batch import goes_first
+from loop.memory import HOME
+
+
+@pytest.fixture(scope="module")
+def walk() -> Lived:
+    return lived(3)
+
+
+@pytest.fixture(scope="module")
+def stored(walk: Lived) -> pa.Table:
+    there = [m for messages in walk.world.topics.values() for m in messages]
+    rows = [row for m in there if not goes_first(m.topic_) for row in message_rows(m)]
+    return places_of(pa.Table.from_pylist(rows, MESSAGES))
+
+
+@pytest.fixture(scope="module")
+def journal(walk: Lived) -> pa.Table:
+    return said_to_journal(walk.world)
+
+
+def blocks_of_state(walk: Lived) -> dict[str, bytes]:
+    pages = walk.saved[-1][1].pages
+    return {page: value for page, value in pages.items() if page.startswith("b/")}
+
+
+def named(walk: Lived, journal: pa.Table, stored: pa.Table, number: int = HOME.number) -> Any:
+    pages = walk.saved[-1][1].pages
+    return references_to(pages, blocks_of_state(walk), journal, stored, number)
+
+
+def test_what_messages_has_is_named(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+    """Rows of it that follow each other are one reference."""
+    found = named(walk, journal, stored)
+    assert len(found) > 10
+    assert any(len(refs) > 1 for refs in found.values()), "a step took from several partitions"
+    assert any(one["last"] > one["first"] for refs in found.values() for one in refs)
+    assert any(one["first"] == one["last"] and one["count"] > 1
+               for refs in found.values() for one in refs), "a run"  # fmt: skip
+
+
+def test_what_it_does_not_have_yet_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+    found = named(walk, journal, stored)
+    assert named(walk, journal, stored.slice(0, 0)) == {}
+    assert named(walk, journal.slice(0, 0), stored) == {}
+    gone = 0
+    for page, refs in list(found.items())[:5]:
+        place, partition, offset = refs[0]["topic"], refs[0]["partition"], refs[0]["last"]
+        lost = pc.and_(pc.equal(stored["topic"], place), pc.and_(
+            pc.equal(stored["partition"], partition), pc.equal(stored["offset"], offset)
+        ))  # fmt: skip
+        left = named(walk, journal, stored.filter(pc.invert(lost)))
+        assert page not in left
+        assert {p: r for p, r in left.items() if refs == r} == {}
+        gone += len(found) - len(left)
+    assert gone == 5, "of each only the block whose row is missing"
+
+
+def test_what_reads_otherwise_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+    """Edited since, or the record of another message."""
+    for column in ("crc", "size"):
+        at = stored.schema.get_field_index(column)
+        assert named(walk, journal, stored.set_column(at, column, pc.add(stored[column], 1))) == {}
+
+
+def test_what_stands_twice_there_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+    """A topic that was deleted and made again: which of the two is meant, nobody knows."""
+    assert named(walk, journal, pa.concat_tables([stored, stored])) == {}
+
+
+def test_what_another_broker_was_given_stays(
+    walk: Lived, journal: pa.Table, stored: pa.Table
+) -> None:
+    assert named(walk, journal, stored, HOME.number + 1) == {}
