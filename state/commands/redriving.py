@@ -20,7 +20,7 @@ from ...expressions import Program
 from ...protocol.commands import Redrive
 from ...protocol.ids import parse_ranges
 from ..broker import Broker
-from ..dead import takes_as_they_are
+from ..dead import died_in, names_of, takes_as_they_are
 from ..limits import Budget
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
@@ -81,7 +81,10 @@ class _RedrivePart:
         if limited or not takes_as_they_are(target, int(sizes.sum())):
             return False
         ids = source.gather(seqs, "id")
-        if not broker.spool.may_move(ids, source.number, target.number).all():
+        spool = broker.spool
+        if not spool.may_move(ids, source.number, target.number).all():
+            return False
+        if spool.may_stand_twice(ids).any():
             return False
         broker.spool.move_all(ids, source.number, target.number, target.next_place())
         expires = expires_at(d, broker.now, NEVER, own_only=True)
@@ -102,7 +105,7 @@ class _RedrivePart:
                 self.stay(NOT_DEAD if dead is None else LEASED_HERE)
                 continue
             left: list[str] = []
-            for name in (dead["queue"], *dead.get("also", ())):
+            for name in names_of(dead):
                 found = self.match(name, number, size, priority, content)
                 if isinstance(found, str):
                     self.stay(found)
@@ -110,7 +113,7 @@ class _RedrivePart:
                 else:
                     self.enter(found, number, size, edits_part(extra))
             if left:
-                page.extras[row] = {**_from(dead, left), **edits_part(extra)}
+                page.extras[row] = {**died_in(dead, left), **edits_part(extra)}
                 self.source.changed(page)
             else:
                 self.gone.append(seq)
@@ -127,7 +130,7 @@ class _RedrivePart:
         target = broker.find(broker.vpn_of(self.source), name)
         if target is None:
             return NO_QUEUE
-        if broker.spool.holds(number, target.number):
+        if broker.spool.held_as(number, target.number) is not None:
             return ALREADY_THERE
         reason = refusal(target, size, priority)
         if reason is not None:
@@ -165,14 +168,6 @@ class _RedrivePart:
             queues[target.definition.name] = len(ids)
         settle_arrivals(broker)
         return queues
-
-
-def _from(dead: dict[str, Any], left: list[str]) -> dict[str, Any]:
-    """What a dead message carries when it has gone back to all its queues but these."""
-    changed = {**dead, "queue": left[0], "also": left[1:]}
-    if not left[1:]:
-        del changed["also"]
-    return changed
 
 
 def _add(total: dict[str, int], more: dict[str, int]) -> None:
