@@ -22,6 +22,7 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker
 from ..dead import died_in, names_of, takes_as_they_are
 from ..limits import Budget
+from ..mesh.known_places import is_moving, moved
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
@@ -35,6 +36,7 @@ from .turns import Task
 NOT_DEAD = "not_dead"  # it was published here
 LEASED_HERE = "leased"  # a consumer of the dead message queue holds it
 NO_QUEUE = "no_such_queue"
+ELSEWHERE = "on_another_broker"  # its queue is: the answer would have to wait for that broker
 FILTERED = "filter"
 ALREADY_THERE = "already_there"  # the queue has this message again, or still
 KEPT_LAST = "keeps_last_message"  # its queue keeps one message, and has one that is newer
@@ -74,7 +76,7 @@ class _RedrivePart:
         broker, source = self.broker, self.source
         target = broker.find(broker.vpn_of(source), name)
         sizes = source.gather(seqs, "size")
-        if target is None or not target.header.ingress:
+        if target is None or is_moving(target) or not target.header.ingress:
             return False
         d = target.definition
         limited = d.reject_low_priority_msg_limit is not None or sizes.max() > d.max_message_size
@@ -127,9 +129,12 @@ class _RedrivePart:
     ) -> Match | str:
         """How a message enters the queue it came from, or why it cannot."""
         broker = self.broker
-        target = broker.find(broker.vpn_of(self.source), name)
+        vpn = broker.vpn_of(self.source)
+        target = broker.find(vpn, name)
         if target is None:
-            return NO_QUEUE
+            return NO_QUEUE if moved(broker, vpn, name) is None else ELSEWHERE
+        if is_moving(target):
+            return ELSEWHERE
         if broker.spool.held_as(number, target.number) is not None:
             return ALREADY_THERE
         reason = refusal(target, size, priority)

@@ -227,7 +227,7 @@ def arrived(broker: Broker, sender: int, said: DeadLetters) -> None:
         why = "dead message queue shut down"
         tell(broker, sender, DeadTaken(said.vpn, said.queue, [], said.refs, why, []))
         return
-    work = _Arrivals(broker, queue, said)
+    work = _Arrivals(broker, queue, said, moves=sender == broker.header.number)
     work.take()
     tell(
         broker, sender,
@@ -243,10 +243,11 @@ def send_back(broker: Broker, sender: int, said: DeadLetters, to: int = -1) -> N
 
 
 class _Arrivals:
-    """A record of dead messages, and what becomes of each."""
+    """A record of dead messages, and what becomes of each. moves: they are stored here already, and
+    leave their way in this step."""
 
-    def __init__(self, broker: Broker, queue: Queue, said: DeadLetters) -> None:
-        self.broker, self.queue, self.said = broker, queue, said
+    def __init__(self, broker: Broker, queue: Queue, said: DeadLetters, moves: bool) -> None:
+        self.broker, self.queue, self.said, self.moves = broker, queue, said, moves
         self.taken: list[int] = []
         self.lost: list[int] = []
         self.back: list[int] = []
@@ -263,7 +264,7 @@ class _Arrivals:
             if over_quota(queue, said.sizes[at]):
                 self.lost.append(ref)
                 continue
-            if held is None and not has_room(broker, queue, said.sizes[at]):
+            if not (held or self.moves or has_room(broker, queue, said.sizes[at])):
                 self.back = said.refs[at:]
                 break
             if held is not None:

@@ -170,6 +170,29 @@ def test_X5_a_message_that_dies_in_two_queues_is_there_once() -> None:
     assert counters(one, "dmq")["spooled"] == 1
 
 
+def test_X6_what_died_on_another_broker_is_redriven_when_both_are_on_one() -> None:
+    one = spread()
+    sent = [one.send("a", "q", b"%d" % n) for n in range(2)]
+    reject_all(one, "q")
+    done = one.admin.redrive("dmq")
+    assert (done.moved, done.stayed, done.why) == (0, 2, {"on_another_broker": 2})
+    assert one.ids("dmq") == sent
+    one.admin.move_queue("dmq", "a")
+    done = one.admin.redrive("dmq")
+    assert (done.moved, done.queues) == (2, {"q": 2})
+    assert one.ids("q") == sent
+    one.admin.move_queue("dmq", "b")
+    reject_all(one, "q")
+    one.admin.move_queue("q", "b")
+    assert one.admin.redrive("dmq").moved == 2
+    one.admin.delete("q")
+    one.admin.define(local("p", "b", dead_message_queue="dmq"))
+    one.send("b", "p")
+    reject_all(one, "p")
+    one.admin.delete("p")
+    assert one.admin.redrive("dmq").why == {"no_such_queue": 1}
+
+
 # ---------------------------------------------------------------- brokers that are away, or full
 
 
@@ -208,6 +231,21 @@ def test_X5_they_wait_for_room_on_the_other_broker_in_their_order() -> None:
     drain(reader)[0].ack()
     one.engine.advance("10s")
     assert (one.bodies("dmq"), waiting(one)) == ([b"11", b"22"], [b"33"])
+    assert counters(one, "q")["dead_lettered"] == 3
+
+
+def test_X5_they_need_no_room_where_they_are_stored_already() -> None:
+    one = spread()
+    for broker, room in (("a", 3), ("b", 1)):
+        system = c.encode_command(c.Configure(system={"max_spool_usage": room}))
+        one.engine.instruct("default", system, broker)
+    for n in range(3):
+        one.send("a", "q", b"%d" % n)
+    reject_all(one, "q")
+    assert (one.bodies("dmq"), waiting(one)) == ([b"0"], [b"1", b"2"])
+    one.admin.move_queue("dmq", "a")
+    one.engine.advance("10s")
+    assert one.bodies("dmq") == [b"0", b"1", b"2"]
     assert counters(one, "q")["dead_lettered"] == 3
 
 
