@@ -27,8 +27,8 @@ class Redriven:
 
     moved, stayed: numbers of messages; queues: how many went to each; why: how many stayed for
     each reason. Those are the reasons of a refused message, and `leased` (a consumer of the dead
-    message queue holds it), `not_dead` (it was published there), `no_such_queue`, `filter`,
-    `already_there`, `keeps_last_message`.
+    message queue holds it), `not_dead` (it was published there), `no_such_queue`,
+    `on_another_broker` (its queue is), `filter`, `already_there`, `keeps_last_message`.
     """
 
     moved: int

@@ -87,6 +87,7 @@ class BrokerHeader(msgspec.Struct):
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)
     crossing: dict[int, bool] = {}  # of these, those that bring to another VPN in the next step
     trails: dict[int, str] = {}  # of these, those that follow a queue, with its name
+    ways: dict[int, str] = {}  # to dead message queues on other brokers, with their names (X5)
     auth: bool = False  # commands must be signed
     queues: dict[str, int] = {}  # how many each VPN has
     client_pages: list[str] = []  # where the clients' keys stand

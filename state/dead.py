@@ -3,6 +3,8 @@
 A dead message moves to the queue's dead message queue, keeping id, payload and headers, or is
 discarded where there is none that can take it. It is not stored again: its match moves. The
 publisher's TTL, spent or not, does not count there: only that queue's own expiration does.
+
+Where that queue is on another broker, its way takes the messages meanwhile (`mesh.dead_ways`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ def dead_letter(
     plain = np.zeros(len(ids), bool)
     if target is not None and takes_as_they_are(target, int(sizes.sum())):
         plain = allowed & broker.spool.may_move(ids, queue.number, target.number)
+        plain &= ~broker.spool.may_stand_twice(ids)
         if edits:
             plain &= ~np.isin(ids, np.fromiter(edits, np.uint64, len(edits)))
     # In their order: what goes together goes together with its neighbours only.
@@ -62,6 +65,8 @@ def dead_letter(
         enter(broker, target)
         broker.arrived_in.append(target)
         settle_arrivals(broker)
+    if target is not None and target.number in broker.header.ways:
+        moved = []  # they count when they are there, or lost
     _account(broker, queue, moved, discarded, why)
 
 
@@ -122,10 +127,16 @@ def _account(
 
 
 def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
-    """The dead message queue, or why there is none."""
+    """The dead message queue, or the way to it where it is elsewhere, or why there is none."""
     name = queue.definition.dead_message_queue
     if not name:
         return None, "no dead message queue"
+    if broker.header.peers or broker.header.ways:
+        from .mesh.dead_ways import way_to
+
+        way = way_to(broker, broker.vpn_of(queue), name)
+        if way is not None:
+            return way, ""
     target = broker.find(broker.vpn_of(queue), name)
     if target is None:
         return None, "dead message queue missing"
@@ -138,8 +149,9 @@ def _move(
     broker: Broker, queue: Queue, target: Queue, number: int, size: int, about: dict[str, Any]
 ) -> None:
     """Put a message into the dead message queue; a queue holds a message once."""
-    if broker.spool.holds(number, target.number):
-        _join(broker, target, number, about)
+    held = broker.spool.held_as(number, target.number)
+    if held is not None:
+        join(broker, target, held, about)
         broker.spool.release(queue.number, np.array([number], np.uint64))
         return
     if target.header.deferred and came_early(broker, target, number):
@@ -150,22 +162,31 @@ def _move(
     arrivals = target.arrivals
     arrivals.dead[len(arrivals.ids)] = about
     level, barrier, lane = 0, False, 0
-    program = program_of(target)
-    if program is not None:  # its place there, by its expressions; no filter keeps it out
+    if program_of(target) is not None:
         one = np.array([number], np.uint64)
         content = broker.spool.contents(one)[0]
         if content is not None:
             priority = int(broker.spool.gather(one, "priority")[0])
-            _, by_queue, is_barrier, key = program.run(content[0], priority, content[1])
-            level = 0 if target.definition.priority is None else as_priority(by_queue)
-            barrier = is_true(is_barrier)
-            lane = lane_of(key)
+            level, barrier, lane = place_in(target, content[0], priority, content[1])
     expires = expires_at(target.definition, broker.now, NEVER, own_only=True)
     arrivals.add(number, [size], level, expires, NEVER, barrier, lane)
     broker.record("spooled", target, [number], reason=str(Reason(about["reason"])))
 
 
-def _join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
+def place_in(
+    target: Queue, payload: bytes, priority: int, key: bytes | None
+) -> tuple[int, bool, int]:
+    """Where a dead message stands in a dead message queue, by its expressions: its priority,
+    whether it is a barrier, its lane. No filter keeps it out."""
+    program = program_of(target)
+    if program is None:
+        return 0, False, 0
+    _, level, barrier, lane = program.run(payload, priority, key)
+    level = 0 if target.definition.priority is None else as_priority(level)
+    return level, is_true(barrier), lane_of(lane)
+
+
+def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
     """One more match of a message died into the queue that holds it: remember from where, so that
     it can go back there too (X6)."""
     _, seqs = broker.spool.held_by([(number, number)], target.number)
@@ -183,3 +204,16 @@ def _join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> 
         dead[at] = about
     elif name not in (known["queue"], *known.get("also", ())):
         dead[at] = {**known, "also": [*known.get("also", ()), name]}
+
+
+def names_of(dead: dict[str, Any]) -> list[str]:
+    """The queues in which a message died."""
+    return [dead["queue"], *dead.get("also", ())]
+
+
+def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """What a dead message carries where of its queues only these are left."""
+    changed = {**dead, "queue": names[0], "also": names[1:]}
+    if not names[1:]:
+        del changed["also"]
+    return changed

@@ -18,7 +18,7 @@ import msgspec
 
 from ...definitions import QueueDefinition, parse_definition
 from ...definitions.bridge import PER_DESTINATION, BridgeDefinition
-from ...definitions.definition_values import ENDPOINT_PREFIX, MOVED_PREFIX
+from ...definitions.definition_values import DEAD_PREFIX, ENDPOINT_PREFIX, MOVED_PREFIX
 from ...protocol.messages import QUEUE_ALONE
 from ..rules.edits import BRIDGED
 from ..rules.entering import lane_of
@@ -37,8 +37,8 @@ def endpoint_name(bridge: str) -> str:
 
 
 def is_endpoint(name: str) -> bool:
-    """Whether a queue of this name is a bridge's endpoint."""
-    return name.startswith((ENDPOINT_PREFIX, MOVED_PREFIX))
+    """Whether a queue of this name is a bridge's endpoint, or another that only brokers fill."""
+    return name.startswith((ENDPOINT_PREFIX, MOVED_PREFIX, DEAD_PREFIX))
 
 
 def definition_of(bridge: BridgeDefinition) -> QueueDefinition:

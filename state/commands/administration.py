@@ -12,7 +12,6 @@ import msgspec
 
 from ...definitions import (
     QueueDefinition,
-    dead_message_ring,
     parse_configuration,
     parse_definition,
     redefine,
@@ -31,7 +30,7 @@ from ..mesh import partitions
 from ..mesh.hosting import all_hosts
 from ..mesh.known_places import find
 from ..mesh.ownership import join, leave
-from ..mesh.placement import check_names
+from ..mesh.placement import check_dead_messages, check_names
 from ..message import Event, apply
 from ..queue import Queue
 from ..routing import Routes, add_route, drop_route
@@ -73,7 +72,7 @@ def _define(broker: Broker, vpn: str, command: Define) -> QueueDefinition:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
     if not broker.header.peers:  # else the keeper has looked
         check_names(broker, definition)
-    _check_dead_messages(broker, definition)
+    check_dead_messages(broker, definition)
     check_definition(broker, existing, definition)
     if existing is None:
         create(broker, vpn, definition)
@@ -128,19 +127,6 @@ def owned(
     return {**kept, **mapping}
 
 
-def _check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
-    """X5: with the queues that are there, dead messages never come back to the queue."""
-
-    def target_of(name: str) -> str | None:
-        queue = broker.find(definition.vpn, name)
-        return None if queue is None else queue.definition.dead_message_queue
-
-    ring = dead_message_ring(definition, target_of)
-    if ring:
-        where, target = f"queue {definition.name!r}", definition.dead_message_queue
-        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
-
-
 def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     """S10: quota 0 keeps one message; a definition does not throw the others away."""
     depth = queue.header.depth
@@ -151,12 +137,14 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
 
 
 def create(
-    broker: Broker, vpn: str, definition: QueueDefinition, link: str = "", base: int = -1
-) -> Queue:
+    broker: Broker, vpn: str, definition: QueueDefinition, link: str = "", base: int = -1,
+    way: str = "",
+) -> Queue:  # fmt: skip
     """A queue that did not exist. link: it is a bridge's endpoint, with these lanes (H1), and
-    captures no topic; base: it was made at that broker, and comes from elsewhere."""
+    captures no topic; way: it captures none, and leads to this dead message queue (X5); base: it
+    was made at that broker, and comes from elsewhere."""
     known = broker.header.queues.get(vpn, 0)
-    if known >= broker.limits.queues:
+    if known >= broker.limits.queues and not way:  # nobody could be told
         raise ValueError(
             f"queue: {definition.name!r} – VPN {vpn!r} has {known} queues, at most "
             f"{broker.limits.queues} are allowed"
@@ -171,6 +159,8 @@ def create(
     broker.values.write(key, {**(broker.values.read(key) or {}), definition.name: number})
     if link:
         broker.header.links[number] = link
+    elif way:
+        broker.header.ways[number] = way
     else:
         add_route(broker, definition, queue.number, bool(read_here(broker, [queue])))
     follow_definition(broker, vpn, queue, None, definition)

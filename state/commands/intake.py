@@ -183,6 +183,11 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
             f"queue: {command.queue!r} – is the endpoint of a bridge: it can be looked at, purged, "
             f"shut down, and goes with its bridge"
         )
+    if queue is not None and queue.number in broker.header.ways and kind not in OF_ENDPOINT:
+        raise ConfigError(
+            f"queue: {command.queue!r} – is the way to a dead message queue on another broker: it "
+            f"can be looked at, purged, shut down"
+        )
     if queue is None:
         elsewhere = moved(broker, vpn, command.queue)
         if elsewhere is not None and kind not in TOLERANT:

@@ -19,6 +19,7 @@ from ...expressions import Program
 from ...protocol.commands import Change, Edit, Move
 from ...protocol.errors import ConfigError
 from ...protocol.ids import parse_ranges
+from ..bridges.endpoint import is_endpoint
 from ..broker import Broker
 from ..limits import Budget
 from ..mesh.known_places import moved
@@ -135,7 +136,7 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
         if elsewhere is not None:
             wrong = f"{elsewhere}, and messages move within a broker: move the queue first"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
-    if target.number in broker.header.links:
+    if is_endpoint(command.to):
         raise ConfigError(f"to: {command.to!r} – is the endpoint of a bridge, which fills it alone")
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     why = because(command, f"to {command.to}")

@@ -20,8 +20,9 @@ from ...expressions import Program
 from ...protocol.commands import Redrive
 from ...protocol.ids import parse_ranges
 from ..broker import Broker
-from ..dead import takes_as_they_are
+from ..dead import died_in, names_of, takes_as_they_are
 from ..limits import Budget
+from ..mesh.known_places import is_moving, moved
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
@@ -35,6 +36,7 @@ from .turns import Task
 NOT_DEAD = "not_dead"  # it was published here
 LEASED_HERE = "leased"  # a consumer of the dead message queue holds it
 NO_QUEUE = "no_such_queue"
+ELSEWHERE = "on_another_broker"  # its queue is: the answer would have to wait for that broker
 FILTERED = "filter"
 ALREADY_THERE = "already_there"  # the queue has this message again, or still
 KEPT_LAST = "keeps_last_message"  # its queue keeps one message, and has one that is newer
@@ -74,14 +76,17 @@ class _RedrivePart:
         broker, source = self.broker, self.source
         target = broker.find(broker.vpn_of(source), name)
         sizes = source.gather(seqs, "size")
-        if target is None or not target.header.ingress:
+        if target is None or is_moving(target) or not target.header.ingress:
             return False
         d = target.definition
         limited = d.reject_low_priority_msg_limit is not None or sizes.max() > d.max_message_size
         if limited or not takes_as_they_are(target, int(sizes.sum())):
             return False
         ids = source.gather(seqs, "id")
-        if not broker.spool.may_move(ids, source.number, target.number).all():
+        spool = broker.spool
+        if not spool.may_move(ids, source.number, target.number).all():
+            return False
+        if spool.may_stand_twice(ids).any():
             return False
         broker.spool.move_all(ids, source.number, target.number, target.next_place())
         expires = expires_at(d, broker.now, NEVER, own_only=True)
@@ -102,7 +107,7 @@ class _RedrivePart:
                 self.stay(NOT_DEAD if dead is None else LEASED_HERE)
                 continue
             left: list[str] = []
-            for name in (dead["queue"], *dead.get("also", ())):
+            for name in names_of(dead):
                 found = self.match(name, number, size, priority, content)
                 if isinstance(found, str):
                     self.stay(found)
@@ -110,7 +115,7 @@ class _RedrivePart:
                 else:
                     self.enter(found, number, size, edits_part(extra))
             if left:
-                page.extras[row] = {**_from(dead, left), **edits_part(extra)}
+                page.extras[row] = {**died_in(dead, left), **edits_part(extra)}
                 self.source.changed(page)
             else:
                 self.gone.append(seq)
@@ -124,10 +129,13 @@ class _RedrivePart:
     ) -> Match | str:
         """How a message enters the queue it came from, or why it cannot."""
         broker = self.broker
-        target = broker.find(broker.vpn_of(self.source), name)
+        vpn = broker.vpn_of(self.source)
+        target = broker.find(vpn, name)
         if target is None:
-            return NO_QUEUE
-        if broker.spool.holds(number, target.number):
+            return NO_QUEUE if moved(broker, vpn, name) is None else ELSEWHERE
+        if is_moving(target):
+            return ELSEWHERE
+        if broker.spool.held_as(number, target.number) is not None:
             return ALREADY_THERE
         reason = refusal(target, size, priority)
         if reason is not None:
@@ -165,14 +173,6 @@ class _RedrivePart:
             queues[target.definition.name] = len(ids)
         settle_arrivals(broker)
         return queues
-
-
-def _from(dead: dict[str, Any], left: list[str]) -> dict[str, Any]:
-    """What a dead message carries when it has gone back to all its queues but these."""
-    changed = {**dead, "queue": left[0], "also": left[1:]}
-    if not left[1:]:
-        del changed["also"]
-    return changed
 
 
 def _add(total: dict[str, int], more: dict[str, int]) -> None:

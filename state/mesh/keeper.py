@@ -38,7 +38,6 @@ from .placement import (
     check_stays,
     count,
     place,
-    users_of,
 )
 from .queue_moving import tell
 from .saying import say, say_to_all
@@ -101,7 +100,7 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
         _check_hosts(broker, definition, known, entry)
     hosts = entry.hosts
     if of_client and not is_as_given(broker, vpn, command.definition):
-        check_dead_messages(broker, definition, hosts)
+        check_dead_messages(broker, definition)
     if header.number in hosts:
         administration.define(broker, vpn, command)
     others = [number for number in hosts if number != header.number]
@@ -126,6 +125,10 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
     if own is not None and own.number in header.links:
         raise ConfigError(
             f"queue: {name!r} – is the endpoint of a bridge, and goes with its bridge"
+        )
+    if own is not None and own.number in header.ways:
+        raise ConfigError(
+            f"queue: {name!r} – is the way to a dead message queue, and goes when it is empty"
         )
     check_elsewhere(broker, name, known)
     _check_settled(name, known)
@@ -160,18 +163,6 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     if to == known.hosts[0]:
         return None
     check_stays(broker, to, f"queue {name!r}")
-    dead = known_places.find(broker, vpn, known.dead) if known.dead else None
-    users = users_of(broker, vpn, name)
-    if users or (dead is not None and dead.type == LOCAL):
-        other = (
-            f"it is the dead message queue of {min(users)!r}"
-            if users
-            else (f"its dead message queue {known.dead!r} is a LocalQueue too")
-        )
-        raise LakequeueError(
-            f"queue {name!r}: cannot move, {other}, and dead messages do not leave a broker; make "
-            "the dead message queue a Queue, which all brokers host"
-        )
     _note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
     made = known.hosts[0] if known.base < 0 else known.base
     there = msgspec.structs.replace(known, hosts=[to], base=-1 if made == to else made)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
+from ...protocol.dead_letters import DeadCounted, DeadLetters, DeadTaken
 from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
 from ...protocol.granting import (
     Drained,
@@ -35,6 +36,7 @@ from ..bridges.link import receipt
 from ..bridges.trails import hear_takes
 from . import (
     barriers,
+    dead_ways,
     keeper,
     known_places,
     ownership,
@@ -70,6 +72,9 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),
     "taken": (TakenOver, ownership.taken),
+    "dead_letters": (DeadLetters, dead_ways.arrived),
+    "dead_taken": (DeadTaken, dead_ways.taken),
+    "dead_counted": (DeadCounted, dead_ways.counted),
     "line": (Line, barriers.hear_line),
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
@@ -91,6 +96,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
 # What is answered where a record of this kind was refused: who said it would wait for ever.
 REFUSED: dict[str, tuple[type[Said], Handler]] = {
     "bridge_send": (BridgeSend, refuse_all),
+    "dead_letters": (DeadLetters, dead_ways.send_back),
     "offer": (Offer, voting.refuse_offer),
     "vote": (Vote, verdicts.refuse_vote),
     "verdict": (Verdict, voting.drop_offer),

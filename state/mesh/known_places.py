@@ -119,8 +119,13 @@ def note_gone(broker: Broker, vpn: str, name: str, to: int) -> None:
 
 def gone_to(broker: Broker, vpn: str, name: str) -> int | None:
     """Where a queue went that the directory still says is here; None: it says nothing wrong."""
+    return went_to(broker, vpn, name) if broker.queue_number(vpn, name) is None else None
+
+
+def went_to(broker: Broker, vpn: str, name: str) -> int | None:
+    """As `gone_to`, also of a queue that is about to come again."""
     to: int | None = (broker.values.read(_gone_key(vpn)) or {}).get(name)
-    return to if to in broker.header.peers and broker.queue_number(vpn, name) is None else None
+    return to if to in broker.header.peers else None
 
 
 def _forget_gone(broker: Broker, vpn: str, name: str) -> None:

@@ -281,12 +281,12 @@ def taken(broker: Broker, sender: int, said: TakenOver) -> None:
     name = f"broker:{broker.header.peers[sender].name}"
     one = queue.header.wanted.setdefault(sender, RoomWanted())
     one.confirmed += len(said.refs) + len(said.refused)
-    seqs = _moving(broker, queue, sender, said.refs)
+    seqs = moving_to(broker, queue, sender, said.refs)
     apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
     if said.refused:
         barriers.is_full(queue, sender)
     for ref, expires, until in said.refused:
-        seqs = _moving(broker, queue, sender, [ref])
+        seqs = moving_to(broker, queue, sender, [ref])
         if not len(seqs):
             continue
         page, row = queue.row(int(seqs[0]))
@@ -298,7 +298,7 @@ def taken(broker: Broker, sender: int, said: TakenOver) -> None:
         queue_moving.look(broker, queue)
 
 
-def _moving(broker: Broker, queue: Queue, host: int, refs: list[int]) -> Array:
+def moving_to(broker: Broker, queue: Queue, host: int, refs: list[int]) -> Array:
     """The places of these rows, of those that are on their way to a broker."""
     _, seqs = broker.spool.held_by([(ref, ref) for ref in refs], queue.number)
     if not len(seqs):
@@ -321,7 +321,8 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
         asked.got += len(said.refs)
     for at, ref in enumerate(said.refs):
         here = queue is not None and (
-            queue.header.arriving or _has_room(broker, queue, said.sizes[at])
+            queue.header.arriving
+            or (not over_quota(queue, said.sizes[at]) and has_room(broker, queue, said.sizes[at]))
         )
         if queue is not None and here:
             _store(broker, queue, said, at)
@@ -339,11 +340,11 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
     say(broker, sender, TakenOver(said.vpn, said.queue, refs, refused))
 
 
-def _has_room(broker: Broker, queue: Queue, size: int) -> bool:
-    """Whether the quotas of the broker, the VPN and the queue have room for a message."""
+def has_room(broker: Broker, queue: Queue, size: int) -> bool:
+    """Whether the quotas of the broker and the VPN have room for a message."""
     spool, system = broker.spool.header, broker.header.system
     limits = broker.header.vpn_limits.get(broker.vpn_of(queue))
-    if spool.bytes + size > system.max_spool_usage or over_quota(queue, size):
+    if spool.bytes + size > system.max_spool_usage:
         return False
     if limits is not None and limits.max_spool_usage is not None:
         used = spool.vpn_bytes.get(queue.header.vpn_number, 0)

@@ -36,6 +36,7 @@ from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quie
 from ..bridges.bridge_keeper import bridges_at
 from ..bridges.trails import close_idle
 from . import known_places
+from .dead_ways import close_all, waits_for
 from .known_places import KEEPER
 from .peer import Parting
 from .placement import LOCAL
@@ -221,11 +222,13 @@ def take_leave(broker: Broker) -> None:
     header = broker.header
     if parting.number != header.number:
         peer = header.peers.get(parting.number)
-        if peer is not None and parting.quiet and not (parting.said or peer.undecided):
+        waits = peer is not None and (peer.undecided or waits_for(broker, parting.number))
+        if peer is not None and parting.quiet and not (parting.said or waits):
             say(broker, parting.number, Farewell(parting.round))
             parting.said = True
     elif not parting.quiet:
         close_idle(broker)
+        close_all(broker)
         if not any(header.queues.values()) and not header.links:
             say_to_all(broker, Quiet(parting.round))
             parting.quiet = True

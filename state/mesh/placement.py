@@ -2,14 +2,13 @@
 
 A `Queue` is hosted by all brokers, or by its group, and a `GroupLocalQueue` by the group of its
 initial owner (`definitions.hosts`). A `LocalQueue` is on one: the one that its definition names,
-else that of its dead message queue, or of queues that name it as theirs, else the one with the
-fewest local queues, and of these the first. Dead messages do not leave a broker, so a local queue
-and its local dead message queue are on the same.
+else that of its dead message queue, or of queues that name it as theirs, so that dead messages have
+no way to go, else the one with the fewest local queues, and of these the first.
 """
 
 from __future__ import annotations
 
-from ...definitions import QueueDefinition, hosts_of, wrong_hosts
+from ...definitions import QueueDefinition, dead_message_ring, hosts_of, wrong_hosts
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ..broker import Broker, bucket
 from .known_places import LOADS, find, groups_of, names_of
@@ -30,14 +29,10 @@ def place(broker: Broker, definition: QueueDefinition) -> list[int]:
             check_stays(broker, parting.number, where)
     if definition.type != LOCAL:
         return sorted(hosts)
-    tied, why = _tied(broker, definition)
-    if tied is None:
-        return [min(hosts, key=lambda number: (loads(broker).get(number, 0), number))]
-    if tied not in hosts:
-        there = next(name for name, number in names.items() if number == tied)
-        allowed = f"must be {there!r}: {why}, and dead messages do not leave a broker"
-        raise ConfigError([Problem(where, "broker", definition.broker, allowed)])
-    return [tied]
+    near = _near(broker, definition)
+    if near in hosts:
+        return [near]
+    return [min(hosts, key=lambda number: (loads(broker).get(number, 0), number))]
 
 
 def check_stays(broker: Broker, number: int, where: str) -> None:
@@ -59,32 +54,32 @@ def check_names(broker: Broker, definition: QueueDefinition) -> None:
         raise ConfigError(problems)
 
 
-def check_dead_messages(broker: Broker, definition: QueueDefinition, hosts: list[int]) -> None:
-    """Each host of a queue has its dead message queue, if that is there, or ConfigError is raised:
-    dead messages do not leave a broker."""
-    vpn, dead = definition.vpn, definition.dead_message_queue
-    found = find(broker, vpn, dead) if dead else None
-    if found is None or set(hosts) <= set(found.hosts):
-        return
-    there = ", ".join(repr(name) for name, n in names_of(broker).items() if n in found.hosts)
-    here = ", ".join(repr(name) for name, n in names_of(broker).items() if n in hosts)
-    allowed = (
-        f"must be on all brokers of the queue, {here}, and is on {there}: dead messages do not "
-        "leave a broker"
-    )
-    raise ConfigError([Problem(f"queue {definition.name!r}", "dead_message_queue", dead, allowed)])
+def check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
+    """X5: with the queues that are known, dead messages never come back to the queue, or
+    ConfigError is raised."""
+
+    def target_of(name: str) -> str | None:
+        queue = broker.find(definition.vpn, name)
+        if queue is not None:
+            return queue.definition.dead_message_queue
+        entry = find(broker, definition.vpn, name)
+        return None if entry is None else entry.dead or None
+
+    ring = dead_message_ring(definition, target_of)
+    if ring:
+        where, target = f"queue {definition.name!r}", definition.dead_message_queue
+        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
 
 
-def _tied(broker: Broker, definition: QueueDefinition) -> tuple[int | None, str]:
-    """The broker where the queue's dead message queue is, or the queues whose it is; and why."""
+def _near(broker: Broker, definition: QueueDefinition) -> int | None:
+    """The broker where the queue's dead message queue is, or the queues whose it is; None: there is
+    none."""
     vpn, dead = definition.vpn, definition.dead_message_queue
     found = find(broker, vpn, dead) if dead else None
     if found is not None and found.type == LOCAL:
-        return found.hosts[0], f"its dead message queue {dead!r} is a LocalQueue there"
+        return found.hosts[0]
     wanted = (broker.values.read(_key(vpn, definition.name)) or {}).get(definition.name)
-    if wanted:
-        return next(iter(wanted.values())), f"it is the dead message queue of {min(wanted)!r} there"
-    return None, ""
+    return next(iter(wanted.values())) if wanted else None
 
 
 def loads(broker: Broker) -> dict[int, int]:
@@ -107,11 +102,6 @@ def count(broker: Broker, vpn: str, name: str, host: int, dead: str, by: int) ->
     if users:
         page[dead] = users
     broker.values.write(_key(vpn, dead), page)
-
-
-def users_of(broker: Broker, vpn: str, name: str) -> dict[str, int]:
-    """The local queues whose dead message queue this is, each with its broker."""
-    return dict((broker.values.read(_key(vpn, name)) or {}).get(name) or {})
 
 
 def _key(vpn: str, dead: str) -> str:

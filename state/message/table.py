@@ -127,6 +127,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (MOVING, _E.TRANSFER): Transition(GONE, ("transferred",), ("transferred",), RELEASED, "H4"),
     (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "H4"),
     (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H4"),
+    (MOVING, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "X5"),
     (MOVING, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),
     (READY, _E.LOSE): Transition(GONE, ("lost",), ("lost",), RELEASED, "S1"),
     (LEASED, _E.LOSE): Transition(GONE, ("lost",), ("lost",), RELEASED, "S1"),

@@ -17,6 +17,7 @@ from ..bridges.link import forward
 from ..header import Subscription
 from ..limits import Budget
 from ..mesh import barriers
+from ..mesh.dead_ways import bring
 from ..mesh.ownership import grant, look_for_room, push, short_no_more, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks
@@ -91,6 +92,8 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     served = queue.barriers or any(not s.ending for s in header.subscriptions)
     if queue.number in broker.header.links:
         queue.wanted = forward(broker, queue, share)
+    elif queue.number in broker.header.ways:
+        queue.wanted = bring(broker, queue, share)
     else:
         queue.wanted = broker.header.peers != {} and push(broker, queue, share)
     if header.egress and served and not queue.wanted:

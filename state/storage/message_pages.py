@@ -22,6 +22,7 @@ from .foreign import Foreign
 from .store import Store
 
 NO_KEY = 0xFFFFFFFF
+ROWS_OF_ONE = 64  # rows in which one message may stand
 PAST = -1
 _COUNTER_MASK = np.uint64(COUNTER_MASK)
 _ONE = np.zeros(1, np.intp)
@@ -304,6 +305,34 @@ class Messages:
                 m[0] == queue and m[1] != PAST for m in page.extras.get(row, [])
             )
         return False
+
+    def held_as(self, number: int, queue: int) -> int | None:
+        """By which row a queue holds the message of this row now; None: it does not. Where several
+        queues came here with a message, or got it as a dead one, it stands in several rows."""
+        if self.holds(number, queue):
+            return number
+        if not self.foreign:
+            return None
+        known = int(self.origins(np.array([number], np.uint64))[0])
+        return self.held_under(known, queue)
+
+    def held_under(self, known: int, queue: int) -> int | None:
+        """By which row a queue holds a message, by its id as it is known outside."""
+        ids, _ = self.held_by(self.rows_of([(known, known)], ROWS_OF_ONE, queue), queue)
+        return int(ids[0]) if len(ids) else None
+
+    def may_stand_twice(self, ids: Array) -> Array:
+        """Which of these messages may stand here in another row too."""
+        if not self.foreign:
+            return np.zeros(len(ids), bool)
+        known = self.origins(ids)
+        most = 2 * len(ids)
+        found = self.foreign.within(int(known.min()), int(known.max()), most + 1)
+        if len(found) > most:
+            return np.ones(len(ids), bool)
+        rows = dict(zip(known.tolist(), (ids & _COUNTER_MASK).tolist(), strict=True))
+        twice = [one for one, counter in found if rows.get(one, counter) != counter]
+        return np.isin(known, np.array(twice, np.uint64))
 
     def were_held(self, ids: Array, queue: int) -> Array:
         """Which messages a queue holds or held; True for those that are gone altogether."""

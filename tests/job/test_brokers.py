@@ -277,6 +277,34 @@ def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
     plain.close()
 
 
+def test_x5_dead_messages_cross_brokers_while_both_die(
+    engine: tuple[EngineProcess, str],
+) -> None:
+    process, url = engine
+    near, far = BROKERS[1:3]
+    with lakequeue.connect(url) as connection:
+        admin, producer = connection.admin(), connection.producer()
+        local = {"message_type": "text", "type": "LocalQueue"}
+        admin.define({**local, "name": "dying", "broker": near, "dead_message_queue": "dead"})
+        admin.define({**local, "name": "dead", "broker": far})
+        sent: list[str] = []
+        for victim in (far, near):
+            sent += [producer.send("dying", b"x", ttl="200ms").message_id for _ in range(20)]
+            workers(process.family())[victim].kill()
+        there, deadline = list[str](), time.monotonic() + BACK_S_MAX
+        while len(there) < len(sent) and time.monotonic() < deadline:
+            with suppress(LakequeueError):  # a broker that is away does not answer
+                there = [m.id for m in admin.browse("dead", limit=1_000)]
+        assert there == sent
+
+        def counted() -> bool:
+            return bool(admin.describe("dying")["counters"]["dead_lettered"] == len(sent))
+
+        until(counted, BACK_S_MAX, "all are counted")
+        for name in ("dying", "dead"):
+            admin.delete(name)
+
+
 def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, str]) -> None:
     """From here on one broker of this engine is no more. It dies while it leaves."""
     process, url = engine

@@ -93,29 +93,15 @@ def test_q5_a_queue_of_a_configuration_is_placed_as_others_are() -> None:
     assert found == {"q1": "a", "q2": "a", "q3": "b", "q4": "c"}
 
 
-def test_x5_each_host_of_a_queue_has_its_dead_message_queue(mesh: Mesh) -> None:
-    mesh.admin.define(local("dead", broker="b"))
-    queue = {"name": "orders", "message_type": "json"}
-    allowed = r"dead_message_queue: 'dead' – must be on all brokers of the queue, 'a', 'b', 'c', "
-    with pytest.raises(ConfigError, match=allowed + "and is on 'b': dead messages do not leave"):
-        mesh.admin.define(queue | {"dead_message_queue": "dead"})
-    assert mesh.where() == {"dead": "b"}
-    mesh.admin.define(queue | {"group": ["b"], "dead_message_queue": "dead"})
-    mesh.admin.define(local("claims", broker="c"))
-    with pytest.raises(ConfigError, match=r"must be on all brokers of the queue, 'c', and is on"):
-        mesh.admin.define(local("claims", dead_message_queue="dead"))
-    mesh.admin.define(local("everywhere") | {"type": "Queue"})
-    mesh.admin.define(local("claims", dead_message_queue="everywhere"))
-
-
-def test_x5_a_local_dead_message_queue_is_where_its_queue_is(mesh: Mesh) -> None:
+def test_x5_a_dead_message_queue_is_where_its_queue_is_where_nobody_says_more(mesh: Mesh) -> None:
     mesh.admin.define(local("one", broker="b", dead_message_queue="one-dead"))
     mesh.admin.define(local("one-dead"))
     mesh.admin.define(local("two-dead", broker="c"))
     mesh.admin.define(local("two", dead_message_queue="two-dead"))
     assert mesh.where() == {"one": "b", "one-dead": "b", "two": "c", "two-dead": "c"}
-    with pytest.raises(ConfigError, match=r"broker: 'a' – must be 'c': its dead message queue"):
-        mesh.admin.define(local("three", broker="a", dead_message_queue="two-dead"))
+    mesh.admin.define(local("three", broker="a", dead_message_queue="two-dead"))
+    mesh.admin.define({"name": "all", "message_type": "json", "dead_message_queue": "one-dead"})
+    assert (mesh.where()["three"], mesh.where()["all"]) == ("a", "abc")
 
 
 def test_q9_a_name_is_given_once_and_a_queue_is_defined_again_where_it_is(mesh: Mesh) -> None:

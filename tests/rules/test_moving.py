@@ -159,8 +159,6 @@ def test_barriers_and_priorities_keep_their_places() -> None:
         ("q", "x", "broker: 'x' – allowed are the home's brokers: a, b, c"),
         ("nope", "b", "queue: 'nope' – there is no such queue"),
         ("all", "b", "queue: 'all' – is a Queue; a LocalQueue moves, no other"),
-        ("own", "b", "queue 'own': cannot move, its dead message queue 'own-dead'"),
-        ("own-dead", "b", "queue 'own-dead': cannot move, it is the dead message queue of 'own'"),
         ("q", "c", "broker 'c': is failed; a queue moves to a broker that runs"),
         ("full", "b", "queue 'full': holds 9 bytes, broker 'b' has room for 3"),
     ],
@@ -170,8 +168,6 @@ def test_a_move_that_cannot_be_is_refused_with_a_sentence(
 ) -> None:
     admin = mesh.admin
     admin.define({"name": "all", "message_type": "json"})
-    admin.define(local("own-dead", broker="a"))
-    admin.define(local("own", dead_message_queue="own-dead"))
     admin.define(local("full", broker="a"))
     mesh.at["a"].producer().send("full", b"123456789")
     if queue == "full":
