@@ -8,8 +8,8 @@ initial owner where the queue has one, else to the first broker, which will read
 have said to this one, acks among it. A message is here until it is there.
 
 What dies meanwhile goes to its dead message queue here, and from there in another round. Queues
-stay, empty, until the broker is gone: where a removal is given up, the directory names it again, and
-each goes on as it was.
+stay, empty, until the broker is gone: where a removal is given up, the directory names it again,
+and each goes on as it was.
 
 Not so handed over is a queue with barriers, for these wait for all hosts, by counts of what each
 gave and got; one that keeps its last message only, which is each broker's own; and one that takes

@@ -197,17 +197,20 @@ def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     """The home's brokers are these. A new one is told what stands in the directory, and hosts the
     queues that all brokers host."""
-    before = set(broker.header.peers)
+    header = broker.header
+    before = set(header.peers)
     set_peers(broker, vpn, command)
-    given_up, broker.header.parting = broker.header.parting, None
-    gone = sorted(before - set(broker.header.peers))
+    parting, header.parting = header.parting, None
+    gone = sorted(before - set(header.peers))
+    if parting is not None and parting.left and parting.number in gone:
+        header.removed.append(parting.number)
     if gone:
         forget_peers(broker, gone)
         capture_again(broker, gone)
     if broker.header.number != KEEPER:
         return
-    if given_up is not None and given_up.number in broker.header.peers:
-        _host_again(broker, given_up.number)
+    if parting is not None and parting.number in broker.header.peers:  # it is given up
+        _host_again(broker, parting.number)
     new = sorted(set(broker.header.peers) - before)
     for number in new:
         for name in sorted(broker.header.vpns):
@@ -226,7 +229,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
 
 
 def _host_again(broker: Broker, number: int) -> None:
-    """A broker that was to be removed stays: it hosts what it hosted, and has these queues still."""
+    """A broker that was to be removed stays, and has the queues still that it hosted."""
     for vpn in sorted(broker.header.vpns):
         for name, entry in known_places.entries_of(broker, vpn).items():
             queue = broker.find(vpn, name)

@@ -13,8 +13,9 @@
       │ done: its query may end    │
 
 A removal begins only where the directory has no local queue on the broker, and nothing is placed
-there from then on. What it has of distributed queues it gives away first (`emptying`). The channels keep their order, so who hears `Part` knows the directory as it is, and
-who hears `Quiet` knows that no pattern leads there. Then nobody has anything more to ask of it.
+there from then on. What it has of distributed queues it gives away first (`emptying`). The channels
+keep their order, so who hears `Part` knows the directory as it is, and who hears `Quiet` knows that
+no pattern leads there. Then nobody has anything more to ask of it.
 
 Its partitions stay, since producers and clients may know no others: the keeper reads on where it
 ended. It goes on with what the broker knew of its producers, and answers them under the broker's
