@@ -178,6 +178,29 @@ def test_S7_a_queue_is_not_deleted_while_a_broker_hands_it_over() -> None:
     mesh.at["a"].admin().delete("orders")
 
 
+def test_H4_a_broker_leaves_when_nobody_gives_it_anything_more() -> None:
+    """Another host has not heard of the removal, and grants what was asked of it before."""
+    one = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}
+    engine = SlowEngine(parse_configuration({"brokers": list(BROKERS), "queues": [one]}))
+    engine.checking = True
+    at = {name: engine.connect(name, f"app-{name}") for name in BROKERS}
+    at["c"].consumer("orders", max_backlog=3, ack_mode="individual")
+    engine.slow()
+    for to, command in (
+        ("a", commands.RemoveBroker(broker="c")), ("c", commands.CloseBroker(round=1))
+    ):  # fmt: skip
+        engine.instruct("default", commands.encode_command(command), to)
+    for _ in range(3):
+        engine.let("c", by="a")
+        engine.let("a", by="c")
+    sent = at["b"].producer().send_async("orders", b"{}")
+    engine.let_in()
+    engine.let("c", by="b")
+    assert owned(engine.broker("c"), engine.now)[0] == owned(engine.broker("b"), engine.now)[1]
+    engine.haste()
+    assert owned(engine.broker("a"), engine.now)[0] == [sent.result(0).message_id]
+
+
 # ---------------------------------------------------------------- deaths
 
 
