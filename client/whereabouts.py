@@ -32,7 +32,8 @@ class Whereabouts:
     def __init__(self, home: int) -> None:
         self.home = home
         self._hosts: dict[str, dict[str, int]] = {}
-        self._heard: dict[str, tuple[int, int]] = {}  # epoch and edition of a queue's last record
+        self._said: dict[str, dict[str, int]] = {}  # its brokers by its last record
+        self._heard: dict[str, tuple[int, int]] = {}  # epoch and edition of that
 
     def broker_of(self, name: str) -> int:
         """The broker to speak to about a queue, or for a message to this destination."""
@@ -49,7 +50,8 @@ class Whereabouts:
     def take(self, key: bytes | None, value: bytes | None) -> str | None:
         """A record of the topic; gives the queue of which it tells something new. The engine may
         say its last words again after a death: they tell nothing. Nor does it that a queue is about
-        to move: it is where it was, or farther already, as a broker may have said."""
+        to move: it is where it was, or farther already, as a broker may have said. What a broker
+        has said before is new all the same: whoever is bound where it was hears of it here."""
         if key is None or not key.startswith(PREFIX):
             return None
         name = key.removeprefix(PREFIX).decode("utf-8", "replace")
@@ -64,14 +66,21 @@ class Whereabouts:
                 self._heard[name] = told.epoch, told.edition
             if told.state == MOVING and name in self._hosts:
                 return None
-            return name if self.learn(name, told.hosts) else None
+            return name if self._is_new(name, told.hosts) else None
         except (msgspec.DecodeError, ValueError):
             return None  # whoever wrote it: the brokers themselves say where a queue is
 
-    def learn(self, name: str, hosts: dict[str, int]) -> bool:
-        """A queue is on these brokers, by name their numbers; whether that is new."""
+    def _is_new(self, name: str, hosts: dict[str, int]) -> bool:
+        """Whether the directory's last word of a queue was another."""
+        self.learn(name, hosts)
+        told, said = self.hosts_of(name), self._said.pop(name, {})
+        if told:
+            self._said[name] = told
+        return told != said
+
+    def learn(self, name: str, hosts: dict[str, int]) -> None:
+        """A queue is on these brokers, by name their numbers."""
         told = {broker: int(n) for broker, n in sorted(hosts.items(), key=lambda one: one[1])}
-        known = self._hosts.pop(name, {})
+        self._hosts.pop(name, None)
         if told:
             self._hosts[name] = told
-        return told != known

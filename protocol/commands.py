@@ -104,11 +104,12 @@ class MoveQueue(Command, frozen=True, tag="move_queue"):
 
 
 class RemoveBroker(Command, frozen=True, tag="remove_broker"):
-    """Begin to remove a broker, of which nothing may be left (round: 0); or say how far a removal
-    is that was begun."""
+    """Begin to remove a broker, on which no local queue may be (round: 0); or say how far a removal
+    is that was begun. topics: the captured topics that there are, as far as the engine knows."""
 
     broker: Name
     round: Count = 0
+    topics: list[Text] = []
 
 
 class CloseBroker(Command, frozen=True, tag="close_broker"):

@@ -23,8 +23,29 @@ class Part(Said, frozen=True):
     broker: BrokerNumber
 
 
+class Aware(Said, frozen=True):
+    """To who is removed: I know it; I grant you nothing more, and take what you have."""
+
+    kind: ClassVar[str] = "aware"
+    round: Count
+
+
+class HandIn(Said, frozen=True):
+    """Who is removed, to who gets its messages of a distributed queue: all are there; this is what
+    was counted, and the acks that came early."""
+
+    kind: ClassVar[str] = "hand_in"
+    vpn: Name
+    queue: Name
+    counters: dict[str, int]
+    rejected: dict[str, int]
+    discarded: dict[str, int]
+    invalid: Count
+    deferred: list[list[int]]
+
+
 class Quiet(Said, frozen=True):
-    """Who is removed: there is no queue here, and you have heard so of all patterns."""
+    """Who is removed: no message is here, and you have heard so of all patterns."""
 
     kind: ClassVar[str] = "quiet"
     round: Count

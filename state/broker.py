@@ -82,6 +82,7 @@ class BrokerHeader(msgspec.Struct):
     parting: Parting | None = None  # a broker is being removed
     partings: int = 0  # how often the keeper has begun with that
     heirs: dict[int, str] = {}  # removed brokers whose producers this one answers
+    removed: list[int] = []  # numbers of brokers that were; nobody gets one of them again
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0
     links: dict[int, str] = {}  # endpoints of bridges by their numbers, with what lanes (H1)

@@ -122,6 +122,7 @@ class QueueHeader(msgspec.Struct):
     unreleased: dict[int, int] = {}  # its last barrier that went out, by hosts yet to hear of it
     leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
     arriving: bool = False  # it moves here, and is not here yet
+    without: list[int] = []  # brokers that hosted it, and do no longer, as the directory says
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
     plain: bool = False  # it has taken records of plain Kafka producers
     base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)

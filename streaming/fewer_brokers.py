@@ -61,7 +61,8 @@ class BrokerRemoval:
         """Remove a broker. Raises LakequeueError with what stands in the way, and then it goes on
         as before."""
         leaving = self._check(name)
-        begun = self.ask(commands.RemoveBroker(broker=name))
+        topics = self._captured.reads
+        begun = self.ask(commands.RemoveBroker(broker=name, topics=topics))
         self._folder.remember_leaving(name)
         try:
             self._take_leave(leaving, begun["round"])

@@ -47,6 +47,8 @@ def hear(broker: Broker, records: Records, refused: Refusals) -> None:
             if envelope.epoch != broker.header.epoch:
                 count_of_vpn(broker, vpn, "other_home")
                 continue
+            if envelope.sender in broker.header.removed:  # it died, and said its last words again
+                continue
             if not _is_new(broker, vpn, envelope):
                 continue
             new = envelope

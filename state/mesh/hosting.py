@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 
 def other_hosts(broker: Broker, queue: Queue) -> list[int]:
-    """The other brokers that host a distributed queue, by number (`definitions.hosts`). None for a
-    `LocalQueue`, and for one that keeps its last message only (S10), which is each broker's own."""
+    """The other brokers that host a distributed queue, by number (`definitions.hosts`), but for one
+    that is being removed. None for a `LocalQueue`, and for one that keeps its last message only
+    (S10), which is each broker's own."""
     d, peers = queue.definition, broker.header.peers
     if not peers or d.type == "LocalQueue" or not d.max_spool_usage:
         return []
     if d.type == "Queue" and not d.group:
-        return list(peers)
+        return [number for number in peers if number not in queue.header.without]
     hosting = hosts_of(d, tuple(names_of(broker)), groups_of(broker))
-    return [number for number, peer in peers.items() if peer.name in hosting]
+    without = queue.header.without
+    return [n for n, peer in peers.items() if peer.name in hosting and n not in without]
 
 
 def all_hosts(broker: Broker, queue: Queue) -> list[int]:

@@ -78,7 +78,7 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
     if not header.peers:
         changed = administration.define(broker, vpn, command)
         if changed is not None:
-            _note(broker, vpn, changed.name, _entry(changed, [header.number]))
+            note(broker, vpn, changed.name, _entry(changed, [header.number]))
         return None
     known = _known(broker, vpn, command.definition)
     given = administration.owned(broker, known, command.definition)
@@ -105,10 +105,10 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
         administration.define(broker, vpn, command)
     others = [number for number in hosts if number != header.number]
     if not others:
-        _note(broker, vpn, name, entry)
+        note(broker, vpn, name, entry)
         return None
     if known is None:
-        _note(broker, vpn, name, msgspec.structs.replace(entry, state=PLACING))
+        note(broker, vpn, name, msgspec.structs.replace(entry, state=PLACING))
     ticket = Ticket(vpn, name, "define", others, entry, known or Entry(), command.reply)
     return _have_carried(broker, ticket, command)
 
@@ -132,13 +132,16 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
         )
     check_elsewhere(broker, name, known)
     _check_settled(name, known)
+    parting = broker.header.parting
+    if parting is not None and known is not None and known.whole:
+        check_stays(broker, parting.number, f"queue {name!r}")
     if own is not None:
         administration.delete(broker, vpn, own, command)
     others = [n for n in (known.hosts if known else ()) if n != header.number]
     if not others or known is None:
-        _note(broker, vpn, name, Entry())
+        note(broker, vpn, name, Entry())
         return None
-    _note(broker, vpn, name, msgspec.structs.replace(known, state=DELETING))
+    note(broker, vpn, name, msgspec.structs.replace(known, state=DELETING))
     ticket = Ticket(vpn, name, "delete", others, Entry(), None, command.reply)
     return _have_carried(broker, ticket, command)
 
@@ -163,7 +166,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     if to == known.hosts[0]:
         return None
     check_stays(broker, to, f"queue {name!r}")
-    _note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
+    note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
     made = known.hosts[0] if known.base < 0 else known.base
     there = msgspec.structs.replace(known, hosts=[to], base=-1 if made == to else made)
     ticket = Ticket(vpn, name, "move_queue", [to], there, known, command.reply)
@@ -185,15 +188,20 @@ def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     """The home's brokers are these. A new one is told what stands in the directory, and hosts the
     queues that all brokers host."""
-    before = set(broker.header.peers)
+    header = broker.header
+    before = set(header.peers)
     set_peers(broker, vpn, command)
-    broker.header.parting = None  # a removal that was begun is not done
-    gone = sorted(before - set(broker.header.peers))
+    parting, header.parting = header.parting, None
+    gone = sorted(before - set(header.peers))
+    if parting is not None and parting.left and parting.number in gone:
+        header.removed.append(parting.number)
     if gone:
         forget_peers(broker, gone)
         capture_again(broker, gone)
     if broker.header.number != KEEPER:
         return
+    if parting is not None and parting.number in broker.header.peers:  # it is given up
+        _host_again(broker, parting.number)
     new = sorted(set(broker.header.peers) - before)
     for number in new:
         for name in sorted(broker.header.vpns):
@@ -209,6 +217,16 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
                 elif place(broker, found.definition) != entry.hosts:
                     again = c.Define(definition=to_wire(found.definition))
                     define(broker, name, again, of_client=False)
+
+
+def _host_again(broker: Broker, number: int) -> None:
+    """A broker that was to be removed stays, and has the queues still that it hosted."""
+    for vpn in sorted(broker.header.vpns):
+        for name, entry in known_places.entries_of(broker, vpn).items():
+            queue = broker.find(vpn, name)
+            if entry.whole and number not in entry.hosts and queue is not None:
+                hosts = place(broker, queue.definition)
+                note(broker, vpn, name, msgspec.structs.replace(entry, hosts=hosts))
 
 
 def say_definition(broker: Broker, sender: int, said: SayDefinition) -> None:
@@ -248,7 +266,7 @@ def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
     )  # fmt: skip
 
 
-def _note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
+def note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """This stands in the directory from now on; all are told. Hosts none: it is gone."""
     known = known_places.find(broker, vpn, name)
     if known == entry or (known is None and not entry.hosts):
@@ -348,7 +366,7 @@ def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
         before = known_places.find(broker, ticket.vpn, ticket.name)
         reads = before is not None and before.reads and bool(ticket.entry.hosts)
         entry = msgspec.structs.replace(ticket.entry, reads=reads)
-        _note(broker, ticket.vpn, ticket.name, entry)
+        note(broker, ticket.vpn, ticket.name, entry)
         _answer(broker, ticket)
         return
     if ticket.undone is not None:
@@ -358,7 +376,7 @@ def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
 
 def _undo(broker: Broker, ticket: Ticket, before: Entry) -> None:
     """One of the hosts has refused. From hosts that are new the queue is taken away again."""
-    _note(broker, ticket.vpn, ticket.name, before)
+    note(broker, ticket.vpn, ticket.name, before)
     command = c.Delete(queue=ticket.name)
     own = broker.find(ticket.vpn, ticket.name)
     if own is not None and broker.header.number not in before.hosts:

@@ -13,7 +13,16 @@ from typing import Any
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
 from ...protocol.dead_letters import DeadCounted, DeadLetters, DeadTaken
-from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
+from ...protocol.farewells import (
+    Aware,
+    Bequest,
+    Farewell,
+    HandIn,
+    HeardLast,
+    Left,
+    Part,
+    Quiet,
+)
 from ...protocol.granting import (
     Drained,
     Grant,
@@ -37,6 +46,7 @@ from ..bridges.trails import hear_takes
 from . import (
     barriers,
     dead_ways,
+    emptying,
     keeper,
     known_places,
     ownership,
@@ -86,6 +96,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "vote": (Vote, verdicts.hear_vote),
     "verdict": (Verdict, voting.hear_verdict),
     "part": (Part, parting.hear_part),
+    "aware": (Aware, parting.hear_aware),
+    "hand_in": (HandIn, emptying.handed_in),
     "quiet": (Quiet, parting.hear_quiet),
     "farewell": (Farewell, parting.hear_farewell),
     "bequest": (Bequest, parting.hear_bequest),

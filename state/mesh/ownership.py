@@ -177,7 +177,7 @@ def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
     """Give what no consumer here can take to hosts that want it, the first first; whether a budget
     ended it."""
     header = queue.header
-    if not header.egress:
+    if not header.egress or header.leaving:
         return False
     holder = barriers.holder(broker, queue)
     if holder is not None:  # until its barrier is through, all that is left goes there
@@ -185,7 +185,8 @@ def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
             return False
         return _grant_to(broker, queue, holder, [None], NEVER, budget, looks)
     for host, one in list(header.wanted.items()):
-        room = one.limit - one.given if host in broker.header.peers else 0
+        stays = host in broker.header.peers and host not in header.without
+        room = one.limit - one.given if stays else 0
         if _grant_to(broker, queue, host, one.filters, room, budget, looks):
             return True
     return False
@@ -322,6 +323,7 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
     for at, ref in enumerate(said.refs):
         here = queue is not None and (
             queue.header.arriving
+            or sender in queue.header.without  # it is removed, and all has to go somewhere
             or (not over_quota(queue, said.sizes[at]) and has_room(broker, queue, said.sizes[at]))
         )
         if queue is not None and here:

@@ -2,18 +2,20 @@
 
     keeper                    who is removed              each other broker, the keeper too
       │ Part ────────────────────▶ │ ◀── Part ─────────────────▶ │
-      │                            │ no queue is here            │
+      │                            │ ◀──────────────────── Aware │ it grants nothing more to it
+      │             its loop reads nothing of clients any more (`CloseBroker`)
+      │                            │ no message is here          │
       │                            │ Quiet ────────────────────▶ │ nothing asked of it is open
       │                            │ ◀──────────────────── Farewell
-      │             its loop reads nothing of clients any more (`CloseBroker`)
       │                            │ nothing is undecided here   │
       │ ◀───────────────── Bequest │ Left ─────────────────────▶ │
       │ ◀───────────────────────────────────────────── HeardLast │
       │ done: its query may end    │
 
-A removal begins only where the directory has nothing on the broker, and nothing is placed there
-from then on. The channels keep their order, so who hears `Part` knows the directory as it is, and
-who hears `Quiet` knows that no pattern leads there. Then nobody has anything more to ask of it.
+A removal begins only where the directory has no local queue on the broker, and nothing is placed
+there from then on. What it has of distributed queues it gives away first (`emptying`). The channels
+keep their order, so who hears `Part` knows the directory as it is, and who hears `Quiet` knows that
+no pattern leads there. Then nobody has anything more to ask of it.
 
 Its partitions stay, since producers and clients may know no others: the keeper reads on where it
 ended. It goes on with what the broker knew of its producers, and answers them under the broker's
@@ -31,12 +33,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol import commands as c
+from ...protocol.carrying import Entry
 from ...protocol.errors import ConfigError, LakequeueError
-from ...protocol.farewells import Bequest, Farewell, HeardLast, Left, Part, Quiet
+from ...protocol.farewells import Aware, Bequest, Farewell, HeardLast, Left, Part, Quiet
 from ..bridges.bridge_keeper import bridges_at
 from ..bridges.trails import close_idle
 from . import known_places
 from .dead_ways import close_all, waits_for
+from .emptying import captures, is_empty, why_it_stays
+from .keeper import note
 from .known_places import KEEPER
 from .peer import Parting
 from .placement import LOCAL
@@ -73,10 +78,14 @@ def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
         raise LakequeueError(
             f"broker {name!r}: cannot be removed, for as the home's first it keeps the directory"
         )
-    _check_empty(broker, number, name)
+    shared = _check_empty(broker, number, name, captures(broker, command.topics))
+    for of_vpn, queue, entry in shared:  # each hears this before it hears of the removal
+        hosts = [host for host in entry.hosts if host != number]
+        note(broker, of_vpn, queue, msgspec.structs.replace(entry, hosts=hosts))
     header.partings += 1
     header.parting = Parting(number, header.partings, told=True)
     say_to_all(broker, Part(header.partings, number))
+    say(broker, number, Aware(header.partings))
     return {"round": header.partings, "done": False, "waits_for": []}
 
 
@@ -94,16 +103,22 @@ def _how_far(broker: Broker, command: c.RemoveBroker) -> dict[str, Any]:
     return {"round": parting.round, "done": done, "waits_for": [names[n] for n in silent]}
 
 
-def _check_empty(broker: Broker, number: int, name: str) -> None:
-    """Nothing that the keeper knows of is on a broker, or LakequeueError is raised."""
+def _check_empty(
+    broker: Broker, number: int, name: str, captured: set[int]
+) -> list[tuple[str, str, Entry]]:
+    """Nothing that the keeper knows of holds a broker, or LakequeueError is raised; gives the
+    distributed queues that it hosts. captured: numbers of queues whose topic is there."""
     header = broker.header
     local: list[str] = []
-    shared: list[str] = []
+    shared: list[tuple[str, str, Entry]] = []
     read: list[str] = []
     for vpn in sorted(header.vpns):
         for queue, entry in known_places.entries_of(broker, vpn).items():
             if number in entry.hosts:
-                (local if entry.type == LOCAL else shared).append(f"{queue!r} of VPN {vpn!r}")
+                if entry.type == LOCAL:
+                    local.append(f"{queue!r} of VPN {vpn!r}")
+                else:
+                    shared.append((vpn, queue, entry))
             elif entry.reads and entry.base == number:
                 read.append(f"{queue!r} of VPN {vpn!r}")
     if local:
@@ -111,11 +126,13 @@ def _check_empty(broker: Broker, number: int, name: str) -> None:
             f"broker {name!r}: has {_some(local)}; move what is a LocalQueue to another broker "
             "(`lakequeue move-queue`), or delete it"
         )
-    if shared:
-        raise LakequeueError(
-            f"broker {name!r}: is a host of {_some(shared)}; a queue that several brokers host "
-            "keeps them: delete it, or let the broker stay"
-        )
+    for vpn, queue, entry in shared:
+        why = why_it_stays(broker, vpn, queue, entry, number, captured)
+        if why is not None:
+            raise LakequeueError(
+                f"broker {name!r}: is a host of queue {queue!r} of VPN {vpn!r}, which {why}: "
+                "delete it, or let the broker stay"
+            )
     if read:
         raise LakequeueError(
             f"broker {name!r}: reads plain Kafka records for {_some(read)}, made there and moved "
@@ -131,6 +148,7 @@ def _check_empty(broker: Broker, number: int, name: str) -> None:
             f"broker {name!r}: {header.tickets_open} definitions, deletions or moves of queues are "
             "not done yet: try again when they are"
         )
+    return shared
 
 
 def _some(names: list[str], what: str = "queue") -> str:
@@ -159,6 +177,15 @@ def hear_part(broker: Broker, sender: int, said: Part) -> None:
     parting = _of_round(broker, said.broker, said.round)
     if parting is not None:
         parting.told = True
+        if said.broker != broker.header.number:
+            say(broker, said.broker, Aware(said.round))
+
+
+def hear_aware(broker: Broker, sender: int, said: Aware) -> None:
+    """A broker grants nothing more here."""
+    parting = _of_round(broker, broker.header.number, said.round)
+    if parting is not None:
+        parting.aware = sorted({*parting.aware, sender})
 
 
 def hear_quiet(broker: Broker, sender: int, said: Quiet) -> None:
@@ -229,7 +256,9 @@ def take_leave(broker: Broker) -> None:
     elif not parting.quiet:
         close_idle(broker)
         close_all(broker)
-        if not any(header.queues.values()) and not header.links:
+        nothing = not any(header.queues.values())
+        may_begin = parting.closed and not set(header.peers) - set(parting.aware)
+        if not header.links and (nothing or (may_begin and is_empty(broker))):
             say_to_all(broker, Quiet(parting.round))
             parting.quiet = True
     elif parting.closed and not parting.left and _is_idle(broker, parting):

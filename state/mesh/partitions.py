@@ -63,15 +63,22 @@ def begin(queue: Queue, hosts: list[int]) -> None:
         queue.header.shares = [list(hosts)]
 
 
-def follow(queue: Queue | None, before: Entry | None, entry: Entry) -> None:
-    """The directory says who hosts a queue now; before: what it said."""
+def follow(queue: Queue | None, before: Entry | None, entry: Entry, own: int) -> None:
+    """The directory says who hosts a queue now; before: what it said; own: this broker."""
     if queue is None or queue.definition.type == "LocalQueue":
         return
     if entry.state != THERE or not entry.hosts:
         return
-    known = queue.header.shares or [list((before or entry).hosts)]
-    if known[-1] != entry.hosts:
-        queue.header.shares = [*known, list(entry.hosts)]
+    header = queue.header
+    known = header.shares or [list((before or entry).hosts)]
+    gone = {*header.without, *known[-1]} - {*entry.hosts}
+    header.without = sorted(gone)
+    if own in entry.hosts and header.leaving:  # it was to be removed, and stays
+        header.leaving, queue.wanted = [], True
+    if gone and not header.plain:  # nothing was read: there is nothing to hand over
+        header.shares = [list(entry.hosts)]
+    elif known[-1] != entry.hosts:
+        header.shares = [*known, list(entry.hosts)]
 
 
 def forget(broker: Broker, queue: Queue) -> None:
@@ -92,6 +99,7 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
         return True
     if not queue.header.shares:  # it is older than these
         queue.header.shares = [all_hosts(broker, queue)]
+    queue.header.plain = True
     shares, own = queue.header.shares, broker.header.number
     if len(shares) == 1:
         return _taker(shares[0], record.partition) == own

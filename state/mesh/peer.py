@@ -34,3 +34,4 @@ class Parting(msgspec.Struct, array_like=True):
     left: bool = False  # it has said its last words
     heard: list[int] = []  # at who is removed: who has nothing to say; at the keeper: who heard all
     cursor: str = ""  # the last producer that was told of
+    aware: list[int] = []  # at who is removed: who grants it nothing more

@@ -41,6 +41,7 @@ from ..limits import Budget
 from ..message import DELAYED, READY
 from . import ownership
 from .known_places import KEEPER, names_of, note_gone
+from .placement import LOCAL
 from .saying import say
 from .topic_routes import tell_routes, tell_went
 
@@ -106,6 +107,8 @@ def give_all(
     broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget
 ) -> bool:
     """Grant what the queue holds, in its order; whether that is all."""
+    if not queue.header.leaving:  # it stays after all
+        return True
     to = queue.header.leaving[0]
     for page, rows in queue.live_rows(task.cursor):
         rows = rows[(page.state[rows] == READY) | (page.state[rows] == DELAYED)]
@@ -122,8 +125,10 @@ def give_all(
 
 
 def look(broker: Broker, queue: Queue) -> None:
-    """Where the other broker has all messages of a queue that leaves, it has the queue."""
+    """Where the other broker has all messages of a local queue that leaves, it has the queue."""
     header = queue.header
+    if queue.definition.type != LOCAL:  # `emptying` looks
+        return
     if not header.leaving or header.depth or header.kept or header.deleted:
         return
     vpn, definition = broker.vpn_of(queue), queue.definition

@@ -57,6 +57,13 @@ def _put(deferred: list[list[int]], new: list[int], most: int) -> bool:
     return True
 
 
+def take_over(broker: Broker, queue: Queue, deferred: list[list[int]]) -> None:
+    """Acks that came early where the queue was are kept here."""
+    for one in deferred:
+        if _put(queue.header.deferred, list(one), broker.limits.early_acks):
+            queue.header.deferred_until = min(queue.header.deferred_until, one[2])
+
+
 def _first(one: list[int]) -> int:
     return one[0]
 

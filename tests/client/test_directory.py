@@ -94,9 +94,10 @@ def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
 def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
     directory = Whereabouts(2)
     assert directory.broker_of("q") == 2
-    assert directory.learn("q", {"b": 1, "c": 2})
-    assert not directory.learn("q", {"b": 1, "c": 2})
+    directory.learn("q", {"b": 1, "c": 2})
     assert directory.broker_of("q") == 2
+    assert directory.take(b"queue/q", b'{"hosts": {"b": 1, "c": 2}}') == "q"  # to who is bound
+    assert directory.take(b"queue/q", b'{"hosts": {"c": 2, "b": 1}}') is None
     assert directory.take(b"queue/q", None) == "q"
     assert directory.hosts_of("q") == {}
 

@@ -328,6 +328,8 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
             with suppress(Rejected):
                 first = producer.send("probe/1", b"1").message_id
                 break
+        admin.define({"name": "shared", "message_type": "text"})
+        held = [producer.send("shared", b"x").message_id for _ in range(5)]
         sent: list[str] = [first]
         ends = threading.Event()
 
@@ -354,6 +356,7 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         while len(there) < len(sent) and time.monotonic() < deadline:
             there = [m.id for m in admin.browse("probes", limit=100_000)]
         assert there == sent
+        assert [m.id for m in admin.browse("shared")] == held
         for why, what in (("was removed from this home before", admin.remove_broker),
                           ("its name is not given again", admin.add_broker)):  # fmt: skip
             with pytest.raises(LakequeueError, match=why):

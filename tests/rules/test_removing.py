@@ -116,7 +116,7 @@ def test_a_broker_that_has_something_stays_and_says_what() -> None:
             remove_broker(spread.engine, name)
     with pytest.raises(ConfigError, match=r"'d' – is none of this home, whose brokers are a, b, c"):
         remove_broker(spread.engine, "d")
-    spread.admin.define({"name": "shared", "message_type": "json"})
+    spread.admin.define({"name": "shared", "message_type": "json", "barrier_expression": "/b = 1"})
     spread.admin.move_queue("orders", broker="b")
     with pytest.raises(LakequeueError, match=r"'c': is a host of queue 'shared' of VPN 'default'"):
         remove_broker(spread.engine, "c")
@@ -143,8 +143,9 @@ def test_H4_what_is_on_its_way_to_a_broker_lets_it_stay(queue: dict[str, Any]) -
             mesh.engine.cut(deaf)
             mesh.engine.mend(hears)
     assert owned(mesh.engine.broker("b"), mesh.engine.now) == ([], sent)
-    hosted = "is a host of queue 'orders'"
-    for why in (f"{hosted}|has queue 'orders'|moves of queues are not", f"{hosted}|has queue"):
+    silent = "did not say the last word"
+    first = silent if queue["type"] == "Queue" else "has queue 'orders'|moves of queues are not"
+    for why in (first, "has queue")[: 1 if first == silent else 2]:
         with pytest.raises(LakequeueError, match=why):
             remove_broker(mesh.engine, "c")
         mesh.engine.mend("c")
@@ -165,7 +166,7 @@ def test_H4_what_was_granted_to_a_broker_is_back_before_it_leaves(
     """Though the directory has nothing there: as where a definition was undone at a new host, to
     which another host had granted messages. Nobody says farewell before what it granted was heard,
     and nobody is gone before what it refused was heard."""
-    monkeypatch.setattr(parting, "_check_empty", lambda *_: None)
+    monkeypatch.setattr(parting, "_check_empty", lambda *_: [])
     mesh = Mesh()
     mesh.consumer("c", 2)
     mesh.engine.cut("c")
