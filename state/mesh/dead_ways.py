@@ -48,6 +48,7 @@ from ..storage import NEVER, Array
 from . import known_places
 from .hosting import initial_owner
 from .ownership import has_room, moving_to
+from .placement import LOCAL
 from .queue_moving import tell
 from .saying import say
 
@@ -91,7 +92,9 @@ def way_to(broker: Broker, vpn: str, name: str) -> Queue | None:
     if way is not None and way.header.depth:
         return way
     target = broker.find(vpn, name)
-    here = target is not None and not known_places.is_moving(target)
+    # One of several brokers takes them here to its last moment, and passes them on itself.
+    stays = target is not None and target.definition.type != LOCAL
+    here = target is not None and (stays or not known_places.is_moving(target))
     if here or _place_of(broker, vpn, name) is None:
         if way is not None:
             _close(broker, vpn, way)
