@@ -48,11 +48,11 @@ tools: ## what some tests drive: Chromium for the page, Prometheus for the alert
 demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
-# Two processes, first for what runs in memory, then for what needs Kafka and Spark, which waits more
-# than it computes. The tests of a file stay together.
+# Two processes for what runs in memory, then one for what needs Kafka and Spark, so that nothing else
+# takes the machine, and the ports that the documentation names, from under it.
 test: setup tools lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@$(BIN)/pytest -m "not job" --numprocesses 2 --dist loadfile
-	@$(BIN)/pytest -m job --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest -m job
 
 soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
