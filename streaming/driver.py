@@ -42,6 +42,7 @@ GLANCE_S = 0.001
 # should hardly notice; for the rest of a million messages that have expired nobody does. And it is
 # not the step alone that costs: its events go through Kafka into the tables, on the same cores.
 REST_OF_BULK, REST_OF_DUE = 4.0, 40.0
+REST_S_MAX = 0.2  # a lease that ends meanwhile is noticed so late at most
 RECENT_S = 1.0
 
 
@@ -207,7 +208,7 @@ class Driver:
             self._heard = time.monotonic()
         elif not decided.said and time.monotonic() - self._heard < RECENT_S:
             rest = REST_OF_DUE if self._deadline < self.now else REST_OF_BULK  # due since then
-            self._rested = time.monotonic() + rest * (self.cost_s - before)
+            self._rested = time.monotonic() + min(rest * (self.cost_s - before), REST_S_MAX)
         records = self._encoded(decided)
         self._unsaid.append((self.step, records))
         self._send_written(0.0)

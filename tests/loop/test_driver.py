@@ -16,7 +16,7 @@ from lakequeue.protocol import journal, steplog
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.state import DictStore
 from lakequeue.streaming.deciding import LIMITS
-from lakequeue.streaming.driver import UNSAID_MAX, Driver, Refused, Snapshot
+from lakequeue.streaming.driver import REST_S_MAX, UNSAID_MAX, Driver, Refused, Snapshot
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World
 
 QUEUE = {
@@ -253,6 +253,7 @@ def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
     """A million messages expire at once."""
     monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 1e6)
     monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
+    monkeypatch.setattr("lakequeue.streaming.driver.REST_S_MAX", 600.0)
     walk = Walk()
     world, many = walk.world, LIMITS.due_rows
     walk.go([("plain", n % 10) for n in range(3 * many)])
@@ -277,6 +278,7 @@ def test_a_purge_rests_less_for_somebody_waits(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 0.0)
     monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_BULK", 1e6)
     monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
+    monkeypatch.setattr("lakequeue.streaming.driver.REST_S_MAX", 600.0)
     walk = Walk()
     world, many = walk.world, LIMITS.bulk_rows
     walk.go([("plain", n % 10) for n in range(3 * many)])
@@ -290,6 +292,18 @@ def test_a_purge_rests_less_for_somebody_waits(monkeypatch: pytest.MonkeyPatch) 
     driver._rested = 0.0
     driver.one(nothing, 0.0)
     judge(walk)
+
+
+def test_no_rest_is_longer_than_a_deadline_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 1e6)
+    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
+    walk = Walk()
+    world, many = walk.world, LIMITS.due_rows
+    walk.go([("plain", n % 10) for n in range(2 * many)])
+    walk.step(2 * many)
+    world.now += 60_000
+    walk.driver.one(Some(world, walk.driver, 0), 0.0)
+    assert walk.driver.due_in() <= REST_S_MAX
 
 
 def test_a_home_begins_now_whatever_still_waits() -> None:
