@@ -7,6 +7,7 @@ nothing, in one go, each of them aloud; what was said and stored on the way must
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -247,22 +248,37 @@ def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
     assert events.count("session_lost") == 1, "only when it was really silent"
 
 
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets how long a driver rests: for as long as a test takes, unless it says otherwise."""
+
+    def settings(due: float = 0.0, bulk: float = 0.0, most: float = 600.0) -> None:
+        given = {"REST_OF_DUE": due, "REST_OF_BULK": bulk, "REST_S_MAX": most, "RECENT_S": 600.0}
+        for name, value in given.items():
+            monkeypatch.setattr(f"lakequeue.streaming.driver.{name}", value)
+
+    return settings
+
+
+def full(rows: int) -> Walk:
+    """So many messages have just come in."""
+    walk = Walk()
+    walk.go([("plain", n % 10) for n in range(rows)])
+    walk.step(rows)
+    return walk
+
+
 def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
-    monkeypatch: pytest.MonkeyPatch,
+    rests: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million messages expire at once."""
-    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 1e6)
-    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
-    monkeypatch.setattr("lakequeue.streaming.driver.REST_S_MAX", 600.0)
-    walk = Walk()
-    world, many = walk.world, LIMITS.due_rows
-    walk.go([("plain", n % 10) for n in range(3 * many)])
-    walk.step(3 * many)
-    driver, nothing = walk.driver, Some(world, walk.driver, 0)
-    world.now += 60_000
+    rests(due=1e6)
+    walk = full(3 * LIMITS.due_rows)
+    driver, nothing = walk.driver, Some(walk.world, walk.driver, 0)
+    walk.world.now += 60_000
     assert driver.due_in() == 0
     driver.one(nothing, 0.0)
-    assert driver.now == world.now, "a part of them has expired"
+    assert driver.now == walk.world.now, "a part of them has expired"
     assert driver.due_in() > 0, "the next part waits"
     before = driver.step
     walk.go([("describe",), ("step", 1)])
@@ -274,18 +290,13 @@ def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
     judge(walk)
 
 
-def test_a_purge_rests_less_for_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 0.0)
-    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_BULK", 1e6)
-    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
-    monkeypatch.setattr("lakequeue.streaming.driver.REST_S_MAX", 600.0)
-    walk = Walk()
-    world, many = walk.world, LIMITS.bulk_rows
-    walk.go([("plain", n % 10) for n in range(3 * many)])
-    walk.step(3 * many)
-    world.command(command="purge", queue="orders", epoch=HOME.epoch)
+def test_a_purge_rests_by_a_measure_of_its_own(rests: Callable[..., None]) -> None:
+    """Somebody waits for it."""
+    rests(bulk=1e6)
+    walk = full(3 * LIMITS.bulk_rows)
+    walk.world.command(command="purge", queue="orders", epoch=HOME.epoch)
     walk.step(1)
-    driver, nothing = walk.driver, Some(world, walk.driver, 0)
+    driver, nothing = walk.driver, Some(walk.world, walk.driver, 0)
     assert driver.due_in() == 0, "what a command began goes on at once"
     driver.one(nothing, 0.0)
     assert driver.due_in() > 0
@@ -294,15 +305,11 @@ def test_a_purge_rests_less_for_somebody_waits(monkeypatch: pytest.MonkeyPatch) 
     judge(walk)
 
 
-def test_no_rest_is_longer_than_a_deadline_may_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakequeue.streaming.driver.REST_OF_DUE", 1e6)
-    monkeypatch.setattr("lakequeue.streaming.driver.RECENT_S", 600.0)
-    walk = Walk()
-    world, many = walk.world, LIMITS.due_rows
-    walk.go([("plain", n % 10) for n in range(2 * many)])
-    walk.step(2 * many)
-    world.now += 60_000
-    walk.driver.one(Some(world, walk.driver, 0), 0.0)
+def test_no_rest_is_longer_than_a_deadline_may_be_late(rests: Callable[..., None]) -> None:
+    rests(due=1e6, most=REST_S_MAX)
+    walk = full(2 * LIMITS.due_rows)
+    walk.world.now += 60_000
+    walk.driver.one(Some(walk.world, walk.driver, 0), 0.0)
     assert walk.driver.due_in() <= REST_S_MAX
 
 
