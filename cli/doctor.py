@@ -20,7 +20,7 @@ from ..protocol.errors import LakequeueError
 
 PYTHON_MIN = (3, 11)
 DISK_BYTES_MIN = 2 * 1024**3  # jars 0.1 GB, Kafka's logs and the tables of a first day
-MEMORY_BYTES_MIN = 4 * 1024**3  # Spark's driver 2 GB, broker 0.7 GB, Python workers
+MEMORY_BYTES_MIN = 5 * 1024**3  # Spark's driver 3 GB, broker 0.7 GB, Python workers
 CORES_MIN = 2
 # Distribution, and the versions that pyproject.toml allows, as [from, before).
 PACKAGES: tuple[tuple[str, str, str], ...] = (

@@ -52,7 +52,7 @@ def test_what_spark_submit_is_told(master: str, mode: str, program: str) -> None
     assert option(line, "--jars") == "/jars/delta.jar,/jars/kafka.jar"
     settings = configured(line)
     assert settings["spark.executor.memory"] == "4g"
-    assert settings["spark.driver.memory"] == "2g"  # of conf/spark.conf
+    assert settings["spark.driver.memory"] == "3g"  # of conf/spark.conf
     assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
     assert not any(key.startswith("lakequeue.") for key in settings)
     at = line.index(program)
