@@ -50,6 +50,7 @@ ROOMS = (
 )
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -157,7 +158,7 @@ def spark_session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        with _stderr_to(log_file):
+        with _output_to(log_file):
             spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         where = f"see {log_file}" if log_file else "its reason is printed above"
@@ -314,22 +315,27 @@ def settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _stderr_to(path: Path | None) -> Iterator[None]:
-    """Let child processes that start meanwhile write their standard error to this file.
+def _output_to(path: Path | None) -> Iterator[None]:
+    """Let child processes that start meanwhile write what they print to this file.
 
-    The Java process prints before any log configuration counts, and PySpark hands it our own
-    standard error; so ours is exchanged for the moment of the start.
+    The Java process prints before any log configuration counts, and VACUUM prints how much it
+    deleted; PySpark hands it our own streams, and ours may be read as JSON. So they are exchanged
+    for the moment of the start.
     """
     if path is None:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    kept = os.dup(2)
+    ours = (sys.stdout, sys.stderr)
+    for stream in ours:
+        stream.flush()
+    kept = [os.dup(number) for number in _PRINTED]
     with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
+        for number in _PRINTED:
+            os.dup2(file.fileno(), number)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        for number, copy in zip(_PRINTED, kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)

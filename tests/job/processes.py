@@ -33,6 +33,18 @@ def _adopts() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def _listen(
+    process: subprocess.Popen[str], said: list[dict[str, Any]], ready: threading.Event
+) -> None:
+    """What one start says, until its end: that of a killed one may come after the next start."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(json.loads(line))
+        if said[-1]["event"] == "ready":
+            ready.set()
+    ready.set()
+
+
 class EngineProcess:
     """`lakequeue run` as a child. Its session holds everything that it starts: driver, JVM,
     executors, Python workers; Kafka is somebody else's."""
@@ -55,20 +67,14 @@ class EngineProcess:
                 start_new_session=True, cwd=self.home.parent, preexec_fn=_adopts,
             )  # fmt: skip
         self._ready = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        arguments = (self.process, self.said, self._ready)  # the next start has others
+        self._listener = threading.Thread(target=_listen, args=arguments, daemon=True)
+        self._listener.start()
         return self
 
     def command(self, bootstrap: str) -> list[str]:
         """What is started, and where its Kafka is."""
         return ["run", "--bootstrap", bootstrap]
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(json.loads(line))
-            if self.said[-1]["event"] == "ready":
-                self._ready.set()
-        self._ready.set()
 
     def wait_ready(self) -> EngineProcess:
         """Until it serves."""
@@ -99,9 +105,11 @@ class EngineProcess:
         until(lambda: not self.family(), 30, "processes survive SIGKILL")
 
     def terminate(self) -> int:
-        """SIGTERM to the process that the user started; its exit status."""
+        """SIGTERM to the process that the user started; its exit status. Then all is in `said`."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(STOP_S_MAX)
+        status = self.process.wait(STOP_S_MAX)
+        self._listener.join(STOP_S_MAX)
+        return status
 
 
 class UpProcess(EngineProcess):

@@ -73,7 +73,10 @@ def test_the_engine_goes_on_delivering(tmp_path: Path, tables: SmallDisk) -> Non
                 go_through(connection, tables, tmp_path / "home" / "tables")
             log = (tmp_path / "home" / "spark.log").read_text(errors="replace")
             assert "does not write the tables" in log
+            assert "Deleted" in log, "VACUUM prints that, and not into what is read as JSON"
             assert engine.terminate() == 0
+            said = {line["event"] for line in engine.said}
+            assert said == {"ready", "goodbye"}, "each line that it printed is JSON"
         finally:
             engine.kill()
 
