@@ -69,6 +69,9 @@ def test_a_killed_worker_is_replaced_and_loses_nothing(place: Place) -> None:
         time.sleep(chance.uniform(0.5, 3.0))
         workers = loop_workers(engine)
         assert workers, "no worker of the loop was found"
+        java = workers[0].parent().parent()
+        assert java.name() == "java"
+        assert java.nice() > workers[0].nice(), "Java yields to who steps"
         for worker in workers:
             worker.kill()
         assert traffic.goes_on(60, 60) < BACK_S_MAX
