@@ -134,9 +134,18 @@ def console(stderr: bool = False) -> Console:
     return out
 
 
+def json_text(value: object) -> str:
+    """One JSON value on one line. What a terminal might obey, and what no file can hold, stands in
+    it as JSON escapes it: the value is the same."""
+    text = json.dumps(value, ensure_ascii=False, default=plain_value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def say_json(value: object) -> None:
     """One JSON value on one line of standard output, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=plain_value))
+    click.echo(json_text(value))
 
 
 def plain_value(value: Any) -> Any:

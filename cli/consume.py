@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,11 @@ from .common import (
     connection_options,
     counted,
     json_option,
+    json_text,
     key_fields,
     note,
     option,
     payload_fields,
-    plain_value,
     say_json,
     stop_on_signals,
 )
@@ -180,7 +179,7 @@ class Printer:
         line = message.payload
         if self._as_json:
             fields = message_fields(message)
-            line = json.dumps(fields, ensure_ascii=False, default=plain_value).encode()
+            line = json_text(fields).encode()
         if not self.reader.give(line + b"\n") or not self._acks:
             return
         try:

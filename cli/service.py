@@ -18,7 +18,7 @@ import click
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
 from .group import EnvironmentFault, forget_standard_output
-from .log_lines import TEXT, line_format
+from .log_lines import TEXT, PlainLines, line_format
 
 if TYPE_CHECKING:
     from ..streaming import Engine
@@ -126,7 +126,7 @@ def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
     rest.setLevel(logging.WARNING)
     rest.handleError = lambda record: None  # type: ignore[method-assign]  # the disk is full
     rest.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s", None)
         if log_format == TEXT else line_format(log_format)
     )  # fmt: skip
     engine = logging.getLogger("lakequeue.engine")

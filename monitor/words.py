@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -148,11 +149,11 @@ def details(event: Mapping[str, Any]) -> str:
 def said(request: Any) -> str:
     """What a redrive did, as its answer's address says."""
     query = request.query_params
-    if not query.get("moved", "").isdigit():
+    moved, stayed = (re.fullmatch("[0-9]{1,12}", query.get(k, "")) for k in ("moved", "stayed"))
+    if moved is None:
         return ""
-    stayed = query.get("stayed", "0")
-    rest = f"; {int(stayed):,} stayed" if stayed.isdigit() and int(stayed) else ""
-    return f"{int(query['moved']):,} redriven{rest}."
+    rest = f"; {int(stayed[0]):,} stayed" if stayed is not None and int(stayed[0]) else ""
+    return f"{int(moved[0]):,} redriven{rest}."
 
 
 FILTERS = {

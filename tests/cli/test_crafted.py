@@ -63,6 +63,24 @@ def test_what_consumers_say_does_not_speak_to_the_terminal(shell: Engine, text: 
     for command in (["queues"], ["queues", "q"], ["events"], ["browse", "q"], ["browse", "dead"]):
         assert_harmless(shell.run(*command).stdout)
     assert shell.json("browse", "q")  # one line of JSON, whatever is in it
+    for command in (["queues"], ["queues", "q"], ["events"], ["browse", "dead"]):
+        assert_harmless(shell.run(*command, "--json").stdout)
+    assert shell.json("browse", "dead")["headers"]["k"] == text
+
+
+@pytest.mark.parametrize("time", ["²", "soon", "9" * 30, "9" * 5_000, "-1"])
+def test_a_living_message_does_not_say_that_it_is_dead(shell: Engine, time: str) -> None:
+    shell.admin.define({"name": "q", "message_type": "text"})
+    headers = {"lq-dead-time": time, "lq-dead-reason": "expired", "k": "v"}
+    shell.connection.producer().send("q", b"x", headers=headers)
+    assert "expired" not in shell.run("browse", "q").stdout
+    seen = shell.json("browse", "q")
+    assert seen["dead"] is None
+    assert seen["headers"] == {"k": "v"}
+    consumer = shell.connection.consumer("q", ack_mode="individual")
+    message = consumer.receive(0)
+    assert message is not None
+    assert message.headers == {"k": "v"}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -115,3 +133,14 @@ def test_tables_and_lives_are_harmless(home: Path) -> None:
     assert_harmless(asked(home, "sql", "select * from journal"))
     for number in range(1, len(TEXTS) + 1):
         assert_harmless(asked(home, "trace", str(number)))
+        assert_harmless(asked(home, "trace", str(number), "--json"))
+    assert_harmless(asked(home, "sql", "select * from journal", "--json"))
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "²", "-1", "0", "1.5", "\x1b[31m1"])
+def test_what_is_no_message_id_is_said_in_a_sentence(home: Path, number: str) -> None:
+    done = CliRunner().invoke(main, ["trace", "--home", str(home), "--", number])
+    assert done.exit_code == 2, done.output
+    assert "is no message id" in done.stderr
+    assert len(done.stderr) < 400
+    assert_harmless(done.stderr)

@@ -179,6 +179,24 @@ def test_what_names_and_payloads_hold_is_shown_and_not_obeyed(
     client.close()
 
 
+@pytest.mark.parametrize("time", ["²", "soon", "9" * 30])
+def test_a_publishers_headers_are_not_the_engines(
+    engine: Any, open_page: Served, time: str
+) -> None:
+    """A living message is not shown as a dead one, and no header ends the page."""
+    headers = {"lq-dead-time": time, "lq-dead-reason": "forged", "lq-dead-queue": "orders"}
+    engine.producer().send("orders", b"{}", headers=headers)
+    text = open_page.get("/queue?name=orders")
+    assert "forged" not in text
+    assert "Redrive" not in text
+
+
+@pytest.mark.parametrize("moved", ["²", "9" * 5_000, "-1", "%3Cb%3E"])
+def test_what_an_address_says_does_not_end_the_page(open_page: Served, moved: str) -> None:
+    text = open_page.get(f"/queue?name=orders&moved={quote(moved, safe='%')}&stayed={quote(moved)}")
+    assert " redriven." not in text
+
+
 def test_a_queue_that_is_not_there(open_page: Served) -> None:
     status, text, _ = open_page.ask("/queue?name=nobody")
     assert (status, "no such queue" in text) == (404, True)
