@@ -60,3 +60,8 @@ def engine_settings(settings: tuple[str, ...], trigger: str | None) -> dict[str,
 
     EngineSettings(found)  # what is wrong with them is said before anything starts
     return found
+
+
+def log_format(settings: dict[str, str]) -> str:
+    """Of the lines that the engine says."""
+    return settings.get("lakequeue.log_format", "text")

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .common import option
-from .engine_options import engine_options, engine_settings
+from .engine_options import engine_options, engine_settings, log_format
 from .group import EnvironmentFault
 from .service import in_the_foreground, run_engine
 
@@ -48,7 +48,7 @@ def run(
     given = engine_settings(settings, trigger)
     home = home.expanduser().absolute()
     check_kafka(bootstrap)
-    with in_the_foreground(home, as_json) as progress:
+    with in_the_foreground(home, as_json, log_format(given)) as progress:
         from ..streaming import Engine
 
         engine = Engine(

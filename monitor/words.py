@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 PREVIEW_MAX = 300
@@ -96,6 +97,11 @@ def alerts(seen: Any) -> list[dict[str, str]]:
     return found
 
 
+def dead_queues(seen: Any) -> set[str]:
+    """The queues to which others' dead messages go: nobody consumes them, as a rule."""
+    return {queue["definition"]["dead_message_queue"] for queue in seen.queues}
+
+
 def used(seen: Any, what: str) -> int:
     """How much of something all brokers use."""
     return sum(look.usage["broker"][what] for look in seen.brokers.values() if look.usage)
@@ -157,6 +163,7 @@ def said(request: Any) -> str:
 
 
 FILTERS = {
+    "quote": quote,
     "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
     "death": death, "details": details, "waits": waits, "used": used, "limit": limit,
     "state": state,
