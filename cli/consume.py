@@ -83,6 +83,8 @@ def consume(
 
     A command of --exec finds LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE, LAKEQUEUE_DELIVERY_COUNT,
     LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and LAKEQUEUE_HEADER_<NAME> in its environment.
+    Headers of more than 64 KB, or beyond 500 KB in all, are not there: LAKEQUEUE_HEADERS_LEFT_OUT
+    counts them.
     Exit status 1 if it failed with a message.
 
     What is held when this ends goes back to the queue: also what the reader of a pipe has not
