@@ -117,6 +117,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def say(text: str) -> None:
+    """A line for people on standard output, whatever somebody named in it."""
+    click.echo(one_line(text))
+
+
 def cell(text: str) -> Text:
     """What somebody named or sent, in a table: as it is, whatever rich would read into it."""
     from rich.text import Text
@@ -241,5 +246,5 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A line for people on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people on standard error, whatever somebody named in it."""
+    print(one_line(text), file=sys.stderr, flush=True)

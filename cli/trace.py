@@ -63,7 +63,7 @@ def lines(story: dict[str, Any], zone: tzinfo | None = None) -> Iterator[str]:
         )
     for queue in story["queues"]:
         vpn = "" if queue["vpn"] == "default" else f" in the VPN {queue['vpn']}"
-        yield f"\n{queue['queue']}{vpn}"
+        yield f"\n{one_line(queue['queue'] + vpn)}"
         for event in queue["life"]:
             yield f"  {_when(event['time'], zone)}  {one_line(_what(event, zone))}"
             yield from _then(event)

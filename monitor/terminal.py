@@ -74,7 +74,7 @@ def screen(sight: Sight, view: Screen, height: int) -> RenderableType:
     seen = sight.look()
     parts: list[RenderableType] = []
     if seen.problem:
-        parts.append(Text(seen.problem, "bold red"))
+        parts.append(Text(plain(seen.problem), "bold red"))
     if view.open:
         parts += _queue(sight, view.at, height)
     else:
@@ -120,7 +120,7 @@ def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[Rende
         table.add_row(
             Text(plain(queue["name"])), *levels, str(len(queue["consumers"])),
             words.age(queue["oldest_age_s"]), words.rate(queue["in_s"]),
-            words.rate(queue["out_s"]), Text(words.waits(queue), "red"),
+            words.rate(queue["out_s"]), Text(plain(words.waits(queue)), "red"),
             style="reverse" if queue["name"] == view.at else "",
         )  # fmt: skip
     more = len(queues) - room
@@ -153,7 +153,7 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
     try:
         queue, messages = sight.queue(name)
     except LakequeueError as error:
-        return [Text(str(error), "bold red")]
+        return [Text(plain(str(error)), "bold red")]
     parts: list[RenderableType] = [Text(plain(name), "bold")]
     for reason in queue["why"]:
         parts.append(Text(reason["text"], "red" if reason["stuck"] else ""))
