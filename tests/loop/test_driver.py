@@ -352,7 +352,7 @@ def test_other_inputs_are_noticed() -> None:
     world = stopped()
     at = world.topics[PLACES[1]][0]
     at.value_ = at.value_ + b" "
-    with pytest.raises(Refused, match="came out differently .* keep the home and report it"):
+    with pytest.raises(Refused, match=r"came out differently .* keep the home and report it"):
         world.open()
 
 
