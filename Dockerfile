@@ -36,7 +36,7 @@ COPY sinks sinks
 COPY sources sources
 COPY state state
 COPY streaming streaming
-RUN pip install --no-cache-dir ".[fast,sql]"
+RUN pip install --no-cache-dir ".[fast,monitor,sql]"
 
 COPY --chmod=755 deploy/entrypoint.sh /opt/lakequeue/entrypoint.sh
 

@@ -9,13 +9,16 @@ import click
 
 from ..monitor.words import bridge_waits
 from .common import (
+    cell,
     connect,
     connection_options,
     console,
     counted,
     json_option,
     number,
+    one_line,
     option,
+    say,
     say_json,
 )
 from .define import PAIR, values_of
@@ -73,23 +76,25 @@ def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
     waiting = admin.describe_bridge(name).get("waiting", 0)
     if waiting and not yes:
         question = f"For {name} {counted(waiting, 'message')} wait. Delete it, and them?"
-        click.confirm(question, abort=True, err=as_json)
+        click.confirm(one_line(question), abort=True, err=as_json)
     gone = admin.delete_bridge(name)
     if as_json:
         say_json({"bridge": name, "deleted": True, "messages": gone})
     else:
-        click.echo(f"{name} deleted with {counted(gone, 'message')}")
+        say(f"{name} deleted with {counted(gone, 'message')}")
 
 
 def _table(found: list[dict[str, Any]]) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column, side in COLUMNS:
         table.add_column(column, justify=side)  # type: ignore[arg-type]
     for one in found:
         table.add_row(
-            one["name"], one["from"], one["to"], one["state"], number(one.get("waiting")),
-            number(one.get("on_its_way")), number(one["taken"]), "\n".join(bridge_waits(one)),
+            *(cell(one[key]) for key in ("name", "from", "to", "state")),
+            number(one.get("waiting")), number(one.get("on_its_way")), number(one["taken"]),
+            Text("\n".join(map(one_line, bridge_waits(one)))),
         )  # fmt: skip
     return table

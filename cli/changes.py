@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .common import counted, number, option
+from .common import counted, number, one_line, option
 
 
 def which_options(command: Any) -> Any:
@@ -33,7 +33,7 @@ def which(where: str | None, ids: str | None, everything: bool) -> dict[str, Any
 def asked_first(count: int, question: str, yes: bool, as_json: bool) -> None:
     """Ask, unless --yes is given or nothing would happen."""
     if not yes and count:
-        click.confirm(question.format(counted(count, "message")), abort=True, err=as_json)
+        click.confirm(one_line(question.format(counted(count, "message"))), abort=True, err=as_json)
 
 
 def left(why: dict[str, int]) -> str:

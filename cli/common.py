@@ -117,6 +117,11 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+def say(text: str) -> None:
+    """A line for people on standard output, whatever somebody named in it."""
+    click.echo(one_line(text))
+
+
 def cell(text: str) -> Text:
     """What somebody named or sent, in a table: as it is, whatever rich would read into it."""
     from rich.text import Text
@@ -134,9 +139,18 @@ def console(stderr: bool = False) -> Console:
     return out
 
 
+def json_text(value: object) -> str:
+    """One JSON value on one line. What a terminal might obey, and what no file can hold, stands in
+    it as JSON escapes it: the value is the same."""
+    text = json.dumps(value, ensure_ascii=False, default=plain_value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def say_json(value: object) -> None:
     """One JSON value on one line of standard output, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=plain_value))
+    click.echo(json_text(value))
 
 
 def plain_value(value: Any) -> Any:
@@ -232,5 +246,5 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """A line for people on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people on standard error, whatever somebody named in it."""
+    print(one_line(text), file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,11 @@ from .common import (
     connection_options,
     counted,
     json_option,
+    json_text,
     key_fields,
     note,
     option,
     payload_fields,
-    plain_value,
     say_json,
     stop_on_signals,
 )
@@ -84,6 +83,8 @@ def consume(
 
     A command of --exec finds LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE, LAKEQUEUE_DELIVERY_COUNT,
     LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and LAKEQUEUE_HEADER_<NAME> in its environment.
+    Headers of more than 64 KB, or beyond 500 KB in all, are not there: LAKEQUEUE_HEADERS_LEFT_OUT
+    counts them.
     Exit status 1 if it failed with a message.
 
     What is held when this ends goes back to the queue: also what the reader of a pipe has not
@@ -180,7 +181,7 @@ class Printer:
         line = message.payload
         if self._as_json:
             fields = message_fields(message)
-            line = json.dumps(fields, ensure_ascii=False, default=plain_value).encode()
+            line = json_text(fields).encode()
         if not self.reader.give(line + b"\n") or not self._acks:
             return
         try:

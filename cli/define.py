@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import connect, connection_options, json_option, note, say_json
+from .common import connect, connection_options, json_option, note, say, say_json
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
@@ -134,4 +134,4 @@ def _report(names: list[str], there: set[str], as_json: bool) -> None:
         say_json({"defined": names, "again": again})
         return
     for name in names:
-        click.echo(f"{name} defined{' again' if name in there else ''}")
+        say(f"{name} defined{' again' if name in there else ''}")

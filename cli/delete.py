@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, counted, json_option, option, say_json
+from .common import (
+    connect,
+    connection_options,
+    counted,
+    json_option,
+    one_line,
+    option,
+    say,
+    say_json,
+)
 
 
 @click.command()
@@ -33,9 +42,9 @@ def delete(
         if not yes:
             held, bound = counted(depth, "message"), counted(consumers, "consumer")
             question = f"{queue} holds {held} and has {bound}. Delete it?"
-            click.confirm(question, abort=True, err=as_json)
+            click.confirm(one_line(question), abort=True, err=as_json)
         admin.delete(queue)
     if as_json:
         say_json({"queue": queue, "deleted": True, "messages": depth})
     else:
-        click.echo(f"{queue} deleted with {counted(depth, 'message')}")
+        say(f"{queue} deleted with {counted(depth, 'message')}")

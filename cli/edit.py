@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .changes import asked_first, left, which, which_options
-from .common import connect, connection_options, json_option, option, pairs, say_json
+from .common import connect, connection_options, json_option, option, pairs, say, say_json
 
 
 @click.command()
@@ -53,6 +53,6 @@ def edit(
     if as_json:
         say_json({"queue": queue, "dry_run": dry_run, **asdict(done)})
         return
-    click.echo(f"{done.count:,} {'would be edited' if dry_run else 'edited'} in {queue}")
+    say(f"{done.count:,} {'would be edited' if dry_run else 'edited'} in {queue}")
     if done.stayed:
-        click.echo(f"{done.stayed:,} not: {left(done.why)}")
+        say(f"{done.stayed:,} not: {left(done.why)}")

@@ -48,11 +48,20 @@ def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def engine_settings(settings: tuple[str, ...], trigger: str | None) -> dict[str, str]:
-    """What the options say, as the engine takes it; `--trigger` is the longer name's short form."""
+    """What the options say, as the engine takes it; `--trigger` is the longer name's short form.
+    Raises ConfigError for a setting that is not allowed."""
     found = pairs(settings, "--set")
     if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
         other = found["lakequeue.trigger"]
         raise click.UsageError(
             f"--trigger {trigger} and --set lakequeue.trigger={other} contradict each other."
         )
+    from ..streaming.engine_settings import EngineSettings
+
+    EngineSettings(found)  # what is wrong with them is said before anything starts
     return found
+
+
+def log_format(settings: dict[str, str]) -> str:
+    """Of the lines that the engine says."""
+    return settings.get("lakequeue.log_format", "text")

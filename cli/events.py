@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from .common import (
     connect,
     connection_options,
     json_option,
+    json_text,
     one_line,
     option,
-    plain_value,
     stop_on_signals,
 )
 
@@ -85,12 +84,8 @@ def newer(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
-    for line in map(_json if as_json else _line, found):
+    for line in map(json_text if as_json else _line, found):
         click.echo(line)
-
-
-def _json(event: dict[str, Any]) -> str:
-    return json.dumps(event, ensure_ascii=False, default=plain_value)
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -17,6 +17,8 @@ from ..protocol.errors import LeaseLost
 from .common import note
 
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
+# What a kernel takes as a program's environment: Linux 128 KiB for one, some 2 MB for all.
+HEADER_BYTES_MAX, HEADERS_BYTES_MAX = 64_000, 500_000
 
 
 class Executor:
@@ -75,8 +77,14 @@ def message_environment(message: Any) -> dict[str, str]:
         "LAKEQUEUE_REDELIVERED": "1" if message.redelivered else "0",
         "LAKEQUEUE_PRIORITY": str(message.priority),
     }
+    room, left_out = HEADERS_BYTES_MAX, 0
     for name, value in (message.headers or {}).items():
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name).upper()
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        size = len(plain) + len(text.encode("utf-8", "surrogateescape"))
+        if size > min(HEADER_BYTES_MAX, room):  # or no command could be started with it, ever
+            left_out += 1
+            continue
+        room -= size
         out[f"LAKEQUEUE_HEADER_{plain}"] = text.replace("\0", "")
-    return out
+    return {**out, "LAKEQUEUE_HEADERS_LEFT_OUT": str(left_out)} if left_out else out

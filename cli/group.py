@@ -64,8 +64,10 @@ class LazyGroup(click.Group):
         except Exception as error:
             if os.environ.get("LAKEQUEUE_DEBUG", "0") not in ("", "0"):
                 raise
+            from .common import one_line  # which needs this module
+
             for line in sentences(error):
-                click.echo(line, err=True)
+                click.echo(one_line(line), err=True)
             ctx.exit(exit_status(error))
 
 

@@ -8,19 +8,26 @@ a message's or a queue's lines are found by equality and not by words.
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime
 from typing import Any
+
+from .common import json_text, one_line
 
 TEXT, JSON = "text", "json"
 
 
 class PlainLines(logging.Formatter):
-    """`12:00:00 what happened`."""
+    """`12:00:00 what happened`: a line, whatever somebody named or sent; a traceback follows it."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+    def __init__(
+        self, form: str = "%(asctime)s %(message)s", time: str | None = "%H:%M:%S"
+    ) -> None:
+        super().__init__(form, time)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return one_line(super().formatMessage(record))
 
 
 class JsonLines(logging.Formatter):
@@ -38,7 +45,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json_text(line)
 
 
 def line_format(name: str) -> logging.Formatter:

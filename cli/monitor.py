@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +165,7 @@ def _life(home: Path | None) -> Callable[[str], list[str]] | None:
         from .trace import lines
 
         with asked(home) as lake:
-            return list(lines(life_of(lake, number)))
+            return list(lines(life_of(lake, number), UTC))
 
     return told
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from .changes import asked_first, left, which, which_options
-from .common import connect, connection_options, json_option, say_json
+from .common import connect, connection_options, json_option, say, say_json
 
 
 @click.command()
@@ -51,6 +51,6 @@ def move(
     if as_json:
         say_json({"queue": queue, "to": to, "dry_run": dry_run, **asdict(done)})
         return
-    click.echo(f"{done.count:,} {'would be moved' if dry_run else 'moved'} to {to}")
+    say(f"{done.count:,} {'would be moved' if dry_run else 'moved'} to {to}")
     if done.stayed:
-        click.echo(f"{done.stayed:,} {'would stay' if dry_run else 'stayed'}: {left(done.why)}")
+        say(f"{done.stayed:,} {'would stay' if dry_run else 'stayed'}: {left(done.why)}")

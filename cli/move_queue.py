@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, counted, json_option, say_json
+from .common import connect, connection_options, counted, json_option, say, say_json
 
 
 @click.command("move-queue")
@@ -34,4 +34,4 @@ def move_queue(
     if as_json:
         say_json({"queue": queue, "broker": broker, "messages": depth})
     else:
-        click.echo(f"{queue} is on {broker} now, with {counted(depth, 'message')}")
+        say(f"{queue} is on {broker} now, with {counted(depth, 'message')}")

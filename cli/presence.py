@@ -151,7 +151,10 @@ def _engine_checks(place: str, home: Path | None, vpn: str, required: bool) -> l
     try:
         heard = heartbeat(place, vpn)
     except LakequeueError as error:
-        advice = "Is --vpn right? An engine serves the VPNs that its configuration names."
+        advice = (
+            "Start it, if nobody has yet; else, is --vpn right? An engine serves the VPNs that its "
+            "configuration names."
+        )
         return [Check("engine", not required, f"never here: {error}", wanted, advice, required)]
     if heard is None:
         found = f"none for {HEARTBEAT_WAIT_S:.0f} s"

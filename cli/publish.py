@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
-from .common import connect, connection_options, json_option, note, option, pairs, say_json
+from .common import connect, connection_options, json_option, note, option, pairs, say, say_json
 from .group import EXIT_FAILED
 
 WINDOW = 1000
@@ -160,9 +160,9 @@ class Tally:
             return
         thrown = f", {discarded:,} discarded" if discarded else ""
         unknown = f", {self.unknown:,} without an answer" if self.unknown else ""
-        click.echo(f"{self.stored:,} stored, {refused:,} refused{thrown}{unknown}")
+        say(f"{self.stored:,} stored, {refused:,} refused{thrown}{unknown}")
         for reason, count in [*self.refused.most_common(), *self.discarded.most_common()]:
-            click.echo(f"  {count:,} × {reason}")
+            say(f"  {count:,} × {reason}")
 
 
 def _why_discarded(receipt: Any) -> str:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, counted, json_option, option, say_json
+from .common import (
+    connect,
+    connection_options,
+    counted,
+    json_option,
+    one_line,
+    option,
+    say,
+    say_json,
+)
 
 
 @click.command()
@@ -45,14 +54,14 @@ def purge(
             depth = admin.describe(queue)["depth"]
             what = "all of them" if everything else f"those where {where}"
             question = f"{queue} holds {counted(depth, 'message')}. Remove {what} for good?"
-            click.confirm(question, abort=True, err=as_json)
+            click.confirm(one_line(question), abort=True, err=as_json)
         removed = admin.purge(queue, where=where, dry_run=dry_run, why=why)
     if dry_run:
         told = {"queue": queue, "would_remove": removed}
-        say_json(told) if as_json else click.echo(f"{removed:,} would be removed from {queue}")
+        say_json(told) if as_json else say(f"{removed:,} would be removed from {queue}")
     elif as_json:
         say_json({"queue": queue, "removed": removed})
     elif isinstance(removed, int):
-        click.echo(f"{removed:,} removed from {queue}")
+        say(f"{removed:,} removed from {queue}")
     else:
-        click.echo(f"Removed from {queue}.")
+        say(f"Removed from {queue}.")

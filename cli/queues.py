@@ -123,7 +123,7 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
             size(queue.get("spool_bytes")),
             number(len(queue.get("consumers") or ())),
             "–" if age is None else f"{age:,.1f} s",
-            queue.get("blocked") or "",
+            cell(queue.get("blocked") or ""),
             ", ".join(alerts(queue)),
             *([queue["broker"] or ", ".join(queue["brokers"])] if several else ()),
         )

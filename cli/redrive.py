@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, json_option, option, say_json
+from .common import connect, connection_options, json_option, option, say, say_json
 
 
 @click.command()
@@ -43,9 +43,9 @@ def redrive(
         say_json({"queue": queue, **answer, "why": done.why})
     else:
         to = ", ".join(f"{n:,} to {name}" for name, n in sorted(done.queues.items()))
-        click.echo(f"{done.moved:,} moved{f': {to}' if to else ''}")
+        say(f"{done.moved:,} moved{f': {to}' if to else ''}")
         why = ", ".join(f"{n:,} {reason}" for reason, n in sorted(done.why.items()))
         if done.stayed:
-            click.echo(f"{done.stayed:,} stayed in {queue}: {why}")
+            say(f"{done.stayed:,} stayed in {queue}: {why}")
     if done.stayed:
         click.get_current_context().exit(1)

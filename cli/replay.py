@@ -18,6 +18,7 @@ from .common import (
     one_line,
     option,
     payload_fields,
+    say,
     say_json,
 )
 
@@ -72,7 +73,7 @@ def replay(
         if not dry_run:
             if not yes and done.count:
                 question = f"Publish {counted(done.count, 'message')} to {queue} once more?"
-                click.confirm(question, abort=True, err=as_json)
+                click.confirm(one_line(question), abort=True, err=as_json)
             done = admin.replay(
                 queue, **chosen, rate=rate, progress=lambda n: note(f"{n:,} published")
             )
@@ -80,9 +81,9 @@ def replay(
         examples = [{**one, **payload_fields(one["payload"])} for one in done.examples]
         say_json({"queue": queue, "dry_run": dry_run, **asdict(done), "examples": examples})
     elif not dry_run:
-        click.echo(f"{done.count:,} published to {queue}")
+        say(f"{done.count:,} published to {queue}")
         for reason, count in sorted(done.refused.items()):
-            click.echo(f"{count:,} refused: {reason}")
+            say(f"{count:,} refused: {reason}")
 
 
 def _tell(found: object) -> None:
@@ -91,8 +92,8 @@ def _tell(found: object) -> None:
     if found.left:  # type: ignore[attr-defined]
         note(found.left)  # type: ignore[attr-defined]
     reach = "hold no message" if begins is None else f"begin {begins.astimezone():%Y-%m-%d %H:%M}"
-    click.echo(f"{counted(count, 'message')} to publish once more; the tables {reach}")
+    say(f"{counted(count, 'message')} to publish once more; the tables {reach}")
     for one in found.examples:  # type: ignore[attr-defined]
         when = one["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
         text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]
-        click.echo(f"  {one['id'] or '–':>6}  {when}  {one['event']}  {text}")
+        say(f"  {one['id'] or '–':>6}  {when}  {one['event']}  {text}")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import click
 
+from .before_running import check_alone, check_kafka, check_master
 from .common import option
-from .engine_options import engine_options, engine_settings
-from .group import EnvironmentFault
+from .engine_options import engine_options, engine_settings, log_format
 from .service import in_the_foreground, run_engine
-
-CONNECT_SECONDS_MAX = 5.0
 
 
 @click.command()
@@ -48,7 +45,9 @@ def run(
     given = engine_settings(settings, trigger)
     home = home.expanduser().absolute()
     check_kafka(bootstrap)
-    with in_the_foreground(home, as_json) as progress:
+    check_master(master)
+    check_alone(bootstrap, home, configuration)
+    with in_the_foreground(home, as_json, log_format(given)) as progress:
         from ..streaming import Engine
 
         engine = Engine(
@@ -56,23 +55,3 @@ def run(
             master=master, settings=given, progress=progress,
         )  # fmt: skip
         run_engine(engine, home, bootstrap, as_json, progress)
-
-
-def check_kafka(bootstrap: str) -> None:
-    """Refuse at once what nobody listens on; Spark would try for minutes."""
-    reasons: list[str] = []
-    for address in bootstrap.split(","):
-        host, _, port = address.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise click.BadParameter(
-                f"{address!r} is not host:port, such as 127.0.0.1:9092", param_hint="--bootstrap"
-            )
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS_MAX):
-                return
-        except (OSError, OverflowError) as error:
-            reasons.append(f"{address.strip()}: {getattr(error, 'strerror', None) or error}")
-    raise EnvironmentFault(
-        f"No Kafka broker answers ({'; '.join(reasons)}): start one, name another with "
-        "--bootstrap, or let `lakequeue up` start its own."
-    )

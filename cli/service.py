@@ -18,7 +18,7 @@ import click
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
 from .group import EnvironmentFault, forget_standard_output
-from .log_lines import TEXT, line_format
+from .log_lines import TEXT, PlainLines, line_format
 
 if TYPE_CHECKING:
     from ..streaming import Engine
@@ -42,9 +42,9 @@ def environment_faults() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_the_foreground(home: Path, as_json: bool) -> Iterator[Progress]:
+def in_the_foreground(home: Path, as_json: bool, log_format: str) -> Iterator[Progress]:
     """Around everything that a command runs until it is asked to end; ends with a goodbye."""
-    progress = Progress()
+    progress = Progress(log_format)
     try:
         with interrupt_on_sigterm():
             yield progress
@@ -126,7 +126,7 @@ def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
     rest.setLevel(logging.WARNING)
     rest.handleError = lambda record: None  # type: ignore[method-assign]  # the disk is full
     rest.setFormatter(
-        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        PlainLines("%(asctime)s %(levelname)s %(name)s: %(message)s", None)
         if log_format == TEXT else line_format(log_format)
     )  # fmt: skip
     engine = logging.getLogger("lakequeue.engine")
@@ -146,12 +146,14 @@ def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
 
 
 class Progress:
-    """What happens while starting: a line that turns on a terminal, else lines on stderr."""
+    """What happens while starting: a line that turns on a terminal, else lines on stderr, of the
+    log's format."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: str = TEXT) -> None:
         self._console = console(stderr=True)
         self._status: Any = None
-        if self._console.is_terminal:
+        self._format = log_format
+        if self._console.is_terminal and log_format == TEXT:
             self._status = self._console.status("Starting …")
             self._status.start()
 
@@ -159,7 +161,15 @@ class Progress:
         if self._status is not None:
             self._status.update(line)
         else:
+            self.note(line)
+
+    def note(self, line: str) -> None:
+        """A line that stays."""
+        if self._format == TEXT:
             note(line)
+            return
+        said = {"name": "lakequeue.engine", "levelname": "INFO", "msg": line}
+        note(line_format(self._format).format(logging.makeLogRecord(said)))
 
     def close(self) -> None:
         """Take the line away."""

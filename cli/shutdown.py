@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .common import connect, connection_options, json_option, option, say_json
+from .common import connect, connection_options, json_option, option, say, say_json
 
 
 @click.command()
@@ -49,4 +49,4 @@ def shutdown(
         say_json({"queue": queue, "shut_down": closed})
         return
     states = (f"{side} {'shut down' if shut else 'open'}" for side, shut in closed.items())
-    click.echo(f"{queue}: {', '.join(states)}")
+    say(f"{queue}: {', '.join(states)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import click
 
 from ..lake import NoLake, open_lake
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import DEFAULT_HOME, json_option, one_line, option, plain_value, say_json
+from .common import DEFAULT_HOME, json_option, json_text, one_line, option, plain_value, say_json
 from .group import EnvironmentFault
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def _cell(value: Any) -> str:
     shown = plain_value(value) if not isinstance(value, str | list | tuple | dict) else value
     if isinstance(shown, str):
         return shown
-    return json.dumps(shown, ensure_ascii=False, default=plain_value)
+    return json_text(shown)
 
 
 def _harmless(text: str) -> str:

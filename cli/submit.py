@@ -20,6 +20,7 @@ from pathlib import Path
 
 import click
 
+from .before_running import check_master
 from .common import option
 from .engine_options import engine_options, engine_settings
 from .group import EnvironmentFault
@@ -99,6 +100,8 @@ def submit(
     said = {name: given.get(f"lakequeue.{name}", "") for name in (TABLES, CHECKPOINTS)}
     places = places_of(home) | {name: place for name, place in said.items() if place}
     jars = [*ensure_jars().spark, *object_store_jars(map(folder, places.values()))]
+    if not only_print:
+        check_master(master)
     package = None
     if deploy_mode == "cluster" and not only_print:
         package = _package()

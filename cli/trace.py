@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -50,26 +50,26 @@ def trace(message_id: str, home: Path, as_json: bool) -> None:
         click.echo(line)
 
 
-def lines(story: dict[str, Any]) -> Iterator[str]:
-    """A story as people read it."""
+def lines(story: dict[str, Any], zone: tzinfo | None = None) -> Iterator[str]:
+    """A story as people read it; times are of the zone, or of this machine's."""
     number, published = story["message_id"], story["published"]
     if published is None:
         yield f"Message {number}; what it was published as is not in the tables"
     else:
         yield (
             f"Message {number}, {counted(published['bytes'], 'byte')}, published "
-            f"{_when(published['time'])} to {published['topic']}, partition "
+            f"{_when(published['time'], zone)} to {published['topic']}, partition "
             f"{published['partition']}, offset {published['offset']}"
         )
     for queue in story["queues"]:
         vpn = "" if queue["vpn"] == "default" else f" in the VPN {queue['vpn']}"
-        yield f"\n{queue['queue']}{vpn}"
+        yield f"\n{one_line(queue['queue'] + vpn)}"
         for event in queue["life"]:
-            yield f"  {_when(event['time'])}  {one_line(_what(event))}"
+            yield f"  {_when(event['time'], zone)}  {one_line(_what(event, zone))}"
             yield from _then(event)
 
 
-def _what(event: dict[str, Any]) -> str:
+def _what(event: dict[str, Any], zone: tzinfo | None) -> str:
     """One event as people say it."""
     name, who, reason = event["event"], event["consumer"], event["reason"]
     text = WORDS.get(name, name)
@@ -81,7 +81,7 @@ def _what(event: dict[str, Any]) -> str:
         text += f" to {reason}" if name == "dead_lettered" else f": {reason}"
     if event["until"] is not None:
         state = (event["then"] or {}).get("state")
-        text += f", {'due' if state == 'delayed' else 'until'} {_when(event['until'])}"
+        text += f", {'due' if state == 'delayed' else 'until'} {_when(event['until'], zone)}"
     return text
 
 
@@ -106,8 +106,8 @@ def _then(event: dict[str, Any]) -> Iterator[str]:
         yield f"{'':29}{span}: {part['why']}"
 
 
-def _when(time: datetime) -> str:
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+def _when(time: datetime, zone: tzinfo | None) -> str:
+    return time.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _long(ms: int) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import note, option
-from .engine_options import engine_options, engine_settings
+from .common import option
+from .engine_options import engine_options, engine_settings, log_format
 from .service import Progress, environment_faults, in_the_foreground, run_engine
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def up(
     configuration = load(config)  # Q7: a broken file starts nothing
     given = engine_settings(settings, trigger)
     home = home.expanduser().absolute()
-    with in_the_foreground(home, as_json) as progress:
+    with in_the_foreground(home, as_json, log_format(given)) as progress:
         _run(home, configuration, _port(home, port), given, as_json, progress)
 
 
@@ -85,7 +85,7 @@ def _run(
         progress("Starting Kafka …")
         kafka = EmbeddedKafka(home / "kafka", port, progress=progress)
         kafka.start()
-    watch = KafkaWatch(kafka, note)
+    watch = KafkaWatch(kafka, progress.note)
     watch.start()
     try:
         engine = Engine(

@@ -16,6 +16,7 @@ from .common import (
     json_option,
     number,
     percent,
+    say,
     say_json,
 )
 
@@ -60,7 +61,7 @@ def usage(url: str | None, home: Path | None, vpn: str, as_json: bool) -> None:
     console().print(table)
     for one in each(found):
         for reason, count in one["vpn"]["refused"].items():
-            click.echo(f"{count:,} refused: {reason}{_at(one, found)}")
+            say(f"{count:,} refused: {reason}{_at(one, found)}")
 
 
 def each(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:

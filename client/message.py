@@ -50,7 +50,7 @@ class BrowsedMessage:
     def of(cls, queue: str, row: dict[str, Any]) -> BrowsedMessage:
         """From the engine's answer."""
         raw = {k: None if row[k] is None else base64.b64decode(row[k]) for k in _BINARY}
-        pairs = wire.headers_list(raw["headers"]) + wire.dead_headers(row["dead"])
+        pairs = wire.application_headers(raw["headers"]) + wire.dead_headers(row["dead"])
         return cls(
             id=row["id"], queue=queue, state=row["state"], payload=raw["payload"] or b"",
             key=raw["key"], headers=_text(pairs), priority=row["priority"],
@@ -140,7 +140,7 @@ class Message:
     @property
     def headers(self) -> dict[str, str]:
         """Headers as text; bytes that are not UTF-8 are escaped."""
-        pairs = wire.headers_list(self._headers) + wire.dead_headers(self._dead)
+        pairs = wire.application_headers(self._headers) + wire.dead_headers(self._dead)
         return _text(pairs)
 
     @property

@@ -7,6 +7,7 @@ there.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from .waits import Period, Waits
 
 if TYPE_CHECKING:
     import duckdb
+
+ID_SHOWN = 40  # characters of what is no id
 
 _EVENTS = """
 SELECT j.vpn, j.queue, j.step, j.part, j.line, j.time, j.event,
@@ -45,10 +48,10 @@ def trace(lake: duckdb.DuckDBPyConnection, message_id: str) -> dict[str, Any]:
     (both None: it lasts), and ``why`` a ready message waited, in parts. Raises ConfigError for
     what is no message id, LakequeueError when the tables do not have the message.
     """
-    if not message_id.isdecimal() or not 0 < int(message_id) < 1 << 64:
+    if not re.fullmatch("[0-9]{1,20}", message_id) or not 0 < int(message_id) < 1 << 64:
         raise ConfigError(
-            f"{message_id!r} is no message id: that is a number such as 17, as `publish`, `browse` "
-            "and the view `queued` show it"
+            f"{message_id[:ID_SHOWN]!r} is no message id: that is a number such as 17, as "
+            "`publish`, `browse` and the view `queued` show it"
         )
     number = str(int(message_id))
     events = _rows(lake, _EVENTS, number)

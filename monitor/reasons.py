@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 from ..client.message import BrowsedMessage
@@ -20,6 +21,7 @@ from ..expressions import compile_program, is_true
 
 LOOKED_AT = 200  # messages that are worth looking at
 NAMES_MAX = 5
+DEAD = "lq-dead-reason"  # a header of every dead message (X5)
 _PER_FLOW = "max_delivered_unacked_per_flow"
 
 Queue = Mapping[str, Any]
@@ -56,6 +58,8 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     if not ready:
         return _nothing_ready(queue, messages, now)
     name, _, detail = (blocked or "").partition(":")
+    if name == "no consumer" and messages and all(DEAD in m.headers for m in messages):
+        return [Waiting("dead", _dead(queue), stuck=False)]
     if name == "barrier" and messages and messages[0].is_barrier:
         text = (
             f"Barrier {messages[0].id} is next, and no consumer's filter takes it: "
@@ -103,12 +107,20 @@ def _delayed(queue: Queue, messages: Messages, now: datetime) -> str:
 def _egress(queue: Queue, messages: Messages, now: datetime) -> str:
     return (
         f"Egress is shut down: {_waiting(queue)} until it is opened "
-        f"(lakequeue shutdown {queue['name']} --open-egress)."
+        f"(lakequeue shutdown {quote(queue['name'])} --open-egress)."
     )
 
 
 def _no_consumer(queue: Queue, messages: Messages, now: datetime) -> str:
     return f"No consumer is subscribed: {_waiting(queue)} for one."
+
+
+def _dead(queue: Queue) -> str:
+    name = quote(queue["name"])
+    return (
+        f"Dead messages: {_waiting(queue)} until somebody looks (lakequeue browse {name}), sends "
+        f"them back (lakequeue redrive {name}), or consumes them."
+    )
 
 
 def _queue_backlog(queue: Queue, messages: Messages, now: datetime) -> str:
@@ -235,7 +247,7 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
     if not queue["ingress"]:
         text = (
             "Ingress is shut down: what is published to it is refused or discarded until it is "
-            f"opened (lakequeue shutdown {queue['name']} --open-ingress)."
+            f"opened (lakequeue shutdown {quote(queue['name'])} --open-ingress)."
         )
         found.append(Waiting("ingress", text, side="in"))
     limit, most = definition["max_spool_usage"], definition["max_spool_messages"]

@@ -32,6 +32,7 @@ BRIDGES = 50
 POINTS = 150
 QUEUES_KEPT = 200
 EVENTS = 50
+UNKNOWN = (None, None)  # rates at the first look
 TOTAL = ""  # the past of all queues together
 
 Connect = Callable[[], Any]
@@ -39,12 +40,12 @@ Connect = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment: messages stored, and how many came and went a second."""
+    """One moment: messages stored, and how many came and went a second; None: not known yet."""
 
     at: float
     depth: float
-    into: float
-    out: float
+    into: float | None
+    out: float | None
 
 
 @dataclass(slots=True)
@@ -169,8 +170,8 @@ class Sight:
             queue["in_s"], queue["out_s"], queue["again_s"] = rates
             total = [total[0] + depth, total[1] + rates[0], total[2] + rates[1]]
             if depth or queue["name"] in self._past or any(rates):
-                self._point(queue["name"], Point(at, depth, *rates[:2]))
-        self._point(TOTAL, Point(at, *total))
+                self._point(queue["name"], Point(at, depth, *(rates[:2] if then else UNKNOWN)))
+        self._point(TOTAL, Point(at, total[0], *(total[1:] if then else UNKNOWN)))
         for name in [name for name in self._past if name and name not in now]:
             del self._past[name]
         self._before = at, now

@@ -5,7 +5,7 @@ The same as the page: all queues, and one of them with why it does not move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ def screen(sight: Sight, view: Screen, height: int) -> RenderableType:
     seen = sight.look()
     parts: list[RenderableType] = []
     if seen.problem:
-        parts.append(Text(seen.problem, "bold red"))
+        parts.append(Text(plain(seen.problem), "bold red"))
     if view.open:
         parts += _queue(sight, view.at, height)
     else:
@@ -88,6 +88,11 @@ def spark(values: Sequence[float]) -> str:
     top = max(shown, default=0.0)
     steps = len(BARS) - 1
     return "".join(BARS[round(value / top * steps) if top else 0] for value in shown)
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """Without those that are not known yet."""
+    return [value for value in values if value is not None]
 
 
 def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[RenderableType]:
@@ -115,7 +120,7 @@ def _overview(sight: Sight, seen: Seen, view: Screen, height: int) -> list[Rende
         table.add_row(
             Text(plain(queue["name"])), *levels, str(len(queue["consumers"])),
             words.age(queue["oldest_age_s"]), words.rate(queue["in_s"]),
-            words.rate(queue["out_s"]), Text(words.waits(queue), "red"),
+            words.rate(queue["out_s"]), Text(plain(words.waits(queue)), "red"),
             style="reverse" if queue["name"] == view.at else "",
         )  # fmt: skip
     more = len(queues) - room
@@ -126,7 +131,7 @@ def _totals(past: Sequence[Point], queues: int) -> RenderableType:
     last = past[-1] if past else Point(0, 0, 0, 0)
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_row(f"{queues:,} queues", f"{words.number(last.depth)} messages")
-    for name, values in (("in", [p.into for p in past]), ("out", [p.out for p in past])):
+    for name, values in (("in", known(p.into for p in past)), ("out", known(p.out for p in past))):
         now = short(values[-1]) if values else "–"
         table.add_row(f"{name} {now}/s", Text(spark(values), "cyan"))
     return table
@@ -148,7 +153,7 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
     try:
         queue, messages = sight.queue(name)
     except LakequeueError as error:
-        return [Text(str(error), "bold red")]
+        return [Text(plain(str(error)), "bold red")]
     parts: list[RenderableType] = [Text(plain(name), "bold")]
     for reason in queue["why"]:
         parts.append(Text(reason["text"], "red" if reason["stuck"] else ""))
@@ -163,8 +168,8 @@ def _queue(sight: Sight, name: str, height: int) -> list[RenderableType]:
         text += f"{part['leased']:,}, on its way {part['moving']:,}"
         parts.append(Text(f"{text}, consumers {len(part['consumers'])}", "dim"))
     past = sight.past(name)
-    for text, values in (("in  ", [p.into for p in past]), ("out ", [p.out for p in past]),
-                         ("deep", [p.depth for p in past])):  # fmt: skip
+    rates = {"in  ": known(p.into for p in past), "out ": known(p.out for p in past)}
+    for text, values in {**rates, "deep": [p.depth for p in past]}.items():
         parts.append(Text(f"{text} {spark(values)} {short(values[-1]) if values else '–'}", "cyan"))
     room = min(MESSAGES, max(3, height - 20))
     return [*parts, _consumers(queue), _messages(messages[:room])]

@@ -126,7 +126,7 @@ class _Routes:
         return self._show(
             request, "overview.html", seen=seen, queues=queues[:ROWS_MAX], found=len(queues),
             text=text, sort=sort, sorts=list(SORTS), past=self._sight(request).past(TOTAL),
-            alerts=words.alerts(seen),
+            alerts=words.alerts(seen), dead=words.dead_queues(seen),
         )  # fmt: skip
 
     def queue(self, request: Request) -> Response:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 PREVIEW_MAX = 300
@@ -95,6 +97,11 @@ def alerts(seen: Any) -> list[dict[str, str]]:
     return found
 
 
+def dead_queues(seen: Any) -> set[str]:
+    """The queues to which others' dead messages go: nobody consumes them, as a rule."""
+    return {queue["definition"]["dead_message_queue"] for queue in seen.queues}
+
+
 def used(seen: Any, what: str) -> int:
     """How much of something all brokers use."""
     return sum(look.usage["broker"][what] for look in seen.brokers.values() if look.usage)
@@ -148,14 +155,15 @@ def details(event: Mapping[str, Any]) -> str:
 def said(request: Any) -> str:
     """What a redrive did, as its answer's address says."""
     query = request.query_params
-    if not query.get("moved", "").isdigit():
+    moved, stayed = (re.fullmatch("[0-9]{1,12}", query.get(k, "")) for k in ("moved", "stayed"))
+    if moved is None:
         return ""
-    stayed = query.get("stayed", "0")
-    rest = f"; {int(stayed):,} stayed" if stayed.isdigit() and int(stayed) else ""
-    return f"{int(query['moved']):,} redriven{rest}."
+    rest = f"; {int(stayed[0]):,} stayed" if stayed is not None and int(stayed[0]) else ""
+    return f"{int(moved[0]):,} redriven{rest}."
 
 
 FILTERS = {
+    "quote": quote,
     "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
     "death": death, "details": details, "waits": waits, "used": used, "limit": limit,
     "state": state,

@@ -45,6 +45,7 @@ REJECTED_BYTES = 8_000_000  # a larger rejected record is cut, and says how long
 REJECTED_KEY_BYTES = 1_000_000
 FRAMING = "lq-framing"
 STEP = "lq-step"
+OURS, REPLAYED = "lq-", "lq-replay-"  # whose headers these are; a replay publishes its own
 
 _pack = msgspec.msgpack.encode
 _unpack = msgspec.msgpack.decode
@@ -76,6 +77,13 @@ def headers_list(text: str | bytes | None) -> list[tuple[str, bytes]]:
     if not text:
         return []
     return [(h["key"], base64.b64decode(h.get("value") or "")) for h in msgspec.json.decode(text)]
+
+
+def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
+    """A message's own headers: without names that only the engine uses, so that no publisher says
+    of a message what it is, or that it died. A dead message's come again from `dead_headers`."""
+    pairs = headers_list(text)
+    return [(k, v) for k, v in pairs if not k.startswith(OURS) or k.startswith(REPLAYED)]
 
 
 def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> Iterator[WireRecord]:
@@ -252,7 +260,7 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
         if own is not None:
             headers.append(("lq-key", own))
         headers += dead_headers(d.dead.get(i))
-        headers += headers_list(d.headers[i])
+        headers += application_headers(d.headers[i])
         yield WireRecord(d.topic, d.partition, key, d.payloads[i], headers_json(headers))
 
 

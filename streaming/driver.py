@@ -239,8 +239,9 @@ class Driver:
         mute_to = max((r.acked for _, r in todo), default=self.step)
         spoken = []
         silent = False  # the step before was not encoded: its second digest is not known
+        begins = not self.step  # there is no snapshot: the log must begin with this home
         for at, record in todo:
-            self._check(record, silent)
+            self._check(record, silent, begins)
             decided = self._compute(record, again.take(record.ranges))
             silent = record.step <= mute_to
             if silent:
@@ -251,7 +252,7 @@ class Driver:
             self.log_at, self._said = at + 1, record.step
         return spoken
 
-    def _check(self, record: StepRecord, silent: bool) -> None:
+    def _check(self, record: StepRecord, silent: bool, begins: bool) -> None:
         """The log goes on where we stand, and the step before had the same outcome."""
         if record.code != self.code:
             raise Refused(
@@ -267,9 +268,16 @@ class Driver:
             )
         wrong = record.pages != self._digests[0]
         if wrong or (not silent and record.outputs != self._digests[1]):
+            do = "keep the home and report it"
+            if begins:
+                do = (
+                    "this home has no snapshot, so the log is most likely another home's; use that "
+                    "home, make one from its tables (lakequeue rebuild), or begin with a Kafka "
+                    "with fresh topics"
+                )
             raise Refused(
                 f"step {self.step} of broker {self.home.name!r} came out differently when it was "
-                f"taken again ({'state' if wrong else 'outputs'}): keep the home and report it"
+                f"taken again ({'state' if wrong else 'outputs'}): {do}"
             )
 
     # ------------------------------------------------------------ both

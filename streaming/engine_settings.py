@@ -1,17 +1,53 @@
-"""What a user set: settings of Spark's under their own names, and the engine's, `lakequeue.…`."""
+"""What a user set: settings of Spark's under their own names, and the engine's, `lakequeue.…`.
+
+A name that nobody reads would be a wish that nobody hears: it is refused, as is a value that the
+engine cannot take (Q7)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..protocol import ConfigError, Problem
 from .queries import REAL_TIME, TRIGGERS
 
-BATCH_S_MAX = 600  # a transaction of Kafka is open as long, at most 15 minutes by default
 LOG_FORMATS = ("text", "json")
-_PREFIX = "lakequeue."
+_PREFIX, _SPARK = "lakequeue.", "spark."
 _Value = TypeVar("_Value", int, float, str)
+
+
+class _Number(NamedTuple):
+    """What is allowed; also: what a number means that looks odd."""
+
+    kind: type[int] | type[float]
+    least: float
+    most: float
+    also: str = ""
+
+
+_MANY = 1_000_000
+_PORT = _Number(int, -1, 65_535, "0 for a free one, -1 for none")
+_EVERY_S = _Number(int, 0, _MANY, "0 for never")
+_NUMBERS = {
+    "batch_s": _Number(float, 0.01, 600),  # a transaction of Kafka is open as long: 15 min at most
+    "batch_mb": _Number(int, 1, _MANY),
+    "replay_s": _Number(float, 0.01, 600),
+    "page_cache_mb": _Number(int, 1, _MANY),
+    "records_per_step": _Number(int, 1, _MANY),
+    "mb_per_step": _Number(int, 1, _MANY),
+    "records_per_batch": _Number(int, 1, 100 * _MANY),
+    "tables_interval_s": _EVERY_S,
+    "history_interval_s": _EVERY_S,
+    "snapshots_interval_s": _EVERY_S,
+    "retention_days": _Number(float, 0, _MANY, "0 for ever"),
+    "upkeep_hours": _Number(float, 0, _MANY, "0 for never"),
+    "vacuum_hours": _Number(float, 1, _MANY),
+    "metrics_port": _PORT,
+    "monitor_port": _PORT,
+    "ui_port": _Number(int, 0, 65_535, "0 for none"),
+}
+_CHOICES = {"trigger": tuple(TRIGGERS), "log_format": LOG_FORMATS}
+_PLACES = ("tables", "checkpoints")
 
 
 def engine_conf() -> dict[str, str]:
@@ -22,22 +58,16 @@ def engine_conf() -> dict[str, str]:
 
 
 class EngineSettings:
-    """Raises ConfigError for a value that is not allowed. spark: those that win over
-    `conf/spark.conf`."""
+    """Raises ConfigError, with every problem, for a name or a value that is not allowed. spark:
+    those that win over `conf/spark.conf`."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
+        if problems := [p for p in map(_problem, given, given.values()) if p is not None]:
+            raise ConfigError(problems)
         self.spark = {k: v for k, v in given.items() if not k.startswith(_PREFIX)}
         self._own = {k: v for k, v in given.items() if k.startswith(_PREFIX)}
         self.trigger = self.value("trigger", REAL_TIME)
-        if self.trigger not in TRIGGERS:
-            raise _not_allowed("trigger", self.trigger, f"one of {', '.join(TRIGGERS)}")
         self.log_format = self.value("log_format", LOG_FORMATS[0])
-        if self.log_format not in LOG_FORMATS:
-            raise _not_allowed("log_format", self.log_format, f"one of {', '.join(LOG_FORMATS)}")
-        batch_s = self.value("batch_s", 30.0)
-        if not 0 < batch_s <= BATCH_S_MAX:
-            allowed = f"must be seconds, more than 0 and at most {BATCH_S_MAX}"
-            raise _not_allowed("batch_s", batch_s, allowed)
 
     def value(self, name: str, default: _Value) -> _Value:
         """The engine's setting of this name, of the same type as its default."""
@@ -57,5 +87,31 @@ class EngineSettings:
         return _PREFIX + name in self._own
 
 
-def _not_allowed(name: str, value: Any, allowed: str) -> ConfigError:
-    return ConfigError([Problem("", _PREFIX + name, value, allowed)])
+def _problem(key: str, value: str) -> Problem | None:
+    """What is wrong with a setting."""
+    name = key.removeprefix(_PREFIX)
+    if not key.startswith(_PREFIX):
+        if key.startswith(_SPARK):
+            return None
+        return Problem("", key, value, f"settings begin with {_SPARK} or {_PREFIX}")
+    if name in _NUMBERS:
+        allowed = _wrong_number(value, _NUMBERS[name])
+    elif name in _CHOICES:
+        choices = _CHOICES[name]
+        allowed = "" if value in choices else f"one of {', '.join(choices)}"
+    else:
+        names = sorted([*_NUMBERS, *_CHOICES, *_PLACES])
+        allowed = "" if name in _PLACES else f"no such setting; there are {', '.join(names)}"
+    return Problem("", key, value, allowed) if allowed else None
+
+
+def _wrong_number(text: Any, wanted: _Number) -> str:
+    """What a text had to be; empty: it is."""
+    try:
+        if wanted.least <= wanted.kind(text) <= wanted.most:
+            return ""
+    except ValueError:
+        pass
+    whole = "whole " if wanted.kind is int else ""
+    also = f"; {wanted.also}" if wanted.also else ""
+    return f"must be a {whole}number from {wanted.least:g} to {wanted.most:,.0f}{also}"

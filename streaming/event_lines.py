@@ -55,10 +55,11 @@ class EventLines:
         room = max(0, LINES_MAX - self._said)
         for row in batch.slice(0, room).to_pylist():
             event, queue, number = row["event"], row["queue"], str(row["message_id"] or "")
-            record = f"{row['topic']} {row['partition']}/{row['offset']}"
+            record = f"{row['topic']} {row['partition']}/{row['offset']}" if row["topic"] else ""
             what = f"message {number}" if number else f"the record {record}"
             text = f"{broker}: {event}: {what}" + (f" of queue {queue!r}" if queue else "")
-            text += f": {row['reason']}" if row["reason"] else ""
+            to = "to " if event == "dead_lettered" else ""  # that event's reason is the queue
+            text += f": {to}{row['reason']}" if row["reason"] else ""
             self._say(text, {
                 "event": event, "broker": broker, "vpn": row["vpn"], "queue": queue,
                 "message_id": number, "reason": row["reason"], "record": record,

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import ConfigError, Problem
 from ..protocol.folders import Folder, RemoteFolder
 from ..sinks.metrics import Metrics
 from ..sinks.queue_figures import Look
@@ -41,29 +40,17 @@ MARGIN_S = 3_600.0  # between a message's place in a queue and its record: clock
 
 
 def rules_of(settings: EngineSettings) -> Rules:
-    """What a user wants. Raises ConfigError for what is not allowed."""
+    """What a user wants."""
     default = Rules()
     return Rules(
-        _number(settings, "retention_days", default.retention_s / DAY_S) * DAY_S,
-        _number(settings, "vacuum_hours", default.vacuum_hours, 1.0),
+        settings.value("retention_days", default.retention_s / DAY_S) * DAY_S,
+        settings.value("vacuum_hours", default.vacuum_hours),
     )
 
 
 def upkeep_s(settings: EngineSettings) -> float:
     """Seconds between two upkeeps; 0: none."""
-    return _number(settings, "upkeep_hours", 24.0) * HOUR_S
-
-
-def _number(settings: EngineSettings, name: str, default: float, least: float = 0.0) -> float:
-    try:
-        value = settings.value(name, default)
-    except ValueError:
-        value = -1.0
-    if not least <= value < 1e6:
-        allowed = f"must be a number, {least:g} or more" + (", 0 for never" if not least else "")
-        given = settings.text(name)
-        raise ConfigError([Problem("", f"lakequeue.{name}", given, allowed)])
-    return value
+    return settings.value("upkeep_hours", 24.0) * HOUR_S
 
 
 class TableCare(threading.Thread):

@@ -146,8 +146,10 @@ def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> N
                 f"subscription: {command.subscription!r} – the {what} has {there} subscriptions, "
                 f"at most {limits.subscriptions} are allowed"
             )
-    characters = sum(len(s.filter or "") for s in bound) + len(command.filter or "")
-    if command.filter and characters > limits.filter_characters:
+    if not command.filter:  # each of a flood of subscriptions would count those before it
+        return
+    characters = sum(len(s.filter or "") for s in bound) + len(command.filter)
+    if characters > limits.filter_characters:
         raise ValueError(
             f"filter: {command.filter[:60]!r} – the queue's filters would have {characters} "
             f"characters, at most {limits.filter_characters} are allowed"

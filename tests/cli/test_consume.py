@@ -120,6 +120,24 @@ def test_a_command_that_fails_is_told_and_the_status_is_1(make: Any) -> None:
     assert queue.admin.describe("orders")["depth"] == 1
 
 
+@pytest.mark.parametrize(
+    ("headers", "left_out"),
+    [({"k": "v"}, ""), ({"k": "v", "huge": "x" * 200_000}, "1"),
+     ({"k": "v", **{f"h{n}": "x" * 60_000 for n in range(60)}}, "52"),
+     ({"k": "v", "n" * 200_000: "x"}, "1")],
+)  # fmt: skip
+def test_no_header_keeps_a_command_from_starting(
+    make: Any, headers: dict[str, str], left_out: str, tmp_path: Path
+) -> None:
+    """Else a publisher could end each worker that gets its message, again and again."""
+    queue, said = make(), tmp_path / "said"
+    queue.connection.producer().send("orders", b"1", headers=headers)
+    command = f'echo "$LAKEQUEUE_HEADER_K,$LAKEQUEUE_HEADERS_LEFT_OUT" > {said}'
+    result = queue.consume("--exec", command, "--count", "1")
+    assert result.exit_code == 0, result.output
+    assert said.read_text() == f"v,{left_out}\n"
+
+
 def test_one_that_does_not_fail_has_status_0(make: Any) -> None:
     queue = make()
     queue.connection.producer().send("orders", b"1")

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
@@ -63,6 +64,24 @@ def test_what_consumers_say_does_not_speak_to_the_terminal(shell: Engine, text: 
     for command in (["queues"], ["queues", "q"], ["events"], ["browse", "q"], ["browse", "dead"]):
         assert_harmless(shell.run(*command).stdout)
     assert shell.json("browse", "q")  # one line of JSON, whatever is in it
+    for command in (["queues"], ["queues", "q"], ["events"], ["browse", "dead"]):
+        assert_harmless(shell.run(*command, "--json").stdout)
+    assert shell.json("browse", "dead")["headers"]["k"] == text
+
+
+@pytest.mark.parametrize("time", ["²", "soon", "9" * 30, "9" * 5_000, "-1"])
+def test_a_living_message_does_not_say_that_it_is_dead(shell: Engine, time: str) -> None:
+    shell.admin.define({"name": "q", "message_type": "text"})
+    headers = {"lq-dead-time": time, "lq-dead-reason": "expired", "k": "v"}
+    shell.connection.producer().send("q", b"x", headers=headers)
+    assert "expired" not in shell.run("browse", "q").stdout
+    seen = shell.json("browse", "q")
+    assert seen["dead"] is None
+    assert seen["headers"] == {"k": "v"}
+    consumer = shell.connection.consumer("q", ack_mode="individual")
+    message = consumer.receive(0)
+    assert message is not None
+    assert message.headers == {"k": "v"}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -115,3 +134,53 @@ def test_tables_and_lives_are_harmless(home: Path) -> None:
     assert_harmless(asked(home, "sql", "select * from journal"))
     for number in range(1, len(TEXTS) + 1):
         assert_harmless(asked(home, "trace", str(number)))
+        assert_harmless(asked(home, "trace", str(number), "--json"))
+    assert_harmless(asked(home, "sql", "select * from journal", "--json"))
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "²", "-1", "0", "1.5", "\x1b[31m1"])
+def test_what_is_no_message_id_is_said_in_a_sentence(home: Path, number: str) -> None:
+    done = CliRunner().invoke(main, ["trace", "--home", str(home), "--", number])
+    assert done.exit_code == 2, done.output
+    assert "is no message id" in done.stderr
+    assert len(done.stderr) < 400
+    assert_harmless(done.stderr)
+
+
+SPOKEN = "\N{RIGHT-TO-LEFT OVERRIDE}[red]gnp[/red]"  # a queue may be called so
+
+
+def test_what_a_command_did_is_told_harmlessly(shell: Engine) -> None:
+    for keys in ({"name": SPOKEN, "dead_message_queue": "dead"}, {"name": "dead"}):
+        shell.admin.define({"message_type": "text", "max_spool_messages": 1, **keys,
+                            "underlying_topic": f"t{len(keys)}"})  # fmt: skip
+    shell.send(SPOKEN, b"x")
+    refused = shell.run("publish", SPOKEN, stdin="y\n").stdout
+    assert "queue_quota by  [red]gnp[/red]" in refused
+    consumer = shell.connection.consumer(SPOKEN, ack_mode="individual")
+    message = consumer.receive(0)
+    assert message is not None
+    message.reject()
+    consumer.close()
+    said = ("redrive dead", "purge Q --all", "shutdown Q --egress", "queues Q", "delete Q --yes")
+    for command in said:
+        out = shell.run(*command.replace("Q", SPOKEN).split()).stdout
+        assert "[red]gnp[/red]" in out
+        assert_harmless(out)
+    assert_harmless(refused + shell.run("publish", "nowhere", stdin="y\n").stderr)
+
+
+def test_a_far_queues_name_is_no_markup(shell: Engine) -> None:
+    """Who runs the other home says what its queues are called."""
+    with lakequeue.connect("memory://crafted-far") as far:
+        there = {"name": "out", "from": shell.url, "to": "broker-0", "subscriptions": ["a/>"]}
+        far.admin().bridge(there)
+        queue = {"name": SPOKEN, "message_type": "text", "max_spool_messages": 1}
+        keys = {"type": "LocalQueue", "underlying_topic": "t", "subscriptions": ["a/>"]}
+        far.admin().define({**queue, **keys})
+        shell.run("bridges", "name=out", "to=memory://crafted-far", "subscriptions=[a/>]")
+        for n in range(3):
+            shell.send("a/x", b"%d" % n)
+        out = shell.run("bridges").stdout
+        assert "[red]gnp[/red]: queue_quota" in out
+        assert_harmless(out)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
+import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
 from lakequeue.cli.common import find_url
 from lakequeue.cli.engine_options import engine_settings
+from lakequeue.protocol import ConfigError
+from lakequeue.streaming.engine_settings import EngineSettings
 
 
 def test_settings_of_spark_and_of_the_engine() -> None:
@@ -29,11 +33,16 @@ def test_two_triggers_contradict_each_other() -> None:
 
 @pytest.mark.parametrize("command", ["up", "run"])
 def test_a_wrong_option_starts_nothing(command: str, tmp_path: Path) -> None:
-    for wrong in (("--set", "spark.a"), ("--trigger", "sometimes")):
+    for wrong in (
+        ("--set", "spark.a"), ("--trigger", "sometimes"), ("--set", "metrics_port=9400"),
+        ("--set", "lakequeue.metric_port=9400"), ("--set", "lakequeue.batch_s=soon"),
+        ("--set", "lakequeue.monitor_port=x"), ("--set", "lakequeue.tables_interval_s=0.5"),
+    ):  # fmt: skip
         home = tmp_path / "home"
         result = CliRunner().invoke(main, [command, "--home", str(home), *wrong])
         assert result.exit_code == 2
-        assert wrong[1] in result.stderr
+        assert wrong[1].partition("=")[0] in result.stderr
+        assert "should not have happened" not in result.stderr
         assert not home.exists()
 
 
@@ -48,3 +57,33 @@ def test_a_wrong_option_starts_nothing(command: str, tmp_path: Path) -> None:
 def test_an_address_alone_is_kafkas(given: str, url: str) -> None:
     with click.Context(click.Command("x")).scope():
         assert find_url(given, None) == url
+
+
+def test_every_wrong_setting_is_named_with_what_is_allowed() -> None:
+    wrong = ("lakequeue.metric_port=1", "metrics_port=1", "lakequeue.batch_s=nan",
+             "lakequeue.ui_port=70000", "lakequeue.trigger=fast")  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        engine_settings(wrong, None)
+    nothing, foreign, batch, port, trigger = map(str, caught.value.problems)
+    assert nothing.startswith("lakequeue.metric_port: '1' – no such setting; there are batch_mb, ")
+    assert "metrics_port" in nothing.partition("–")[2]
+    assert foreign == "metrics_port: '1' – settings begin with spark. or lakequeue."
+    assert batch == "lakequeue.batch_s: 'nan' – must be a number from 0.01 to 600"
+    assert port.endswith("must be a whole number from 0 to 65,535; 0 for none")
+    assert trigger.endswith("one of real-time, micro-batch")
+
+
+def test_settings_that_are_read_are_known() -> None:
+    """What the code asks for by name may be set, and stands in the reference."""
+    rooms = Path(lakequeue.__file__).parent
+    code = "".join(
+        p.read_text() for room in ("streaming", "cli") for p in (rooms / room).glob("*.py")
+    )
+    read = re.findall(r'(?:\bvalue|settings\.(?:value|has)|self\.text)\(\s*"(\w+)"', code)
+    assert len(read) > 12
+    page = (rooms / "docs" / "reference" / "configuration.md").read_text()
+    for name in read:
+        assert f"`lakequeue.{name}`" in page
+        with pytest.raises(ConfigError) as caught:
+            EngineSettings({f"lakequeue.{name}x": "1"})
+        assert name in str(caught.value).partition("there are ")[2].split(", ")

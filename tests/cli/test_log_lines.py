@@ -23,15 +23,17 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 def test_an_event_is_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with logging_to(tmp_path / "spark.log", "json"):
-        log.info("dead: %s", "a\nb “c”\x1b", extra={"fields": FIELDS})
+        log.info("dead: %s", "a\nb “c”\x1b\x9b\u2028", extra={"fields": FIELDS})
         try:
             raise ValueError("why")
         except ValueError:
             log.exception("it failed")
         logging.getLogger("py4j").error("a library's")
-    info, error = lines(capsys)
+    text = capsys.readouterr().err
+    assert text.replace("\n", "").isprintable()  # nothing in it that a terminal obeys
+    info, error = map(json.loads, text.splitlines())
     assert info.items() >= FIELDS.items()
-    assert (info["level"], info["message"]) == ("INFO", "dead: a\nb “c”\x1b")
+    assert (info["level"], info["message"]) == ("INFO", "dead: a\nb “c”\x1b\x9b\u2028")
     assert datetime.fromisoformat(info["time"]).utcoffset() is not None
     assert (error["level"], error["message"]) == ("ERROR", "it failed")
     assert "ValueError: why" in error["error"]
@@ -43,8 +45,10 @@ def test_people_read_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with logging_to(tmp_path / "spark.log"):
         log.info("message 17 died", extra={"fields": FIELDS})
         log.debug("too much")
-    (line,) = capsys.readouterr().err.splitlines()
+        log.warning("bridge %s waits", "a\n12:00:00 all is well\x1b[2J\u2028b")
+    line, crafted = capsys.readouterr().err.splitlines()
     assert line.partition(" ")[2] == "message 17 died"
+    assert crafted.endswith("bridge a 12:00:00 all is well [2J b waits")
     assert log.level == logging.NOTSET
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakequeue.cli.service import logging_to, serve
+from lakequeue.cli.service import Progress, logging_to, serve
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import supervision
 from lakequeue.streaming.kafka_watch import KafkaWatch
@@ -126,3 +127,13 @@ def test_a_stop_does_not_wait_for_a_pause() -> None:
     begin = time.monotonic()
     watch.stop(2.0)
     assert time.monotonic() - begin < 1.0
+
+
+def test_what_is_said_while_starting_has_the_logs_format(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Progress("json")("Starting Kafka …")
+    Progress()("Starting Kafka …")
+    line, text = capsys.readouterr().err.splitlines()
+    assert json.loads(line).items() >= {"level": "INFO", "message": "Starting Kafka …"}.items()
+    assert text == "Starting Kafka …"

@@ -124,7 +124,7 @@ def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path:
     script.parent.mkdir()
     script.write_text(SPARK_SUBMIT.format(python=sys.executable, program=PROGRAM))
     script.chmod(0o755)
-    command = ["submit", "--master", "spark://spark:7077", "--home", str(tmp_path), "--json"]
+    command = ["submit", "--master", "yarn", "--home", str(tmp_path), "--json"]
     process = subprocess.Popen(
         [sys.executable, "-m", "lakequeue.cli", *command], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=tmp_path,

@@ -352,8 +352,19 @@ def test_other_inputs_are_noticed() -> None:
     world = stopped()
     at = world.topics[PLACES[1]][0]
     at.value_ = at.value_ + b" "
-    with pytest.raises(Refused, match="came out differently"):
+    with pytest.raises(Refused, match=r"came out differently .* keep the home and report it"):
         world.open()
+
+
+def test_a_new_home_on_the_log_of_another_is_told_so() -> None:
+    """Its own instructions stand where the other home's stood: nothing comes out as it did."""
+    walk = Walk()
+    walk.go([("publish", 1, 1), ("step", 1), ("publish", 1, 2), ("step", 1)])
+    walk.world.saved = (Snapshot(), DictStore())
+    at = walk.world.topics[PLACES[1]][0]
+    at.value_ = at.value_ + b" "
+    with pytest.raises(Refused, match="most likely another home's; use that home"):
+        walk.world.open()
 
 
 def test_a_hole_in_the_log_is_noticed() -> None:

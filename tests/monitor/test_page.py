@@ -179,6 +179,24 @@ def test_what_names_and_payloads_hold_is_shown_and_not_obeyed(
     client.close()
 
 
+@pytest.mark.parametrize("time", ["²", "soon", "9" * 30])
+def test_a_publishers_headers_are_not_the_engines(
+    engine: Any, open_page: Served, time: str
+) -> None:
+    """A living message is not shown as a dead one, and no header ends the page."""
+    headers = {"lq-dead-time": time, "lq-dead-reason": "forged", "lq-dead-queue": "orders"}
+    engine.producer().send("orders", b"{}", headers=headers)
+    text = open_page.get("/queue?name=orders")
+    assert "forged" not in text
+    assert "Redrive" not in text
+
+
+@pytest.mark.parametrize("moved", ["²", "9" * 5_000, "-1", "%3Cb%3E"])
+def test_what_an_address_says_does_not_end_the_page(open_page: Served, moved: str) -> None:
+    text = open_page.get(f"/queue?name=orders&moved={quote(moved, safe='%')}&stayed={quote(moved)}")
+    assert " redriven." not in text
+
+
 def test_a_queue_that_is_not_there(open_page: Served) -> None:
     status, text, _ = open_page.ask("/queue?name=nobody")
     assert (status, "no such queue" in text) == (404, True)
@@ -210,6 +228,7 @@ def test_rates_and_their_past(engine: Any) -> None:
     engine.admin().purge("orders")
     assert orders() == (0, 3)
     assert [point.depth for point in sight.past()] == [0, 6, 0]
+    assert [point.into for point in sight.past()] == [None, 3, 0]  # not known at the first look
     engine.admin().delete("orders")
     now[0] += 2
     sight.look()
@@ -307,6 +326,24 @@ def test_dead_messages_are_shown_and_redriven(engine: Any, admin_page: Served) -
     assert engine.admin().describe("dead")["depth"] == 2
     assert admin_page.ask("/redrive", form)[0] == 303
     assert engine.admin().describe("orders")["depth"] == 3
+
+
+def test_dead_messages_alarm_nobody(engine: Any, open_page: Served) -> None:
+    kill(engine, 1)
+    text = open_page.get("/queue?name=dead")
+    assert '<p class="note quiet" data-code="dead"> <span>Dead messages: 1 message waits' in text
+    assert '<span class="badge ">no consumer</span>' in open_page.get("/")
+
+
+def test_a_queue_that_moves_slowly_is_not_said_to_stand(engine: Any, open_page: Served) -> None:
+    send(engine, "orders", *({"n": n} for n in range(5)))
+    with engine.consumer("orders", max_backlog=1, ack_mode="individual") as consumer:
+        message = consumer.receive(0)
+        assert "<b>It does not move.</b>" in open_page.get("/queue?name=orders")
+        message.ack()
+        consumer.receive(0)
+        text = open_page.get("/queue?name=orders")
+        assert '<p class="note warn" data-code="backlog"><b>It moves, and more waits.</b>' in text
 
 
 @pytest.mark.parametrize("trick", ["no word", "another word", "another site", "no session"])

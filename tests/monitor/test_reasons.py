@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -149,3 +150,29 @@ def test_of_large_messages_fewer_are_looked_at(alone: Any) -> None:
     send(alone, "orders", *({"n": "x" * 300_000} for _ in range(9)))
     queue, messages = described(alone, "orders")
     assert (len(messages), queue["why"][0]["code"]) == (3, "no_consumer")
+
+
+def test_dead_messages_wait_and_nothing_is_stuck(alone: Any) -> None:
+    define(alone, dead_message_queue="dead")
+    define(alone, name="dead")
+    send(alone, "orders", {})
+    with alone.consumer("orders", ack_mode="individual") as consumer:
+        consumer.receive(0).reject("why")
+    (why,) = seen(alone, "dead")
+    assert (why.code, why.stuck) == ("dead", False)
+    assert "1 message waits until somebody looks (lakequeue browse dead)" in why.text
+    send(alone, "dead", {})  # somebody uses it as a queue, too
+    (why,) = seen(alone, "dead")
+    assert (why.code, why.stuck) == ("no_consumer", True)
+
+
+def test_a_command_is_safe_to_copy(alone: Any) -> None:
+    """What others named is one word to the shell into which it is pasted."""
+    name = "x; rm -rf $HOME `id`"
+    define(alone, name=name, underlying_topic="t")
+    send(alone, name, {})
+    alone.admin().shutdown(name, ingress=True, egress=True)
+    words = [shlex.split(why.text[why.text.index("(") + 1 :].partition(")")[0])
+             for why in seen(alone, name)]  # fmt: skip
+    assert words == [["lakequeue", "shutdown", name, f"--open-{side}"]
+                     for side in ("egress", "ingress")]  # fmt: skip

@@ -37,15 +37,16 @@ def segment(event: str, *ids: int, **options: Any) -> Segment:
 def test_what_somebody_will_look_for_has_its_id() -> None:
     log = Lines()
     log.hear(
-        segment("delivered", 1, 2), segment("dead_lettered", 7, reason="expired"),
+        segment("delivered", 1, 2), segment("dead_lettered", 7, reason="orders-dmq"),
         segment("acknowledged", 2), segment("discarded", 9, reason="queue_quota"),
     )  # fmt: skip
     assert [text for text, _ in log.said] == [
-        "east: dead_lettered: message 7 of queue 'orders': expired",
+        "east: dead_lettered: message 7 of queue 'orders': to orders-dmq",
         "east: discarded: message 9 of queue 'orders': queue_quota",
     ]
     fields = log.said[0][1]
     assert (fields["message_id"], fields["queue"], fields["broker"]) == ("7", "orders", "east")
+    assert fields["record"] == ""  # it says nothing of where it came from
 
 
 def test_a_flood_has_few_lines_and_is_counted() -> None:

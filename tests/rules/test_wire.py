@@ -60,3 +60,19 @@ def test_S1_a_rejected_record_is_cut() -> None:
     (record,) = wire.encode([rejected])
     assert size_of(record) < KAFKA_MAX
     assert dict(wire.headers_list(record.headers))["lq-truncated"] == b"11000000"
+
+
+def test_a_publisher_does_not_speak_as_the_engine() -> None:
+    """Who reads a record's headers into a map keeps the last of a name."""
+    said = [("lq-id", b"9"), ("lq-framing", b"reply"), ("lq-dead-time", b"soon"), ("k", b"v"),
+            ("lq-replay-of", b"3")]  # fmt: skip
+    headers = (wire.headers_json(said) or "").encode()
+    delivery = Deliveries(
+        "q", "s", "default.deliveries", 0, "single", 0, ids=[1], numbers=[1], counts=[1],
+        priorities=[4], expires=[0], times=[0], payloads=[b"x"], keys=[None], headers=[headers],
+    )  # fmt: skip
+    (record,) = wire.encode([delivery])
+    sent = wire.headers_list(record.headers)
+    assert [value for name, value in sent if name == "lq-id"] == [b"1"]
+    assert not {"lq-framing", "lq-dead-time"} & {name for name, _ in sent}
+    assert sent[-2:] == [("k", b"v"), ("lq-replay-of", b"3")]

@@ -1,0 +1,81 @@
+"""What `run` and `submit` look at before they start an engine, each told in one sentence."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from lakequeue.cli import before_running, main
+from lakequeue.cli.before_running import check_alone
+from lakequeue.cli.group import EnvironmentFault
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import NotConnected
+from lakequeue.streaming.kafka_broker import free_port
+
+TWO_VPNS = {"queues": [{"name": "a", "message_type": "json", "vpn": "one"},
+                       {"name": "b", "message_type": "json", "vpn": "two"}]}  # fmt: skip
+HEARD = {"process": 17, "host": "engine-1", "home": "/data/lakequeue"}
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """An address where something listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:
+    master, home = f"spark://127.0.0.1:{free_port()}", tmp_path / "home"
+    at = ("--bootstrap", listening, "--home", str(home), "--master", master)
+    for command in ("run", "submit"):
+        result = run(command, *at)
+        assert result.exit_code == 3
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"No Spark master answers ({master.removeprefix('spark://')}: ")
+        assert not home.exists()
+    assert run("submit", *at, "--print").exit_code == 0  # it may be there where that is run
+
+
+def test_a_masters_address_has_a_port(listening: str, tmp_path: Path) -> None:
+    at = ("--bootstrap", listening, "--home", str(tmp_path / "home"))
+    result = run("run", *at, "--master", "spark://spark")
+    assert result.exit_code == 2
+    assert "'spark' is not host:port, such as spark://spark:7077" in result.stderr
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is heard by VPN; of others nobody ever said anything."""
+    heard: dict[str, Any] = {}
+
+    def listen(place: str, vpn: str, wait_s: float) -> dict[str, Any] | None:
+        if vpn not in heard:
+            raise NotConnected(f"topic {vpn}.engine does not exist")
+        return heard[vpn]
+
+    monkeypatch.setattr(before_running, "heartbeat", listen)
+    return heard
+
+
+def test_a_new_home_is_refused_where_an_engine_lives(
+    engines: dict[str, Any], tmp_path: Path
+) -> None:
+    configuration = parse_configuration(TWO_VPNS)
+    check_alone("kafka:9092", tmp_path, configuration)
+    engines["two"] = None  # its topics are there, and nobody says that he lives
+    check_alone("kafka:9092", tmp_path, configuration)
+    engines["two"] = HEARD
+    said = r"'two' on this Kafka already \(process 17 on engine-1, home /data/lakequeue\), and .*"
+    with pytest.raises(EnvironmentFault, match=said + "is a new home"):
+        check_alone("kafka:9092", tmp_path, configuration)
+    (tmp_path / "lakequeue.json").write_text(json.dumps({}))  # it was begun: its locks speak
+    check_alone("kafka:9092", tmp_path, configuration)
