@@ -344,6 +344,11 @@ class LiveInputs:
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
 
+    def took(self, seconds: float) -> None:
+        """The step took so much processor time: the next one may bring less."""
+        for reader in (self._commands, self._messages):
+            reader.ahead.took(seconds)
+
     def _read_the_others(self) -> None:
         """Read commands too, once all that the engine had told before was taken."""
         if not self._later:  # as ever after the start: this is on the way of every step

@@ -9,7 +9,13 @@ all of it; and within a partition the order stays.
 
 A record's price is its size, and at least the step's bytes over the step's records: one budget
 keeps both limits. The last record of a step may overdraw it, so one of any size is taken; but not
-where a step is given less than usual: then what is too large waits, and others pass it.
+where a step may take less than usual since nobody saves what it brings: then what is too large
+waits, and others pass it.
+
+How long a step takes depends on what it brings, too: a thousand subscriptions are more work than a
+thousand messages. So there is a third limit, which is learnt: where a step took most of what it
+may, and long, the next one takes half, down to a `SHARES`th, and later ones more again where they
+do not. What is taken is written to the log, so no decision depends on the time.
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ from typing import Generic, TypeVar
 from .step_batch import Place
 
 TURNS = 64  # in a step, where every lane is full
+LONG_S = 0.05  # of processor time, a step
+SHARES = 8  # one of so many parts of its limits a step may always take
 
 T = TypeVar("T")
 
@@ -39,7 +47,7 @@ class _Lane(Generic[T]):
 class ReadAhead(Generic[T]):
     """Of two threads: one puts, one takes. records, bytes: what a step takes at most.
 
-    bytes: what is here.
+    bytes: what is here; share: the part of these limits that a step takes, as it was learnt.
     """
 
     def __init__(self, size_of: Callable[[T], int], records: int, bytes_max: int) -> None:
@@ -47,6 +55,8 @@ class ReadAhead(Generic[T]):
         self._budget = bytes_max
         self._price_min = -(-bytes_max // records)
         self.grant = max(1, bytes_max // TURNS)
+        self.share = 1.0
+        self._taken = 0  # the price of the last step's
         self._lock = threading.Lock()
         self._lanes: OrderedDict[Place, _Lane[T]] = OrderedDict()  # none is empty; who is next
         self._price = 0  # of all that is here
@@ -85,17 +95,30 @@ class ReadAhead(Generic[T]):
     def take(self, most: int | None = None) -> tuple[dict[Place, list[T]], int]:
         """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
         more."""
-        budget = self._budget if most is None else min(most, self._budget)
+        usual = int(self._budget * self.share)
+        budget = usual if most is None else min(most, usual)
         with self._lock:
-            if self._price > budget:
-                return self._by_turns(budget)
-            size, self.bytes, self._price = self.bytes, 0, 0
+            before = self._price
+            if before > budget:
+                found = self._by_turns(budget, budget < usual)
+                self._taken = before - self._price
+                return found
+            size, self.bytes, self._price, self._taken = self.bytes, 0, 0, before
             lanes, self._lanes = self._lanes, OrderedDict()
         return {place: [one for _, one in lane.waiting] for place, lane in lanes.items()}, size
 
-    def _by_turns(self, budget: int) -> tuple[dict[Place, list[T]], int]:
+    def took(self, seconds: float) -> None:
+        """The step took so much processor time: learn from it."""
+        if seconds > LONG_S:
+            if self._taken > self._budget * self.share / 2:
+                self.share = max(self.share / 2, 1 / SHARES)
+        elif self.share < 1 and seconds < LONG_S / 2:
+            self.share = min(self.share * 1.25, 1.0)
+
+    def _by_turns(self, budget: int, firm: bool) -> tuple[dict[Place, list[T]], int]:
         found: dict[Place, list[T]] = {}
         left, before = budget, self.bytes
+        grant = max(1, int(self.grant * self.share))
         passed: set[Place] = set()  # their next is too large for a small budget
         while left > 0 and len(passed) < len(self._lanes):
             place, lane = next(iter(self._lanes.items()))
@@ -103,12 +126,12 @@ class ReadAhead(Generic[T]):
             while waiting and left > 0:
                 size = waiting[0][0]
                 price = max(size, self._price_min)
-                if price > left and budget < self._budget:
+                if price > left and firm:
                     passed.add(place)
                     self._lanes.move_to_end(place)
                     break
                 if price > lane.grant:
-                    lane.grant += self.grant
+                    lane.grant += grant
                     self._lanes.move_to_end(place)
                     break
                 lane.grant -= price

@@ -182,7 +182,9 @@ class Stepper(threading.Thread):
         inputs.room_bytes = None if self._visited else room  # nobody takes what it brings
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
+        cost = driver.cost_s
         driver.one(inputs, min(IDLE_S, max(0.0, left)))
+        inputs.took(driver.cost_s - cost)
         took = time.monotonic() - at - (inputs.waited_s - idle)
         self._longest_s = max(self._longest_s, took)
         if self._visited:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.sources.read_ahead import TURNS, ReadAhead
+from lakequeue.sources.read_ahead import LONG_S, SHARES, TURNS, ReadAhead
 from lakequeue.sources.step_batch import Place
 
 Item = tuple[Place, int, int]
@@ -33,6 +33,7 @@ walks = st.lists(
         st.tuples(st.sampled_from(PLACES), st.lists(st.integers(1, SIZE_MAX), max_size=30)),
         st.just("take"),
         st.tuples(st.just("take"), st.integers(0, BYTES)),
+        st.tuples(st.just("took"), st.sampled_from([0.0, 2 * LONG_S])),
     ),
     max_size=40,
 )
@@ -51,8 +52,9 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
         assert size == sum(item[2] for item in one_by_one) == held - waiting.bytes
         assert len(one_by_one) <= RECORDS
         prices = list(map(price, one_by_one))
-        if most is None or most == BYTES:
-            assert sum(prices) - BYTES < max(prices, default=1), "the last may overdraw it"
+        usual = int(BYTES * waiting.share)
+        if most is None or most >= usual:
+            assert sum(prices) - usual < max(prices, default=1), "the last may overdraw it"
         else:
             assert sum(prices) <= most
         for place, these in found.items():
@@ -64,6 +66,8 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
             take()
         elif what[0] == "take":
             take(what[1])
+        elif what[0] == "took":
+            waiting.took(what[1])
         else:
             place, sizes = what
             new = items(place, sizes, len(put[place]))
@@ -160,3 +164,41 @@ def test_what_fits_into_a_step_is_taken_whole() -> None:
     assert {place: len(these) for place, these in found.items()} == dict.fromkeys(PLACES, 2)
     assert size == 600
     assert not waiting
+
+
+def test_after_long_steps_less_is_taken_and_more_again_after_short_ones() -> None:
+    """Only where the input may be the reason: a step that took little of what it may does not
+    count."""
+    waiting = ahead(800, 8_000)
+
+    def taken() -> int:
+        return sum(map(len, waiting.take()[0].values()))
+
+    waiting.put(PLACES[0], items(PLACES[0], [10] * 8_000))
+    counts = []
+    for _ in range(6):
+        counts.append(taken())
+        waiting.took(2 * LONG_S)
+    assert counts == [800, 400, 200, 100, 100, 100]
+    assert counts[-1] == 800 // SHARES
+    for _ in range(12):
+        waiting.took(LONG_S / 4)
+    assert taken() == 800
+    while waiting:
+        waiting.take()
+    waiting.put(PLACES[0], items(PLACES[0], [10] * 400))
+    assert taken() == 400
+    waiting.took(2 * LONG_S)
+    assert waiting.share == 1.0
+
+
+def test_after_long_steps_partitions_still_share() -> None:
+    """What comes alone does not wait for what made steps long."""
+    waiting = ahead(800, 8_000)
+    many, one = PLACES[:2]
+    waiting.put(many, items(many, [10] * 8_000))
+    for _ in range(3):
+        waiting.take()
+        waiting.took(2 * LONG_S)
+    waiting.put(one, items(one, [10]))
+    assert len(waiting.take()[0][one]) == 1

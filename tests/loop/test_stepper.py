@@ -41,10 +41,14 @@ class Inputs(Some):
         self.room_bytes: int | None = None
         self.ages_ms: list[int] = []
         self.notes: list[str] = []
+        self.costs: list[float] = []
         self.refuses: BaseException | None = None
 
     def also(self, places: dict[Any, int]) -> None:
         assert (COMMANDS, 0) in places
+
+    def took(self, seconds: float) -> None:
+        self.costs.append(seconds)
 
     def take(self, timeout_s: float) -> Taken | None:
         if self.refuses is not None:
