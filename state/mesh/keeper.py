@@ -30,6 +30,7 @@ from ..commands.permissions import check_elsewhere, check_permission
 from ..commands.turns import begin
 from . import known_places, queue_moving
 from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
+from .partitions import settle
 from .peers import set_peers
 from .placement import (
     LOCAL,
@@ -198,6 +199,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     if gone:
         forget_peers(broker, gone)
         capture_again(broker, gone)
+        settle(broker)
     if broker.header.number != KEEPER:
         return
     if parting is not None and parting.number in broker.header.peers:  # it is given up
