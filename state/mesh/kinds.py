@@ -45,6 +45,7 @@ from ..bridges.link import receipt
 from ..bridges.trails import hear_takes
 from . import (
     barriers,
+    carried_out,
     dead_arrivals,
     dead_bringing,
     dead_counts,
@@ -74,8 +75,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "hand_over": (HandOver, queue_moving.handed_over),
     "queue_takes": (QueueTakes, hear_takes),
     "trail_reads": (TrailReads, keeper.hear_reads),
-    "carry": (Carry, keeper.hear_carry),
-    "carried": (Carried, keeper.hear_carried),
+    "carry": (Carry, carried_out.hear_carry),
+    "carried": (Carried, carried_out.hear_carried),
     "entries": (Entries, known_places.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
     "pass_record": (PassRecord, partitions.hear_record),

@@ -39,9 +39,9 @@ from ...protocol.farewells import Aware, Bequest, Farewell, HeardLast, Left, Par
 from ..bridges.bridge_keeper import bridges_at
 from ..bridges.trails import close_idle
 from . import known_places
+from .carried_out import note
 from .dead_ways import close_all, waits_for
 from .emptying import captures, is_empty, why_it_stays
-from .keeper import note
 from .known_places import KEEPER
 from .partitions import agrees
 from .peer import Parting
