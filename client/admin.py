@@ -27,8 +27,8 @@ class Redriven:
 
     moved, stayed: numbers of messages; queues: how many went to each; why: how many stayed for
     each reason. Those are the reasons of a refused message, and `leased` (a consumer of the dead
-    message queue holds it), `not_dead` (it was published there), `no_such_queue`,
-    `on_another_broker` (its queue is), `filter`, `already_there`, `keeps_last_message`.
+    message queue holds it), `not_dead` (it was published there), `no_such_queue`, `queue_moves` (to
+    another broker, just now), `filter`, `already_there`, `keeps_last_message`, `failed`.
     """
 
     moved: int
@@ -286,7 +286,8 @@ class Admin:
 
         They keep id, payload, key and headers (X6); the publisher's TTL no longer counts (X5).
         What cannot go back stays, and the answer says why. Raises LakequeueError if what was last
-        looked at is of another home than the engine's.
+        looked at is of another home than the engine's, and Timeout while a broker is away that has
+        such a queue: what is for it goes there later.
         """
         text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
         command = commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)

@@ -17,6 +17,7 @@ from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
 from .message.entry import enter
 from .rules.deferred import came_early, settle_arrivals
+from .rules.edits import GOING_BACK, dead_part, edits_part
 from .rules.entering import lane_of, over_quota, program_of
 from .rules.lifetime import expires_at
 from .storage import NEVER, Array
@@ -200,8 +201,13 @@ def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> N
         dead = page.extras
     known = dead.get(at)
     name = about["queue"]
-    if known is None:  # it was published to the dead message queue as well
-        dead[at] = about
+    if dead_part(known) is None:  # it was published to the dead message queue as well
+        dead[at] = {**about, **edits_part(known)}
+        return
+    assert known is not None
+    going = known.get(GOING_BACK)
+    if going is not None and going[0] == name:  # it went, and has died there again
+        dead[at] = {**known, GOING_BACK: [*going[:-1], True]}
     elif name not in (known["queue"], *known.get("also", ())):
         dead[at] = {**known, "also": [*known.get("also", ()), name]}
 

@@ -124,6 +124,7 @@ class QueueHeader(msgspec.Struct):
     arriving: bool = False  # it moves here, and is not here yet
     without: list[int] = []  # brokers that hosted it, and do no longer, as the directory says
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
+    next_hosts: list[int] = []  # those that stay, while one of them is being removed
     plain: bool = False  # it has taken records of plain Kafka producers
     base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)
     pushed: int = 0  # what entered before this place has been sent to its initial owner

@@ -27,16 +27,14 @@ from ..message import DELAYED, LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
 from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
-from ..rules.entering import Match, match, program_of, refusal
+from ..rules.entering import Match, program_of, way_in
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
 from .places import messages_at, wanted_rows
 from .turns import Task
 
 LEASED_HERE = "leased"  # a consumer holds it
-FILTERED = "filter"
 ALREADY_THERE = "already_there"  # the other queue has this message
-KEEPS_LAST = "keeps_last_message"  # the other queue keeps one message, and has one
 LOST = "payload_missing"
 TOO_MUCH = "edited_too_much"
 MOVED_FROM, DEAD_OF = "moved from ", ", dead of "
@@ -84,12 +82,7 @@ class _MovePart:
         target = self.target
         if self.broker.spool.holds(number, target.number):
             return ALREADY_THERE
-        reason = refusal(target, size, priority)
-        if reason is not None:
-            return reason.value
-        if not target.definition.max_spool_usage and (target.header.depth or target.arrivals.ids):
-            return KEEPS_LAST
-        return match(target, self.program, content[0], priority, content[1]) or FILTERED
+        return way_in(target, self.program, size, priority, content[0], content[1])
 
     def enter(self, found: Match, seq: int, number: int, size: int) -> None:
         """The message gets a match with the other queue."""

@@ -3,7 +3,8 @@
 A message keeps its id, payload, key and headers; what it carried as a dead message is gone. It
 enters its queue anew, behind what is there: its filter, priority and barrier expressions are
 evaluated, deliveries and cancels count from nothing, and the publisher's TTL no longer counts. It
-is not stored again, so only the queue's own checks apply.
+is not stored again, so only the queue's own checks apply. Where its queue is on another broker,
+that one decides (`mesh.going_back`), and the answer waits for it.
 
 A message of which several matches died into the same queue is there once, and goes back to each of
 its queues. What cannot go back stays where it is, for the queues that did not take it. Why: the
@@ -22,32 +23,34 @@ from ...protocol.ids import parse_ranges
 from ..broker import Broker
 from ..dead import died_in, names_of, takes_as_they_are
 from ..limits import Budget
-from ..mesh.known_places import is_moving, moved
+from ..mesh.going_back import is_elsewhere, send_back
+from ..mesh.known_places import is_moving
+from ..mesh.redrive_tickets import answer_of, finish, tell_event
+from ..mesh.taking_back import ALREADY_THERE, MOVES, NO_QUEUE
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
 from ..rules.edits import EDITED, dead_part, edits_part
-from ..rules.entering import Match, match, program_of, refusal
+from ..rules.entering import Match, program_of, way_in
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
+from .answers import ELSEWHERE
 from .places import messages_at, wanted_rows
 from .turns import Task
 
 NOT_DEAD = "not_dead"  # it was published here
 LEASED_HERE = "leased"  # a consumer of the dead message queue holds it
-NO_QUEUE = "no_such_queue"
-ELSEWHERE = "on_another_broker"  # its queue is: the answer would have to wait for that broker
-FILTERED = "filter"
-ALREADY_THERE = "already_there"  # the queue has this message again, or still
-KEPT_LAST = "keeps_last_message"  # its queue keeps one message, and has one that is newer
+AWAY = ""  # no reason to stay: another broker has its queue
 
 
 class _RedrivePart:
-    """A part of a redrive: where messages went, and why others stayed."""
+    """A part of a redrive: where messages went, and why others stayed. away: of places, the queues
+    on other brokers to which they are to go."""
 
     def __init__(self, broker: Broker, source: Queue) -> None:
         self.broker = broker
         self.source = source
+        self.away: list[tuple[int, list[str]]] = []
         self.programs: dict[int, Program | None] = {}
         self.moved: dict[int, tuple[Queue, list[int]]] = {}
         self.stayed: dict[str, int] = {}
@@ -107,13 +110,19 @@ class _RedrivePart:
                 self.stay(NOT_DEAD if dead is None else LEASED_HERE)
                 continue
             left: list[str] = []
+            away: list[str] = []
             for name in names_of(dead):
                 found = self.match(name, number, size, priority, content)
-                if isinstance(found, str):
-                    self.stay(found)
-                    left.append(name)
-                else:
+                if isinstance(found, Match):
                     self.enter(found, number, size, edits_part(extra))
+                    continue
+                left.append(name)
+                if found == AWAY:
+                    away.append(name)
+                else:
+                    self.stay(found)
+            if away:
+                self.away.append((seq, away))
             if left:
                 page.extras[row] = {**died_in(dead, left), **edits_part(extra)}
                 self.source.changed(page)
@@ -127,26 +136,20 @@ class _RedrivePart:
     def match(
         self, name: str, number: int, size: int, priority: int, content: tuple[Any, ...]
     ) -> Match | str:
-        """How a message enters the queue it came from, or why it cannot."""
+        """How a message enters the queue it came from, or why it cannot; AWAY: it is not here."""
         broker = self.broker
         vpn = broker.vpn_of(self.source)
         target = broker.find(vpn, name)
         if target is None:
-            return NO_QUEUE if moved(broker, vpn, name) is None else ELSEWHERE
+            return AWAY if is_elsewhere(broker, vpn, name) else NO_QUEUE
         if is_moving(target):
-            return ELSEWHERE
+            return MOVES
         if broker.spool.held_as(number, target.number) is not None:
             return ALREADY_THERE
-        reason = refusal(target, size, priority)
-        if reason is not None:
-            return reason.value
-        there = target.header.depth or target.arrivals.ids
-        if not target.definition.max_spool_usage and there:
-            return KEPT_LAST
         if target.number not in self.programs:
             self.programs[target.number] = program_of(target)
         program = self.programs[target.number]
-        return match(target, program, content[0], priority, content[1]) or FILTERED
+        return way_in(target, program, size, priority, content[0], content[1])
 
     def enter(self, found: Match, number: int, size: int, edits: dict[str, Any]) -> None:
         """The message gets a match with its queue again."""
@@ -193,14 +196,12 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
         work.take(part.seqs)
         _add(task.done["queues"], work.close())
         _add(task.done["why"], work.stayed)
-    moved, stayed = (sum(task.done[name].values()) for name in ("queues", "why"))
-    task.result = {
-        "moved": moved, "stayed": stayed, "queues": task.done["queues"], "why": task.done["why"],
-    }  # fmt: skip
-    if done:
-        name = queue.definition.name
-        broker.event(
-            "redriven", broker.vpn_of(queue), name, moved=moved, stayed=stayed,
-            why=task.done["why"],
-        )  # fmt: skip
-    return done
+        send_back(broker, queue, task, work.away)
+    if not done:
+        return False
+    if finish(broker, task, command):
+        task.result = ELSEWHERE
+        return True
+    task.result = answer_of(task.done["queues"], task.done["why"])
+    tell_event(broker, broker.vpn_of(queue), queue.definition.name, task.result)
+    return True

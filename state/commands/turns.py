@@ -21,6 +21,7 @@ from ...protocol import commands as c
 from ...protocol.errors import LakequeueError
 from ..broker import Broker
 from ..limits import Budget
+from ..mesh.redrive_tickets import abandon
 from ..queue import Queue
 from .answers import answer, refuse
 
@@ -152,6 +153,7 @@ def cancel_all(broker: Broker, queue: Queue) -> None:
     for packed in _tasks(broker, queue):
         task = Task(*packed)
         error = LakequeueError(f"queue {queue.definition.name!r} was deleted meanwhile")
+        abandon(broker, task)
         refuse(broker, task.vpn, c.decode_command(task.command), error)
     broker.values.write(f"w/{queue.number}", None)
     broker.header.pending.pop(queue.number, None)

@@ -17,48 +17,31 @@ import msgspec
 from ...definitions import QueueDefinition, parse_definition, to_wire
 from ...definitions.definition import name_of
 from ...protocol import commands as c
-from ...protocol.carrying import Carried, Carry, Entries, Entry, PassOn, SayDefinition
+from ...protocol.carrying import Carry, Entries, Entry, PassOn, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
-from ...protocol.outputs import Reply
 from ...protocol.queue_moves import TrailReads
 from ..bridges.trails import capture_again
 from ..broker import Broker
 from ..commands import administration
-from ..commands.answers import ELSEWHERE, answer, refuse, what_is_wrong
+from ..commands.answers import ELSEWHERE, answer, refuse
 from ..commands.given_definitions import is_as_given
 from ..commands.permissions import check_elsewhere, check_permission
 from ..commands.turns import begin
-from . import known_places, queue_moving
+from . import known_places
+from .carried_out import Ticket, have_carried, note, open_ticket
 from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
+from .partitions import settle
 from .peers import set_peers
 from .placement import (
     LOCAL,
     check_dead_messages,
     check_names,
     check_stays,
-    count,
     place,
 )
 from .queue_moving import tell
-from .saying import say, say_to_all
+from .saying import say
 from .verdicts import forget_peers
-
-OPEN_MAX = 100_000  # commands that other brokers are carrying out
-
-
-class Ticket(msgspec.Struct, array_like=True):
-    """What other brokers are carrying out. waits: for these; reply: who is to be told; entry: what
-    the directory says when all have done it; undone: and when one refuses, None: as it was."""
-
-    vpn: str
-    name: str
-    command: str
-    waits: list[int]
-    entry: Entry
-    undone: Entry | None = None
-    reply: c.ReplyTo | None = None
-    done: list[int] = []
-    refused: Carried | None = None
 
 
 def keeps(broker: Broker) -> bool:
@@ -110,7 +93,7 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
     if known is None:
         note(broker, vpn, name, msgspec.structs.replace(entry, state=PLACING))
     ticket = Ticket(vpn, name, "define", others, entry, known or Entry(), command.reply)
-    return _have_carried(broker, ticket, command)
+    return have_carried(broker, ticket, command)
 
 
 def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
@@ -143,7 +126,7 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
         return None
     note(broker, vpn, name, msgspec.structs.replace(known, state=DELETING))
     ticket = Ticket(vpn, name, "delete", others, Entry(), None, command.reply)
-    return _have_carried(broker, ticket, command)
+    return have_carried(broker, ticket, command)
 
 
 def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
@@ -170,7 +153,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     made = known.hosts[0] if known.base < 0 else known.base
     there = msgspec.structs.replace(known, hosts=[to], base=-1 if made == to else made)
     ticket = Ticket(vpn, name, "move_queue", [to], there, known, command.reply)
-    number = _open(broker, ticket)
+    number = open_ticket(broker, ticket)
     plain = c.encode_command(msgspec.structs.replace(command, reply=None))
     tell(broker, known.hosts[0], Carry(number, vpn, plain))
     return ELSEWHERE
@@ -198,6 +181,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
     if gone:
         forget_peers(broker, gone)
         capture_again(broker, gone)
+        settle(broker)
     if broker.header.number != KEEPER:
         return
     if parting is not None and parting.number in broker.header.peers:  # it is given up
@@ -264,145 +248,6 @@ def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
         list(hosts), definition.type, THERE, dead, target, whole,
         definition.owner, definition.permission, list(definition.permissions),
     )  # fmt: skip
-
-
-def note(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
-    """This stands in the directory from now on; all are told. Hosts none: it is gone."""
-    known = known_places.find(broker, vpn, name)
-    if known == entry or (known is None and not entry.hosts):
-        return
-    for one, by in ((known, -1), (entry, 1)):
-        if one is not None and one.type == LOCAL and one.hosts:
-            count(broker, vpn, name, one.hosts[0], one.dead, by)
-    known_places.store(broker, vpn, name, entry)
-    if entry.state != PLACING:
-        known_places.publish(broker, vpn, name, entry)
-    say_to_all(broker, Entries(vpn, [name], [entry]))
-
-
-# ---------------------------------------------------------------- what others carry out
-
-
-def _have_carried(broker: Broker, ticket: Ticket, command: c.Command) -> Any:
-    """Have other brokers carry a command out; the answer comes when they have."""
-    number = _open(broker, ticket)
-    plain = c.encode_command(msgspec.structs.replace(command, reply=None))
-    for host in ticket.waits:
-        say(broker, host, Carry(number, ticket.vpn, plain))
-    return ELSEWHERE
-
-
-def _open(broker: Broker, ticket: Ticket) -> int:
-    """A number for what others carry out; raises LakequeueError where they have too much to do."""
-    header = broker.header
-    if header.tickets_open >= OPEN_MAX:
-        raise LakequeueError(
-            f"queue {ticket.name!r}: {header.tickets_open} definitions wait for other brokers, at "
-            f"most {OPEN_MAX} may: try again later"
-        )
-    header.next_ticket += 1
-    header.tickets_open += 1
-    _keep(broker, header.next_ticket, ticket)
-    return header.next_ticket
-
-
-def _key(number: int) -> str:
-    return f"Y/{number}"
-
-
-def _keep(broker: Broker, number: int, ticket: Ticket | None) -> None:
-    broker.values.write(_key(number), None if ticket is None else msgspec.to_builtins(ticket))
-
-
-def hear_carry(broker: Broker, sender: int, said: Carry) -> None:
-    """The keeper wants this done here."""
-    if sender != KEEPER:
-        raise ValueError(f"carry: broker {sender} says it – only broker {KEEPER} may")
-    done = Carried(said.ticket)
-    try:
-        command = c.decode_command(said.command)
-        if isinstance(command, c.MoveQueue):  # it is done when the queue is there
-            queue_moving.set_out(broker, said.vpn, said.ticket, command)
-            return
-        carry_out(broker, said.vpn, command)
-    except (LakequeueError, ValueError) as error:
-        kind, problems = what_is_wrong(error)
-        done = Carried(said.ticket, str(error), kind == "ConfigError", problems)
-    tell(broker, sender, done)
-
-
-def carry_out(broker: Broker, vpn: str, command: c.AnyCommand) -> None:
-    """Do this host's part of a command."""
-    match command:
-        case c.Define():
-            administration.define(broker, vpn, command)
-        case c.Delete():
-            queue = broker.find(vpn, command.queue)
-            if queue is not None:
-                administration.delete(broker, vpn, queue, command)
-        case _:
-            raise ValueError(f"carry: {type(command).__name__} – allowed are Define and Delete")
-
-
-def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
-    """A broker has done its part; with the last one the client is answered."""
-    raw = broker.values.read(_key(said.ticket))
-    if raw is None:
-        raise ValueError(f"carried: {said.ticket} – nothing is open under this number")
-    ticket = msgspec.convert(raw, Ticket)
-    ticket.waits = [number for number in ticket.waits if number != sender]
-    if said.error is not None and ticket.command == "move_queue":
-        ticket.waits = []
-    if said.error is None:
-        ticket.done.append(sender)
-    else:
-        ticket.refused = ticket.refused or said
-    if ticket.waits:
-        _keep(broker, said.ticket, ticket)
-        return
-    _keep(broker, said.ticket, None)
-    broker.header.tickets_open -= 1
-    if ticket.refused is None:
-        before = known_places.find(broker, ticket.vpn, ticket.name)
-        reads = before is not None and before.reads and bool(ticket.entry.hosts)
-        entry = msgspec.structs.replace(ticket.entry, reads=reads)
-        note(broker, ticket.vpn, ticket.name, entry)
-        _answer(broker, ticket)
-        return
-    if ticket.undone is not None:
-        _undo(broker, ticket, ticket.undone)
-    _refuse(broker, ticket, ticket.refused)
-
-
-def _undo(broker: Broker, ticket: Ticket, before: Entry) -> None:
-    """One of the hosts has refused. From hosts that are new the queue is taken away again."""
-    note(broker, ticket.vpn, ticket.name, before)
-    command = c.Delete(queue=ticket.name)
-    own = broker.find(ticket.vpn, ticket.name)
-    if own is not None and broker.header.number not in before.hosts:
-        administration.delete(broker, ticket.vpn, own, command)
-    new = sorted(set(ticket.done) - set(before.hosts))
-    if new:
-        again = Ticket(ticket.vpn, ticket.name, "delete", new, before)
-        _have_carried(broker, again, command)
-
-
-def _answer(broker: Broker, ticket: Ticket) -> None:
-    to = ticket.reply
-    if to is not None:
-        epoch = broker.header.epoch
-        broker.emit(Reply(to.topic, to.partition, to.request, None, epoch=epoch))
-
-
-def _refuse(broker: Broker, ticket: Ticket, why: Carried) -> None:
-    broker.event(
-        "command_refused", ticket.vpn, ticket.name, command=ticket.command, why=why.error or ""
-    )
-    to = ticket.reply
-    if to is not None:
-        kind = "ConfigError" if why.about_values else "LakequeueError"
-        problems: Any = why.problems
-        broker.emit(Reply(to.topic, to.partition, to.request, None, why.error, kind, problems))
 
 
 # ---------------------------------------------------------------- what came to the wrong broker

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
-from ...protocol.dead_letters import DeadCounted, DeadLetters, DeadTaken
+from ...protocol.dead_letters import DeadCounted, DeadLetters, DeadTaken, GoBack, WentBack
 from ...protocol.farewells import (
     Aware,
     Bequest,
@@ -45,8 +45,12 @@ from ..bridges.link import receipt
 from ..bridges.trails import hear_takes
 from . import (
     barriers,
-    dead_ways,
+    carried_out,
+    dead_arrivals,
+    dead_bringing,
+    dead_counts,
     emptying,
+    going_back,
     keeper,
     known_places,
     ownership,
@@ -54,6 +58,7 @@ from . import (
     partitions,
     passing,
     queue_moving,
+    taking_back,
     topic_routes,
     verdicts,
     voting,
@@ -70,8 +75,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "hand_over": (HandOver, queue_moving.handed_over),
     "queue_takes": (QueueTakes, hear_takes),
     "trail_reads": (TrailReads, keeper.hear_reads),
-    "carry": (Carry, keeper.hear_carry),
-    "carried": (Carried, keeper.hear_carried),
+    "carry": (Carry, carried_out.hear_carry),
+    "carried": (Carried, carried_out.hear_carried),
     "entries": (Entries, known_places.hear_entries),
     "pass_message": (PassMessage, passing.hear_message),
     "pass_record": (PassRecord, partitions.hear_record),
@@ -82,9 +87,11 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),
     "taken": (TakenOver, ownership.taken),
-    "dead_letters": (DeadLetters, dead_ways.arrived),
-    "dead_taken": (DeadTaken, dead_ways.taken),
-    "dead_counted": (DeadCounted, dead_ways.counted),
+    "dead_letters": (DeadLetters, dead_arrivals.arrived),
+    "dead_taken": (DeadTaken, dead_bringing.taken),
+    "dead_counted": (DeadCounted, dead_counts.counted),
+    "go_back": (GoBack, taking_back.take_back),
+    "went_back": (WentBack, going_back.went_back),
     "line": (Line, barriers.hear_line),
     "hold": (Hold, barriers.hold),
     "drained": (Drained, barriers.drained),
@@ -108,7 +115,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
 # What is answered where a record of this kind was refused: who said it would wait for ever.
 REFUSED: dict[str, tuple[type[Said], Handler]] = {
     "bridge_send": (BridgeSend, refuse_all),
-    "dead_letters": (DeadLetters, dead_ways.send_back),
+    "dead_letters": (DeadLetters, dead_arrivals.send_back),
+    "go_back": (GoBack, taking_back.refuse_all),
     "offer": (Offer, voting.refuse_offer),
     "vote": (Vote, verdicts.refuse_vote),
     "verdict": (Verdict, voting.drop_offer),

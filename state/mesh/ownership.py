@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...protocol.errors import Reason
 from ...protocol.granting import CREDITS_MAX, FILTERS_MAX, Grant, Here, TakenOver, Want
 from ..header import Asked, RoomWanted
 from ..limits import Budget
@@ -38,6 +39,7 @@ from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
 from ..storage import NEVER, Array
 from . import barriers, queue_moving
+from .columns_said import columns, stage
 from .hosting import initial_owner, other_hosts
 from .saying import say
 
@@ -249,20 +251,12 @@ def give(broker: Broker, queue: Queue, host: int, seqs: Array, fresh: bool = Fal
     if not len(seqs):
         return
     found = [content for content in contents if content is not None]
-    spool, ids = broker.spool, queue.gather(seqs, "id")
 
     def rows(name: str) -> Any:
         return queue.gather(seqs, name).tolist()
 
-    def known(name: str) -> Any:
-        return spool.gather(ids, name).tolist()
-
     said = Grant(
-        queue.definition.vpn, queue.definition.name, fresh,
-        refs=ids.tolist(), ids=spool.origins(ids).tolist(),
-        payloads=[c[0] for c in found], keys=[c[1] for c in found], headers=[c[2] for c in found],
-        sizes=rows("size"), priorities=known("priority"), times=known("time"),
-        ttl_ends=known("ttl_ends"), dmq=[bool(n) for n in known("dmq")],
+        queue.definition.vpn, queue.definition.name, fresh, **columns(broker, queue, seqs, found),
         levels=rows("priority"), lanes=rows("lane"), generations=rows("generation"),
         barriers=[bool(n) for n in rows("barrier")],
         expires=rows("expires"), until=rows("until"), entered=rows("entered"),
@@ -344,23 +338,26 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
 
 def has_room(broker: Broker, queue: Queue, size: int) -> bool:
     """Whether the quotas of the broker and the VPN have room for a message."""
+    return no_room(broker, queue, size) is None
+
+
+def no_room(broker: Broker, queue: Queue, size: int) -> Reason | None:
+    """Which of these has no room for a message (S3, S8)."""
     spool, system = broker.spool.header, broker.header.system
     limits = broker.header.vpn_limits.get(broker.vpn_of(queue))
     if spool.bytes + size > system.max_spool_usage:
-        return False
+        return Reason.BROKER_QUOTA
     if limits is not None and limits.max_spool_usage is not None:
         used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
         if used + size > limits.max_spool_usage:
-            return False
-    return broker.spool.file_room(system.max_spool_files) >= size
+            return Reason.VPN_QUOTA
+    if broker.spool.file_room(system.max_spool_files) < size:
+        return Reason.SPOOL_FILES
+    return None
 
 
 def _store(broker: Broker, queue: Queue, said: Grant, at: int) -> None:
-    number = broker.spool.stage(
-        [said.payloads[at]], said.keys[at], said.headers[at], [said.sizes[at]], [said.times[at]],
-        said.ttl_ends[at], said.priorities[at], said.dmq[at], queue.header.vpn_number,
-        [(queue.number, queue.next_place())], origin=said.ids[at],
-    )  # fmt: skip
+    number = stage(broker, queue, said, at)
     arrivals = queue.arrivals
     position = len(arrivals.ids)
     arrivals.before[position] = (said.entered[at], said.deliveries[at], said.cancels[at])

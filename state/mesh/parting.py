@@ -39,10 +39,11 @@ from ...protocol.farewells import Aware, Bequest, Farewell, HeardLast, Left, Par
 from ..bridges.bridge_keeper import bridges_at
 from ..bridges.trails import close_idle
 from . import known_places
+from .carried_out import note
 from .dead_ways import close_all, waits_for
 from .emptying import captures, is_empty, why_it_stays
-from .keeper import note
 from .known_places import KEEPER
+from .partitions import agrees
 from .peer import Parting
 from .placement import LOCAL
 from .saying import say, say_to_all
@@ -250,7 +251,7 @@ def take_leave(broker: Broker) -> None:
     if parting.number != header.number:
         peer = header.peers.get(parting.number)
         waits = peer is not None and (peer.undecided or waits_for(broker, parting.number))
-        if peer is not None and parting.quiet and not (parting.said or waits):
+        if peer is not None and parting.quiet and not (parting.said or waits) and agrees(broker):
             say(broker, parting.number, Farewell(parting.round))
             parting.said = True
     elif not parting.quiet:

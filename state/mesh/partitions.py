@@ -17,10 +17,17 @@ since the giver reads on from where it was; what is not before it the new taker 
 the offset as it read it. So each record is taken once, however far apart the two read, and whoever
 dies when: what is known here is in the state, and the channel says everything once and in order.
 Nobody waits, and nothing is kept but a row of numbers for each partition that was given away.
+
+A broker is removed only where no host has read any record: then partitions are shared among those
+that stay as if there had been no other, and nothing is handed over. Until it is gone a host takes
+what is its own with that broker or without it, whichever view others have by now; for who reads
+first may be one that has not heard. So none is left out, a first record may be taken twice, and
+the removal does not go through (`agrees`). Once it is gone, or stays, there is one view again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -75,10 +82,34 @@ def follow(queue: Queue | None, before: Entry | None, entry: Entry, own: int) ->
     header.without = sorted(gone)
     if own in entry.hosts and header.leaving:  # it was to be removed, and stays
         header.leaving, queue.wanted = [], True
-    if gone and not header.plain:  # nothing was read: there is nothing to hand over
-        header.shares = [list(entry.hosts)]
+    if header.next_hosts not in ([], entry.hosts) and not {*known[-1]} <= {*entry.hosts}:
+        known = [header.next_hosts]  # that one is gone, and there are new ones
+    header.next_hosts = []
+    if not {*known[-1]} <= {*entry.hosts}:
+        header.shares, header.next_hosts = known, list(entry.hosts)
     elif known[-1] != entry.hosts:
         header.shares = [*known, list(entry.hosts)]
+
+
+def _less(broker: Broker) -> Iterator[Queue]:
+    """The queues of which a host is being removed."""
+    for vpn in sorted(broker.header.vpns):
+        for name in broker.queue_names(vpn):
+            queue = broker.find(vpn, name)
+            if queue is not None and queue.header.next_hosts:
+                yield queue
+
+
+def agrees(broker: Broker) -> bool:
+    """Whether nothing was read here that a broker which is being removed would have to go on
+    with."""
+    return not any(queue.header.plain for queue in _less(broker))
+
+
+def settle(broker: Broker) -> None:
+    """It is gone: partitions are shared among those that stay."""
+    for queue in _less(broker):
+        queue.header.shares, queue.header.next_hosts = [queue.header.next_hosts], []
 
 
 def forget(broker: Broker, queue: Queue) -> None:
@@ -100,6 +131,13 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
     if not queue.header.shares:  # it is older than these
         queue.header.shares = [all_hosts(broker, queue)]
     queue.header.plain = True
+    stays = queue.header.next_hosts
+    mine = bool(stays) and _taker(stays, record.partition) == broker.header.number
+    return _takes_so_far(broker, queue, record) or mine
+
+
+def _takes_so_far(broker: Broker, queue: Queue, record: Incoming) -> bool:
+    """As `takes`, if no host is being removed."""
     shares, own = queue.header.shares, broker.header.number
     if len(shares) == 1:
         return _taker(shares[0], record.partition) == own

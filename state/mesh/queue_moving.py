@@ -162,6 +162,15 @@ def follow(broker: Broker, queue: Queue, first: int) -> None:
     look(broker, queue)
 
 
+def follow_all(broker: Broker, queue: Queue) -> None:
+    """What was on its way to a third broker has stayed here after all, or is gone."""
+    if queue.definition.type == LOCAL and queue.header.depth > queue.header.moving:
+        to = broker.header.peers[queue.header.leaving[0]].name
+        going = c.MoveQueue(queue=queue.definition.name, broker=to)
+        begin(broker, broker.vpn_of(queue), queue, going, bounded=False)
+    look(broker, queue)
+
+
 # ---------------------------------------------------------------- where it goes
 
 

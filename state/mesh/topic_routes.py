@@ -159,7 +159,7 @@ def takes_from(broker: Broker, queue: Queue, entry: int) -> bool:
     if d.type == LOCAL:
         return True
     hosts = [broker.header.number, *other_hosts(broker, queue)]
-    if not d.max_spool_usage or entry in hosts:
+    if not d.max_spool_usage or entry in (*hosts, *queue.header.without):  # it takes it there
         return False
     return d.initial_owner == broker.header.name or (
         d.initial_owner is None and min(hosts) == broker.header.number

@@ -117,6 +117,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (DELAYED, _E.REPLACE): Transition(GONE, ("replaced",), ("replaced",), RELEASED, "S10"),
     (READY, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
     (DELAYED, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
+    (MOVING, _E.REDRIVE): Transition(GONE, ("redriven",), ("redriven",), RELEASED, "X6"),
     (READY, _E.MOVE): Transition(GONE, ("moved",), ("moved",), RELEASED, "R6"),
     (DELAYED, _E.MOVE): Transition(GONE, ("moved",), ("moved",), RELEASED, "R6"),
     (READY, _E.DELETE): Transition(GONE, ("deleted",), ("deleted",), RELEASED, "S7"),

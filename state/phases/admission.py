@@ -18,13 +18,11 @@ from ...protocol.messages import (
     Records,
     decode_publish_header,
 )
-from ..bridges import trails
-from ..bridges.bases import is_based_at, read_here
+from ..bridges.bases import is_based_at
 from ..broker import Broker
 from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
 from ..mesh.known_places import is_moving
-from ..mesh.partitions import takes
 from ..message import enter
 from ..producers import Answered, ProducerHistory, home_of
 from ..queue import Queue
@@ -32,7 +30,6 @@ from ..rejection import reject_record
 from ..routing import Routes
 from ..rules.deferred import settle_arrivals
 from ..rules.entering import Match, match, program_of
-from ..rules.recovery_points import recovers
 from . import elsewhere
 from .incoming import (
     Incoming,
@@ -41,9 +38,9 @@ from .incoming import (
     is_json,
     payloads_of,
     span_from,
-    time_of,
 )
 from .judging import NACK, Judged, judge, reason_of
+from .plain_records import captured, entered
 from .refusing import discard, discard_of_vpn, refuse, refuse_of_vpn
 from .spreading import Spreading, Way
 from .storing import Storing
@@ -111,10 +108,10 @@ class Admission:
             if vpn is not None:
                 matched = [(vpn, self._routes.of_destination(vpn, header.to))]
             else:
-                matched = self._captured(record)
+                matched = captured(self._broker, self._routes, record, self._only)
             for name, queues in matched:
                 if vpn is None:
-                    queues = self._plain(name, header, record, queues)
+                    queues = entered(self._broker, name, header, record, queues, self._only)
                 elif self._spreading is not None:
                     queues = self._not_led(name, header, queues)
                 if vpn is not None and self._may_be_joined(header, record):
@@ -135,37 +132,6 @@ class Admission:
                     one = record._replace(value=payload, item=item)
                     self._publish(name, header, header.seq + item, queues, one)
         self._broker.at = None
-
-    def _captured(self, record: Incoming) -> list[tuple[str, list[Queue]]]:
-        """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
-        another one may take it."""
-        found = self._routes.of_record(record.topic)
-        if not self._broker.header.peers or self._only is not None:
-            return found
-        here = ((vpn, read_here(self._broker, queues)) for vpn, queues in found)
-        mine = (
-            (vpn, [q for q in queues if takes(self._broker, q, record)]) for vpn, queues in here
-        )
-        return [(vpn, queues) for vpn, queues in mine if queues]
-
-    def _plain(
-        self, vpn: str, header: PublishHeader, record: Incoming, queues: list[Queue]
-    ) -> list[Queue]:
-        """A record that a plain producer wrote enters these queues: but for one that is about to
-        leave, which takes it where it goes."""
-        stay = []
-        for queue in queues:
-            if self._only not in (None, queue.definition.name):
-                continue
-            if queue.number in self._broker.header.trails:
-                trails.reads(self._broker, queue)
-            queue.header.plain = True
-            at = time_of(record.timestamp, self._broker.now)
-            if not recovers(queue, at, self._broker.spool.header.next_counter):
-                continue
-            if not elsewhere.goes_along(self._broker, vpn, header, record, queue):
-                stay.append(queue)
-        return stay
 
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
@@ -193,7 +159,11 @@ class Admission:
 
     def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
         topic, partition, offset, _, key, value, *_ = record
-        names = [vpn] if vpn else [name for name, _ in self._captured(record)]
+        names = (
+            [vpn]
+            if vpn
+            else [name for name, _ in captured(self._broker, self._routes, record, self._only)]
+        )
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
 

@@ -17,7 +17,7 @@ from ..bridges.link import forward
 from ..header import Subscription
 from ..limits import Budget
 from ..mesh import barriers
-from ..mesh.dead_ways import bring
+from ..mesh.dead_bringing import bring
 from ..mesh.ownership import grant, look_for_room, push, short_no_more, want
 from ..message import READY, Event, apply
 from ..rules import transport_acks

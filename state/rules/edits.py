@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 EDITED = "edited"  # in a row's extras, as the next; all else there is what a dead message carries
 BRIDGED = "bridge"  # where a message at a bridge's endpoint goes (`bridges.endpoint`)
+GOING_BACK = "back"  # on its way to a queue in which it died (`mesh.going_back`)
 CHARACTERS_MAX = 1_000  # of one message: names and values
+_BESIDE = frozenset((EDITED, BRIDGED, GOING_BACK))
 
 Edits = dict[str, str | None]  # header → text; None: it is gone
 
 
 def dead_part(extra: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a row's extras say of a dead message; None for one that is not dead."""
-    if extra is None or not (EDITED in extra or BRIDGED in extra):
+    if extra is None or _BESIDE.isdisjoint(extra):
         return extra
-    return {k: v for k, v in extra.items() if k not in (EDITED, BRIDGED)} or None
+    return {k: v for k, v in extra.items() if k not in _BESIDE} or None
 
 
 def edits_part(extra: dict[str, Any] | None) -> dict[str, Any]:

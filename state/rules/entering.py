@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 LOW_PRIORITY_BELOW = 4
+FILTERED = "filter"
+KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 
 def over_quota(queue: Queue, size: int) -> bool:
@@ -91,3 +93,17 @@ def match(
         return None
     level = 0 if d.priority is None else as_priority(level)
     return Match(queue, level, is_true(barrier), lane_of(lane))
+
+
+def way_in(
+    queue: Queue, program: Program | None, size: int, priority: int, payload: bytes,
+    key: bytes | None,
+) -> Match | str:  # fmt: skip
+    """How a message that is stored already enters a queue in which it is not, or why it cannot (X6,
+    R6). size: as quotas count it; priority: the publisher's."""
+    reason = refusal(queue, size, priority)
+    if reason is not None:
+        return reason.value
+    if not queue.definition.max_spool_usage and (queue.header.depth or queue.arrivals.ids):
+        return KEEPS_LAST
+    return match(queue, program, payload, priority, key) or FILTERED

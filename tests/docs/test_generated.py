@@ -231,17 +231,20 @@ def test_pages_of_the_state(table: Table) -> None:
     orders = {"name": "orders", "message_type": "json", "barrier_expression": "/b = 1"}
     queues = [orders, local | {"dead_message_queue": "orders"}]
     queues += [local | {"name": "dies", "broker": "a", "dead_message_queue": "far"}]
-    queues += [local | {"name": "far", "broker": "b"}]
+    queues += [local | {"name": "far", "broker": "b"}, local | {"name": "near", "broker": "a"}]
+    queues += [local | {"name": "back", "broker": "b", "dead_message_queue": "near"}]
     mesh = lakequeue.connect("memory://", config={"brokers": ["a", "b"], "queues": queues})
     consumer = mesh.consumer("orders")  # of `a`; it gets what `b` took in, and the barrier waits
     for payload in (b"{}", b'{"b": 1}'):
         header = [("lq", b'{"to": "orders"}')]
         mesh.engine.publish("default.publish", payload, None, header, partition=8)
     assert consumer.receive() is not None
-    mesh.producer().send("dies", b"{}", ttl="1s")
+    for name in ("dies", "back"):
+        mesh.producer().send(name, b"{}", ttl="1s")
     mesh.advance("1s")
     mesh.engine.brokers[1].is_stopped = True  # what it is to carry out stays open
     mesh.ask(commands.Define(definition=local | {"name": "there", "broker": "b"}), lambda _: None)
+    mesh.ask(commands.Redrive(queue="near"), lambda _: None)
     found |= {key.partition("/")[0] for key in mesh.engine.store.pages}
     found |= pages_of_offers(local)
     moves = Slow()

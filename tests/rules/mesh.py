@@ -13,7 +13,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from lakequeue.state.broker import Broker
 from lakequeue.state.commands import dispatch
-from lakequeue.state.mesh.keeper import carry_out
+from lakequeue.state.mesh.carried_out import carry_out
 from lakequeue.state.message import GONE, MOVING
 
 from .mortal import Fate, MortalEngine

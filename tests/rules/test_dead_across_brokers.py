@@ -170,29 +170,6 @@ def test_X5_a_message_that_dies_in_two_queues_is_there_once() -> None:
     assert counters(one, "dmq")["spooled"] == 1
 
 
-def test_X6_what_died_on_another_broker_is_redriven_when_both_are_on_one() -> None:
-    one = spread()
-    sent = [one.send("a", "q", b"%d" % n) for n in range(2)]
-    reject_all(one, "q")
-    done = one.admin.redrive("dmq")
-    assert (done.moved, done.stayed, done.why) == (0, 2, {"on_another_broker": 2})
-    assert one.ids("dmq") == sent
-    one.admin.move_queue("dmq", "a")
-    done = one.admin.redrive("dmq")
-    assert (done.moved, done.queues) == (2, {"q": 2})
-    assert one.ids("q") == sent
-    one.admin.move_queue("dmq", "b")
-    reject_all(one, "q")
-    one.admin.move_queue("q", "b")
-    assert one.admin.redrive("dmq").moved == 2
-    one.admin.delete("q")
-    one.admin.define(local("p", "b", dead_message_queue="dmq"))
-    one.send("b", "p")
-    reject_all(one, "p")
-    one.admin.delete("p")
-    assert one.admin.redrive("dmq").why == {"no_such_queue": 1}
-
-
 # ---------------------------------------------------------------- brokers that are away, or full
 
 

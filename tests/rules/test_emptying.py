@@ -21,7 +21,7 @@ from .harness import drain
 from .mesh import BROKERS, Mesh, ids, owned
 from .mortal import Fate
 from .slow import SlowEngine
-from .test_mesh_kills import Judge, Traffic
+from .test_mesh_kills import in_use
 
 
 def owners(mesh: Mesh, queue: str = "orders") -> dict[str, list[str]]:
@@ -216,10 +216,7 @@ def test_H4_a_broker_leaves_when_nobody_gives_it_anything_more() -> None:
 )
 def test_H4_a_broker_leaves_whoever_dies(seed: int, keys: dict[str, Any]) -> None:
     """It stays at first, for one of the others is away; then it leaves, in use."""
-    fate = Fate(seed, death=0.5)
-    mesh = Mesh(fate, TINY if seed % 2 else None, **keys)
-    judge = Judge(mesh)
-    traffic = Traffic(mesh, judge, fate)
+    mesh, judge, traffic, fate = in_use(seed, **keys)
     for _ in range(15):
         traffic.one()
     mesh.engine.cut(fate.random.choice("abc"))

@@ -128,6 +128,14 @@ class Traffic:
                 self.acked[message.id] += 1
 
 
+def in_use(seed: int, **keys: Any) -> tuple[Mesh, Judge, Traffic, Fate]:
+    """A queue in use, whose brokers die, and who watches it."""
+    fate = Fate(seed, death=0.5)
+    mesh = Mesh(fate, TINY if seed % 2 else None, **keys)
+    judge = Judge(mesh)
+    return mesh, judge, Traffic(mesh, judge, fate), fate
+
+
 @pytest.mark.parametrize(
     ("seed", "keys"),
     [
@@ -140,10 +148,7 @@ class Traffic:
     ],
 )
 def test_H4_never_two_owners_and_never_none(seed: int, keys: dict[str, Any]) -> None:
-    fate = Fate(seed, death=0.5)
-    mesh = Mesh(fate, TINY if seed % 2 else None, **keys)
-    judge = Judge(mesh)
-    traffic = Traffic(mesh, judge, fate)
+    mesh, judge, traffic, fate = in_use(seed, **keys)
     for _ in range(45):
         traffic.one()
     mesh.engine.fated(None)

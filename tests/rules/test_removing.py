@@ -309,3 +309,17 @@ def test_brokers_die_while_one_is_removed(seed: int) -> None:
         assert len(spread.bodies(queue)) == len(set(spread.bodies(queue))) == len(sent)
     assert fate.deaths
     spread.engine.check()
+
+
+def test_Q5_what_a_leaving_broker_took_for_a_distributed_queue_is_in_it_once() -> None:
+    spread = Spread(
+        local("s", "a", "t"), {"name": "all", "message_type": "json", "subscriptions": ["t"]}
+    )
+    spread.engine.cut("c")
+    asked: list[Any] = []
+    spread.at["a"].ask(commands.RemoveBroker(broker="c"), asked.append)
+    sent = spread.start("c", "t")  # which is offered to who knows that c is leaving
+    spread.engine.mend("c")
+    remove_broker(spread.engine, "c")
+    assert spread.ids("s") == [sent.result(0).message_id]
+    assert spread.ids("all") == [sent.result(0).message_id]

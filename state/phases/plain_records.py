@@ -1,0 +1,52 @@
+"""Records of plain Kafka producers: which queues here take them (Q2, R2, Q5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol.messages import PublishHeader
+from ..bridges import trails
+from ..bridges.bases import read_here
+from ..mesh.partitions import takes
+from ..rules.recovery_points import recovers
+from . import elsewhere
+from .incoming import Incoming, time_of
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..queue import Queue
+    from ..routing import Routes
+
+
+def captured(
+    broker: Broker, routes: Routes, record: Incoming, only: str | None
+) -> list[tuple[str, list[Queue]]]:
+    """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
+    another one may take it. only: the queue for which another broker sent it."""
+    found = routes.of_record(record.topic)
+    if not broker.header.peers or only is not None:
+        return found
+    here = ((vpn, read_here(broker, queues)) for vpn, queues in found)
+    mine = ((vpn, [q for q in queues if takes(broker, q, record)]) for vpn, queues in here)
+    return [(vpn, queues) for vpn, queues in mine if queues]
+
+
+def entered(
+    broker: Broker, vpn: str, header: PublishHeader, record: Incoming, queues: list[Queue],
+    only: str | None,
+) -> list[Queue]:  # fmt: skip
+    """Of these, the queues that it enters now: but for what is before their recovery points, and
+    but for one that is about to leave, which takes it where it goes. only: as above."""
+    stay = []
+    for queue in queues:
+        if only not in (None, queue.definition.name):
+            continue
+        if queue.number in broker.header.trails:
+            trails.reads(broker, queue)
+        queue.header.plain = True
+        at = time_of(record.timestamp, broker.now)
+        if not recovers(queue, at, broker.spool.header.next_counter):
+            continue
+        if not elsewhere.goes_along(broker, vpn, header, record, queue):
+            stay.append(queue)
+    return stay

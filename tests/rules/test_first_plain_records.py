@@ -1,0 +1,149 @@
+"""Q2, Q5: plain records that begin to come while a broker is removed, of whose leaving not all know
+yet: none is left out, though it may be taken twice; and from then on each is taken once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import commands
+from lakequeue.protocol.messages import Records
+from lakequeue.state import Batch
+from model.limits import TINY
+
+from .mortal import Fate
+from .slow import SlowEngine
+
+BROKERS = ("a", "b", "c")
+PARTITIONS = 7
+TOPIC = "radar"
+
+
+class Leaving:
+    """Three brokers that read one topic, each at its own pace, and hear each other late; the third
+    is to be removed. is_there: the topic has begun."""
+
+    def __init__(self, seed: int, death: float = 0.0) -> None:
+        self.fate = Fate(seed, death=death)
+        self.random = self.fate.random
+        one = {"name": "shared", "message_type": "json", "underlying_topic": TOPIC}
+        given = parse_configuration({"brokers": list(BROKERS), "queues": [one]})
+        self.engine = SlowEngine(given, TINY if seed % 2 else None)
+        self.engine.checking = True
+        self.client = self.engine.connect("a")
+        self.leaver: Any = self.engine.broker("c")
+        self.written: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+        self.at: dict[tuple[str, int], int] = {}
+        self.n = self.round = 0
+        self.closed = self.is_there = False
+        self.answers: list[Any] = []
+        self.engine.fated(self.fate)
+
+    def write(self) -> None:
+        if self.is_there:
+            self.written[self.random.randrange(PARTITIONS)].append(b"%d" % self.n)
+            self.n += 1
+
+    def read(self, name: str, partition: int, most: int) -> None:
+        if name == "c" and self.closed:
+            return
+        first = self.at.get((name, partition), 0)
+        values = self.written[partition][first : first + most]
+        n = len(values)
+        if not n:
+            return
+        self.at[name, partition] = first + n
+        records = Records(
+            [TOPIC] * n, [partition] * n, list(range(first, first + n)), [self.engine.now] * n,
+            [None] * n, list(values), [None] * n, [None] * n,
+        )  # fmt: skip
+        self.engine._step(self.engine.broker(name), Batch(publishes=records))
+
+    def names(self) -> list[str]:
+        return [broker.home.name for broker in self.engine.brokers]
+
+    def some(self, times: int) -> None:
+        for _ in range(times):
+            what = self.random.choice(["write"] * 3 + ["read"] * 6 + ["hear"] * 3)
+            if what == "write":
+                self.write()
+            elif what == "read":
+                partition = self.random.randrange(PARTITIONS)
+                self.read(self.random.choice(self.names()), partition, 3)
+            else:
+                self.engine.some(self.fate)
+
+    def instruct(self, to: str, command: commands.Command) -> None:
+        self.engine.instruct("default", commands.encode_command(command), to)
+
+    def ask(self, command: commands.Command) -> Any:
+        self.client.ask(command, self.answers.append)
+        self.client.attend()
+        return self.answers.pop()
+
+    def remove(self) -> bool:
+        """Remove the broker while the first records come; whether it is gone."""
+        self.engine.slow()
+        answer = self.ask(commands.RemoveBroker(broker="c"))
+        assert answer["error"] is None
+        number = answer["result"]["round"]
+        begins = self.random.choice((0, 5, 10, 15, 20, 30, 40, 200))
+        done = False
+        for n in range(120):
+            self.is_there |= n >= begins
+            self.some(1)
+            if n > 15 and not self.closed and self.random.random() < 0.2:
+                self.closed, self.leaver.unread = True, []
+                self.instruct("c", commands.CloseBroker(round=number))
+            if self.closed and not done:
+                asked = commands.RemoveBroker(broker="c", round=number)
+                done = self.ask(asked)["result"]["done"]
+            if done:
+                break
+        self._tell(done)
+        return done
+
+    def _tell(self, done: bool) -> None:
+        """What the engine says in the end, to each broker at its own time."""
+        self.leaver.unread = None
+        if done:
+            self.engine.brokers.remove(self.leaver)
+            self.engine.removed[2] = "c"
+        else:
+            self.closed = False
+        peers = {broker.home.name: broker.home.number for broker in self.engine.brokers}
+        for name in self.random.sample(self.names(), len(self.names())):
+            self.some(3)
+            self.instruct(name, commands.Peers(brokers=peers))
+
+    def end(self) -> None:
+        self.engine.fated(None)
+        self.engine.haste()
+        for name in self.random.sample(self.names(), len(self.names())):
+            for partition in range(PARTITIONS):
+                self.read(name, partition, 1 << 20)
+        self.engine.advance("0s")
+
+    def taken(self) -> Counter[bytes]:
+        found = self.client.admin().browse("shared", limit=10_000)
+        return Counter(m.payload for m in found)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_Q2_records_that_begin_while_a_broker_leaves_are_taken(seed: int) -> None:
+    one = Leaving(seed, death=0.1 if seed % 4 == 3 else 0.0)
+    one.remove()
+    one.end()
+    doubtful = one.n
+    assert set(one.taken()) == {b"%d" % n for n in range(doubtful)}
+    one.is_there = True
+    one.engine.slow()
+    one.some(80)
+    one.end()
+    one.some(80)
+    one.end()
+    taken = one.taken()
+    assert one.n > doubtful
+    assert [n for n in range(doubtful, one.n) if taken[b"%d" % n] != 1] == []
