@@ -298,11 +298,13 @@ class SparkApplication:
 
     def kill(self) -> None:
         """End Spark at once."""
-        from .spark import forget_session, kill_java
+        from .spark import forget_session, halt_java_at_exit, kill_java
 
         assert self.spark is not None
-        kill_java()
-        forget_session(self.spark)
+        if kill_java():
+            forget_session(self.spark)
+        else:
+            halt_java_at_exit()
 
     def end(self, brokers: Iterable[BrokerQuery], wait_s: float) -> None:
         """End brokers' queries, all at once, between two batches if those end in time."""

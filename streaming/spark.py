@@ -20,7 +20,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
 from .jars import CONF, java_executable
@@ -186,12 +186,31 @@ def java_ended(spark: SparkSession, wait_s: float = 0.0) -> str:
     return f"by signal {-status}" if status < 0 else f"with status {status}"
 
 
-def kill_java() -> None:
-    """End Spark's Java process at once; what waits for it in Python is cut off."""
+def kill_java() -> bool:
+    """End Spark's Java process at once; what waits for it in Python is cut off. False: nothing is
+    done, since it is our parent, as under `spark-submit`."""
     process = _java_process()
-    if process is not None and process.poll() is None:
+    if process is None:
+        return False
+    if process.poll() is None:
         process.kill()
         process.wait()
+    return True
+
+
+def halt_java_at_exit() -> None:
+    """A Java process that is our parent and hangs, with us at the latest: until then it passes on
+    what we print, and behind it threads that do not end would keep it."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        atexit.register(_halt, gateway.jvm.java.lang.Runtime.getRuntime())
+
+
+def _halt(runtime: Any) -> None:
+    with contextlib.suppress(Exception):  # it ends before it answers
+        runtime.halt(0)
 
 
 def forget_session(spark: SparkSession) -> None:
