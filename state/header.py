@@ -158,10 +158,3 @@ class QueueHeader(msgspec.Struct):
     marks: list[list[int]] = []  # earlier levels, for their rates
     ingress: bool = True
     egress: bool = True
-
-    def subscription(self, name: str) -> Subscription | None:
-        """The subscription with this id, or None."""
-        for one in self.subscriptions:  # there may be thousands: a generator takes twice as long
-            if one.id == name:
-                return one
-        return None

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..definitions import QueueDefinition
 from .few import ends_of, least_of
-from .header import QueueHeader
+from .header import QueueHeader, Subscription
 from .limits import Limits
 from .message.entry import Arrivals
 from .message.pages import QueuePage
@@ -51,6 +51,8 @@ class Queue:
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
         self._soonest = self.directory.deadline()  # or earlier: of rows that have changed since
+        self._listed: list[Subscription] = []  # what the next line is of
+        self._by_id: dict[str, Subscription] = {}
         self.arrivals = Arrivals()
         self.leased_before = header.leased
         self.wanted = False  # something changed that may let a message go out
@@ -60,6 +62,16 @@ class Queue:
     def definition(self) -> QueueDefinition:
         """The queue's definition as it stands now."""
         return self.header.definition
+
+    def subscription(self, name: str) -> Subscription | None:
+        """The subscription with this id, or None: at once, though there may be thousands. They are
+        appended to the header's list, or it is another list without the one that ends."""
+        listed, known = self.header.subscriptions, self._by_id
+        if listed is not self._listed:
+            self._listed, self._by_id = listed, {one.id: one for one in listed}
+        elif len(known) < len(listed):
+            known.update((one.id, one) for one in listed[len(known) :])
+        return self._by_id.get(name)
 
     # ------------------------------------------------------------ load and save
 

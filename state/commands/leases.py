@@ -45,7 +45,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
     if not task.done:
         _one_choice(command)
         task.done = {"n": 0}
-        subscription = queue.header.subscription(command.subscription)
+        subscription = queue.subscription(command.subscription)
         if command.received and subscription is not None:
             transport_acks.confirm(subscription, command.received, broker.now)
         if command.ids is not None:
@@ -70,14 +70,14 @@ def _next_part(
     if command.up_to is None:
         return by_ids(broker, queue, task, parse_ranges(command.ids or ""), budget)
     last = _row_of(broker, queue, _one_id(command.up_to))
-    subscription = queue.header.subscription(command.subscription)
+    subscription = queue.subscription(command.subscription)
     number = subscription.number if subscription is not None else 0
     return held_pages(queue, task.cursor, number, budget, up_to=last)
 
 
 def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
     """The client has what was sent up to a number (C1); an unknown subscription has ended."""
-    subscription = queue.header.subscription(command.subscription)
+    subscription = queue.subscription(command.subscription)
     if subscription is not None:
         transport_acks.confirm(subscription, command.received, broker.now)
 
@@ -104,7 +104,7 @@ def _row_of(broker: Broker, queue: Queue, number: int) -> int:
 
 def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
     if queue.definition.leasing == "strict" and len(seqs):
-        subscription = queue.header.subscription(name)
+        subscription = queue.subscription(name)
         number = subscription.number if subscription is not None else 0
         foreign = (queue.gather(seqs, "state") == LEASED) & (queue.gather(seqs, "holder") != number)
         if foreign.any():
@@ -123,7 +123,7 @@ def _held_parts(
 ) -> Iterator[Array]:
     """Of the named messages those that this subscription leases, part by part; others are passed
     over and counted. ``task.done["over"]`` says in the end whether that was all."""
-    holder = queue.header.subscription(command.subscription)
+    holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
     task.done["over"] = False

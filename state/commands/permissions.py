@@ -100,7 +100,7 @@ def _check_subscription(speaker: Speaker, queue: Queue, command: Any) -> None:
     session = command.session if isinstance(command, c.Subscribe) else ""
     if session and not is_own(speaker, session):
         raise _others_session(speaker, session)
-    bound = queue.header.subscription(getattr(command, "subscription", ""))
+    bound = queue.subscription(getattr(command, "subscription", ""))
     if bound is None:
         return
     if bound.client != speaker.client or (bound.session and not is_own(speaker, bound.session)):

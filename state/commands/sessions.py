@@ -55,7 +55,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         _check_backlog(command.max_backlog)
     _check_priority(queue, command.priority)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
-    bound = queue.header.subscription(command.subscription)
+    bound = queue.subscription(command.subscription)
     if bound is not None:
         if bound.ending:
             raise ValueError(
@@ -176,7 +176,7 @@ def _check_backlog(backlog: int) -> None:
 def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> None:
     """Change a subscription's backlog; below what it holds, delivery waits (B3)."""
     _check_backlog(command.max_backlog)
-    subscription = queue.header.subscription(command.subscription)
+    subscription = queue.subscription(command.subscription)
     if subscription is not None:
         subscription.max_backlog = command.max_backlog
         text = f"backlog={command.max_backlog}"
@@ -189,7 +189,7 @@ def unsubscribe(
 ) -> bool:
     """A subscription ends: what it holds returns, then it is gone (L1)."""
     header = queue.header
-    found = header.subscription(command.subscription)
+    found = queue.subscription(command.subscription)
     if found is None:
         return True
     if not return_held(broker, queue, task, found, budget):

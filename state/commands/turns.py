@@ -81,7 +81,7 @@ def _tasks(broker: Broker, queue: Queue) -> list[list[Any]]:
 def _announce(queue: Queue, command: Any, why: str) -> None:
     """A subscription that ends gets nothing more, however long its turn is away."""
     if isinstance(command, c.Unsubscribe):
-        subscription = queue.header.subscription(command.subscription)
+        subscription = queue.subscription(command.subscription)
         if subscription is not None:
             subscription.ending = why or "closed"
 
