@@ -47,6 +47,7 @@ class Following:
         self._broker_of = broker_of
         self._queues: dict[str, _Held] = {}
         self._went: dict[str, int] = {}  # to which broker a destination's last message went
+        self._goes_on = self._heard = False  # `go_on` is at work; and was called again meanwhile
 
     def __len__(self) -> int:
         return sum(len(held.messages) for held in self._queues.values())
@@ -105,18 +106,35 @@ class Following:
         return waiting
 
     def go_on(self) -> None:
-        """Send what can be sent where its queue is now."""
+        """Send what can be sent where its queue is now. In memory answers come while one sends, and
+        lead here: what they change is looked at when all that was to be sent has been."""
+        if self._goes_on:
+            self._heard = True
+            return
+        tried: set[tuple[str, int]] = set()
+        self._goes_on = self._heard = True
+        try:
+            while self._heard:
+                self._heard = False
+                self._send_on(tried)
+        finally:
+            self._goes_on = False
+
+    def _send_on(self, tried: set[tuple[str, int]]) -> None:
+        """Once for each queue. tried: which were sent to which broker already, without a pause."""
         now = time.monotonic()
         for queue, held in list(self._queues.items()):
-            if self._queues.get(queue) is not held:  # in memory an answer comes while one sends
+            if self._queues.get(queue) is not held:  # whoever heard an answer has closed
                 continue
             old = self._ways[held.at]
             if now < held.not_before or old.unanswered.waits_for(queue):
                 continue
             number = self._broker_of(queue)
-            if number == held.at and not held.not_before:  # not there yet
+            not_there = number == held.at and not held.not_before
+            if not_there or (queue, number) in tried:
                 held.not_before = now + PAUSE_S
                 continue
+            tried.add((queue, number))
             del self._queues[queue]
             way = self._way(number)
             way.sends.send()

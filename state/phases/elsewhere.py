@@ -28,7 +28,7 @@ def takes(
     there = moved(broker, vpn, header.to)
     if there is None or not _may_be_told(producer):
         return False
-    if producer is not None and not _may_be_confirmed(broker, record):
+    if producer is not None and not _may_be_confirmed(broker, producer, record):
         _tell(producer, seq, header, there.hosts)
     else:
         _pass(broker, vpn, header, record, min(there.hosts.values()))
@@ -51,7 +51,7 @@ def will_take(
 ) -> bool:  # fmt: skip
     """A queue that takes a message moves: who counts asks again until it is there; what nobody
     answers for goes behind its messages. False: it enters here."""
-    if producer is not None and not _may_be_confirmed(broker, record):
+    if producer is not None and not _may_be_confirmed(broker, producer, record):
         _tell(producer, seq, header, on_its_way(broker, vpn, queue).hosts)
         return True
     if queue.header.leaving:
@@ -71,10 +71,11 @@ def goes_along(
     return True
 
 
-def _may_be_confirmed(broker: Broker, record: Incoming) -> bool:
+def _may_be_confirmed(broker: Broker, producer: Answered, record: Incoming) -> bool:
     """Whether a step that is lost may have stored it (R3): then its producer would not hear a nack,
-    and it goes where its queue is, as what nobody answers for does."""
-    return record.timestamp <= broker.header.rebuilt
+    and it goes where its queue is, as what nobody answers for does. A bridge hears it, and has the
+    message until it is taken, however long ago that was published."""
+    return isinstance(producer, ProducerHistory) and record.timestamp <= broker.header.rebuilt
 
 
 def _acknowledge(producer: Answered | None, seq: int) -> None:

@@ -1,96 +1,18 @@
-"""Walks over brokers that are all made again as of earlier steps, each of another one, as
-`lakequeue rebuild` does: what brokers said to each other and clients wrote is still in Kafka (R3).
+"""Walks over brokers that are all made again as of earlier steps, each of another one (`kept`).
 Nothing that was confirmed is lost, and nothing waits for ever; what was taken in by steps that are
-lost is taken in again."""
+lost is taken in again (R3)."""
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import defaultdict
 from typing import Any
 
 import msgspec
-from lakequeue.protocol.messages import Records
-from lakequeue.protocol.outputs import Output
-from lakequeue.state import Batch, DictStore
-from lakequeue.state.broker import BrokerHeader
 from lakequeue.state.header import QueueHeader
-from lakequeue.state.mesh.rejoining import agree, pass_over
-from rules.slow import SlowBroker, SlowEngine
+from rules.kept import KeptEngine
 
 from .moving_walk import OPERATIONS, QUEUES, TAKES, MovingWalk
-
-STEPS_AHEAD, IDS_AHEAD = 1_000_000, 4_000_000
-_header = msgspec.msgpack.Decoder(BrokerHeader)
-
-
-class KeptBroker(SlowBroker):
-    """said_to_it: its mesh topic; given: what came in with each step; history: of each step its
-    state, and how far it had read of both."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.said_to_it: list[Any] = []
-        self.given: list[tuple[Records, Records]] = []
-        self.history: list[tuple[bytes, int, int]] = []
-
-    def _heard_records(self, now: int) -> Records:
-        self.said_to_it += self._said
-        return super()._heard_records(now)
-
-    def take(self, batch: Batch, now: int) -> list[Output]:
-        self.given.append(copy.deepcopy((batch.commands, batch.publishes)))
-        outputs = super().take(batch, now)
-        self.history.append((self.store.dump(), len(self.said_to_it), len(self.given)))
-        return outputs
-
-    def header_at(self, step: int) -> BrokerHeader | None:
-        if not 1 <= step <= len(self.history):
-            return None
-        return _header.decode(DictStore.load(self.history[step - 1][0]).pages["broker"])
-
-    def begin_from(
-        self, step: int, header: BrokerHeader, now: int
-    ) -> list[tuple[Records, Records]]:
-        """Be what it was behind a step; gives what came in since."""
-        dump, heard, read = self.history[step - 1]
-        header.step += STEPS_AHEAD
-        header.entries_said += STEPS_AHEAD
-        header.rebuilt = now
-        header.spool.next_counter += IDS_AHEAD
-        self.store = DictStore.load(dump)
-        self.store.put("broker", msgspec.msgpack.encode(header))
-        self._snapshot, self._log = self.store.dump(), []
-        self._said = [*self.said_to_it[heard:], *self._said]
-        again = self.given[read:]
-        del self.said_to_it[heard:], self.given[read:]
-        self.history = [(self.store.dump(), heard, read)]  # nobody goes back behind this
-        return again
-
-
-class KeptEngine(SlowEngine):
-    BROKER = KeptBroker
-
-    def lose(self, back: dict[str, int]) -> int:
-        """Everything but Kafka and the tables, which know each broker so many steps less. Gives how
-        many steps are lost."""
-        kept = {b.home.name: b for b in self.brokers}
-        last = {name: max(len(b.history) - back[name], 1) for name, b in kept.items()}  # type: ignore[attr-defined]
-        steps = agree(last, lambda name, step: kept[name].header_at(step))  # type: ignore[attr-defined]
-        headers = {name: kept[name].header_at(step) for name, step in steps.items()}  # type: ignore[attr-defined]
-        pass_over(headers)
-        lost = sum(len(b.history) - steps[name] for name, b in kept.items())  # type: ignore[attr-defined]
-        again = [
-            (b, b.begin_from(steps[name], headers[name], self.now)) for name, b in kept.items()
-        ]  # type: ignore[attr-defined]
-        for broker, given in again:
-            for commands, publishes in given:
-                if commands or publishes:
-                    self._step(broker, Batch(commands=commands, publishes=publishes))
-        with self._lock:
-            self._settle()
-        return lost
 
 
 class RebuiltWalk(MovingWalk):
@@ -134,10 +56,24 @@ class RebuiltWalk(MovingWalk):
             assert future is None or future.done(), f"{what}: has no answer"
             if future is not None and future.exception(0) is None:
                 assert there == wanted, f"{what}: in {there}, not {wanted}"
+        self.nothing_open(self.engine)
+
+    @staticmethod
+    def nothing_open(engine: KeptEngine) -> None:
+        """Nobody waits for anybody."""
         waiting: dict[str, Any] = defaultdict(list)
-        for broker in self.engine.brokers:
+        for broker in engine.brokers:
             for key, page in broker.store.pages.items():
-                if key.split("/")[0] in ("offer", "tally", "offered", "lane", "lanes", "Y", "G"):
+                if key.split("/")[0] in (
+                    "offer",
+                    "tally",
+                    "offered",
+                    "lane",
+                    "lanes",
+                    "Y",
+                    "G",
+                    "B",
+                ):
                     waiting[broker.home.name].append(key)
                 elif key.startswith("q/"):
                     header = msgspec.msgpack.decode(page, type=QueueHeader)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lakequeue.client import following
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
 
@@ -77,3 +78,31 @@ def test_h1_bridges_and_plain_records_follow_however_late_things_are_heard(seed:
     assert joined.bodies("plain") == joined.sent["plain"]
     moved = [e for e in joined.engine.journal() if e["event"] == "arrived"]
     assert len(moved) > 2
+
+
+def test_p1_what_a_broker_goes_on_refusing_is_sent_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The queue is on its way all the time, and each answer is heard while the next message is
+    sent; however long that takes, each is sent again once, and keeps its place."""
+    monkeypatch.setattr(following, "PAUSE_S", 0.0)  # it is over before all are sent
+    queues = [local("q", "b")]
+    engine = SlowEngine(parse_configuration({"brokers": list(BROKERS), "queues": queues}))
+    engine.checking = True
+    near = engine.connect("b", "app")
+    producer = near.producer()
+    producer.send("q", b"0")
+    for broker in engine.brokers:
+        broker.is_slow = True  # type: ignore[attr-defined]
+    move = c.encode_command(c.MoveQueue(queue="q", broker="c"))
+    engine.command("default.commands", b"", move)
+    for to, by in ("ba", "cb", "bc"):
+        engine.let(to=to, by=by)
+    sent = [producer.send_async("q", b"%d" % n) for n in range(1, 4)]
+    for _ in range(3):
+        near.attend()
+    assert not any(future.done() for future in sent)
+    engine.haste()
+    engine.advance("5s")
+    assert all(future.result(0).message_id for future in sent)
+    assert [m.payload for m in near.admin().browse("q")] == [b"0", b"1", b"2", b"3"]
