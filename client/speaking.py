@@ -311,8 +311,10 @@ class Speaking:
     ) -> Answer:  # fmt: skip
         """The answer, from where the queue is: who hears that it is elsewhere asks there."""
         until = time.monotonic() + timeout
+        tried: set[int] = set()
         while True:
             asked = self._taker(command) if broker is None else broker
+            tried.add(asked)
             left = max(until - time.monotonic(), 0.0)
             answer = self._answer_once(command, left, asked, heard)
             answer["by"] = asked
@@ -320,7 +322,7 @@ class Speaking:
                 break
             queue: str = getattr(command, "queue", "")
             self.learn(queue, answer["result"]["hosts"])
-            if self._taker(command) == asked:  # it is on its way
+            if self._taker(command) in tried:  # it is on its way, and each may name the other
                 if not self.runner.waits or time.monotonic() > until:
                     break
                 time.sleep(LOOK_AGAIN_S)

@@ -14,6 +14,8 @@ from rules.kept import KeptEngine
 
 from .moving_walk import OPERATIONS, QUEUES, TAKES, MovingWalk
 
+OPEN = ("offer", "tally", "offered", "lane", "lanes", "Y", "G", "B")  # pages of who waits for whom
+
 
 class RebuiltWalk(MovingWalk):
     """Nobody consumes, so that all that was sent is there in the end."""
@@ -64,16 +66,7 @@ class RebuiltWalk(MovingWalk):
         waiting: dict[str, Any] = defaultdict(list)
         for broker in engine.brokers:
             for key, page in broker.store.pages.items():
-                if key.split("/")[0] in (
-                    "offer",
-                    "tally",
-                    "offered",
-                    "lane",
-                    "lanes",
-                    "Y",
-                    "G",
-                    "B",
-                ):
+                if key.split("/")[0] in OPEN:
                     waiting[broker.home.name].append(key)
                 elif key.startswith("q/"):
                     header = msgspec.msgpack.decode(page, type=QueueHeader)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from lakequeue.protocol.messages import Records
-from lakequeue.protocol.outputs import Output
+from lakequeue.protocol.errors import Reason
+from lakequeue.protocol.messages import Records, decode_publish_header
+from lakequeue.protocol.outputs import Output, Receipts
 from lakequeue.state import Batch, DictStore
 from lakequeue.state.broker import BrokerHeader
 from lakequeue.state.mesh.rejoining import agree, pass_over
@@ -19,23 +20,41 @@ STEPS_AHEAD, IDS_AHEAD = 1_000_000, 4_000_000
 _header = msgspec.msgpack.Decoder(BrokerHeader)
 
 
+class Given(NamedTuple):
+    """What came in with a step. moved: the payloads that it refused since their queue had moved."""
+
+    commands: Records
+    publishes: Records
+    moved: set[bytes]
+
+
 class KeptBroker(SlowBroker):
     """said_to_it: its mesh topic; given: what came in with each step; history: of each step its
-    state, and how far it had read of both."""
+    state, and how far it had read of both; moved: see `Given`, of lost steps."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.said_to_it: list[Any] = []
-        self.given: list[tuple[Records, Records]] = []
+        self.given: list[Given] = []
         self.history: list[tuple[bytes, int, int]] = []
+        self.moved: set[bytes] = set()
+        self._sent: dict[tuple[str, int], bytes] = {}  # payloads by their producers' numbers
 
     def _heard_records(self, now: int) -> Records:
         self.said_to_it += self._said
         return super()._heard_records(now)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
-        self.given.append(copy.deepcopy((batch.commands, batch.publishes)))
+        for meta, value in zip(batch.publishes.metas, batch.publishes.values, strict=True):
+            header = decode_publish_header(meta)
+            self._sent[header.producer, header.seq] = value
+        given = Given(*copy.deepcopy((batch.commands, batch.publishes)), set())
+        self.given.append(given)
         outputs = super().take(batch, now)
+        for said in outputs:
+            if isinstance(said, Receipts):
+                numbers = [seq for seq, reason, *_ in said.nacks if reason == Reason.MOVED.value]
+                given.moved.update(self._sent[said.producer, seq] for seq in numbers)
         self.history.append((self.store.dump(), len(self.said_to_it), len(self.given)))
         return outputs
 
@@ -44,9 +63,7 @@ class KeptBroker(SlowBroker):
             return None
         return _header.decode(DictStore.load(self.history[step - 1][0]).pages["broker"])
 
-    def begin_from(
-        self, step: int, header: BrokerHeader, now: int
-    ) -> list[tuple[Records, Records]]:
+    def begin_from(self, step: int, header: BrokerHeader, now: int) -> list[Given]:
         """Be what it was behind a step; gives what came in since."""
         dump, heard, read = self.history[step - 1]
         header.step += STEPS_AHEAD
@@ -58,6 +75,7 @@ class KeptBroker(SlowBroker):
         self._snapshot, self._log = self.store.dump(), []
         self._said = [*self.said_to_it[heard:], *self._said]
         again = self.given[read:]
+        self.moved.update(*(given.moved for given in again))
         del self.said_to_it[heard:], self.given[read:]
         self.history = [(self.store.dump(), heard, read)]  # nobody goes back behind this
         return again
@@ -79,7 +97,7 @@ class KeptEngine(SlowEngine):
             (b, b.begin_from(steps[name], headers[name], self.now)) for name, b in kept.items()
         ]  # type: ignore[attr-defined]
         for broker, given in again:
-            for commands, publishes in given:
+            for commands, publishes, _ in given:
                 if commands or publishes:
                     self._step(broker, Batch(commands=commands, publishes=publishes))
         with self._lock:

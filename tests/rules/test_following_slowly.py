@@ -9,6 +9,7 @@ import pytest
 from lakequeue.client import following
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.errors import Moved
 
 from .mortal import Fate
 from .slow import SlowEngine
@@ -106,3 +107,21 @@ def test_p1_what_a_broker_goes_on_refusing_is_sent_again_after_a_pause(
     engine.advance("5s")
     assert all(future.result(0).message_id for future in sent)
     assert [m.payload for m in near.admin().browse("q")] == [b"0", b"1", b"2", b"3"]
+
+
+def test_h4_who_asks_two_brokers_that_name_each_other_is_told_so() -> None:
+    """The queue has left b, which names c; and c, which has not heard the last of it, names b."""
+    engine = SlowEngine(
+        parse_configuration({"brokers": list(BROKERS), "queues": [local("q", "b")]})
+    )
+    near = engine.connect("b", "app")
+    for broker in engine.brokers:
+        broker.is_slow = True  # type: ignore[attr-defined]
+    move = c.encode_command(c.MoveQueue(queue="q", broker="c"))
+    engine.command("default.commands", b"", move)
+    for to, by in ("ba", "cb", "bc"):
+        engine.let(to=to, by=by)
+    with pytest.raises(Moved, match="queue 'q'"):
+        near.consumer("q")
+    engine.haste()
+    near.consumer("q").close()
