@@ -7,9 +7,11 @@ knows no more than we tell it, so each thread of Java gets a lower priority than
 higher nice value): it yields while the worker computes, and has all that is left; while the worker
 waits for Java, as when it saves a state, that is everything. Decision 0041 has the figures.
 
-A process may always lower its own user's priorities, not raise them. Threads and processes that
-begin later inherit the priority of who begins them; workers are forked by a daemon that began
-before.
+That holds for a broker that is alone in its engine. A process may always lower its own user's
+priorities, not raise them, and what is begun later inherits the priority of who begins it: Java
+begins a daemon for each broker, which forks that one's workers. So with several brokers Java keeps
+the priority that it has, and where a broker was alone before, its worker takes that of the new
+ones: none comes before another.
 """
 
 from __future__ import annotations
@@ -22,19 +24,26 @@ BELOW = 5  # a worker then has three times the weight of a thread of Java, where
 NICE_MAX = 19
 
 
-def lower_java() -> int:
-    """Lower the priority of the Java process that this worker belongs to. Called in the worker, at
-    each batch: threads come and go. Returns how many threads were lowered; where the system has no
-    `/proc`, or its threads are not ours to lower, none is."""
-    lowered = 0
+def share_out(alone: bool) -> int:
+    """Called in a broker's worker, at each batch: threads come and go. alone: there is no other
+    broker, and the Java process yields to this worker; else this worker gets Java's priority.
+    Returns how many threads were lowered; where the system has no `/proc`, or its threads are not
+    ours to lower, none is."""
     with suppress(OSError, ValueError):
         java = _parent(os.getppid())  # ours is the daemon that forks workers
-        nice = min(os.getpriority(os.PRIO_PROCESS, 0) + BELOW, NICE_MAX)
-        for thread in map(int, os.listdir(f"/proc/{java}/task")):
-            with suppress(OSError):  # it ended meanwhile
-                if os.getpriority(os.PRIO_PROCESS, thread) < nice:
-                    os.setpriority(os.PRIO_PROCESS, thread, nice)
-                    lowered += 1
+        if alone:
+            return _lower(java, os.getpriority(os.PRIO_PROCESS, 0) + BELOW)
+        return _lower(os.getpid(), os.getpriority(os.PRIO_PROCESS, java))
+    return 0
+
+
+def _lower(process: int, nice: int) -> int:
+    lowered = 0
+    for thread in map(int, os.listdir(f"/proc/{process}/task")):
+        with suppress(OSError):  # it ended meanwhile
+            if os.getpriority(os.PRIO_PROCESS, thread) < min(nice, NICE_MAX):
+                os.setpriority(os.PRIO_PROCESS, thread, min(nice, NICE_MAX))
+                lowered += 1
     return lowered
 
 

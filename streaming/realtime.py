@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from .figures import NAMES, NOTE, SCHEMA, rows
 from .loop import Loop, Options, _decode
-from .priority import lower_java
+from .priority import share_out
 from .state_store import StatePages
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LoopProcessor(StatefulProcessor):
         """One batch of one broker."""
         for _ in rows_in:
             pass
-        lower_java()
+        share_out(self._options.alone)
         figures, notes = self._loop().batch(self._state)
         yield pd.DataFrame(rows(figures, notes))
 
