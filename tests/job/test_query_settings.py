@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from job.conftest import Job, in_real_time
+from job.processes import until
 from lakequeue.streaming.planning import QUERY_SETTINGS
 
 pytestmark = [pytest.mark.job, in_real_time]
@@ -16,6 +17,8 @@ def test_of_the_engines_query_alone(job: Job, key: str) -> None:
         return str(java.sparkSessionForStream().conf().get(key, None))
 
     assert of(job.query) == QUERY_SETTINGS[key]
-    assert of(job.engine.application.table_queries["lakequeue-tables"]) != QUERY_SETTINGS[key]
+    queries = job.engine.application.table_queries  # they begin when the engine serves already
+    until(lambda: "lakequeue-tables" in queries, 60, "the tables' query")
+    assert of(queries["lakequeue-tables"]) != QUERY_SETTINGS[key]
     assert job.engine.application.spark is not None
     assert job.engine.application.spark.conf.get(key, None) != QUERY_SETTINGS[key]
