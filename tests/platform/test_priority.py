@@ -38,7 +38,7 @@ def _said(alone: bool, later: int) -> list[list[int]]:
 def test_all_threads_of_java_yield_once_to_the_only_broker() -> None:
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     below = min(ours + BELOW, 19)
-    assert _said(True, 0) == [[2, 0, ours], [below, below]]
+    assert _said(True, 0) == [[2 if below > ours else 0, 0, ours], [below, below]]
 
 
 def test_of_several_brokers_none_comes_before_another() -> None:
@@ -46,4 +46,4 @@ def test_of_several_brokers_none_comes_before_another() -> None:
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert _said(False, 0) == [[0, 0, ours], [ours, ours]]
     first, again, then = _said(False, 3)[0]
-    assert (first > 0, again, then) == (True, 0, min(ours + 3, 19))
+    assert (first > 0, again, then) == (ours < 19, 0, min(ours + 3, 19))
