@@ -344,15 +344,21 @@ def test_X5_the_dead_message_queue_changes_while_they_are_on_their_way(what: str
     assert held == {"delete": 0, "purge": 1, "move": 2}[what]
 
 
+def slow_and_mortal(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Fate, Slow]:
+    """Brokers that hear each other slowly, and die."""
+    monkeypatch.setattr(following, "PAUSE_S", 0)
+    fate = Fate(seed, death=0.1)
+    slow = Slow(fate)
+    slow.engine.slow()
+    return fate, slow
+
+
 @pytest.mark.parametrize("seed", [*range(8), 151, 277])
 def test_X5_nothing_is_lost_or_doubled_whoever_dies(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages die in two queues that move, as their dead message queue does, and brokers die."""
-    monkeypatch.setattr(following, "PAUSE_S", 0)
-    fate = Fate(seed, death=0.1)
-    slow = Slow(fate)
-    slow.engine.slow()
+    fate, slow = slow_and_mortal(seed, monkeypatch)
     producer, sent = slow.at["a"].producer(), []
     for n in range(150):
         what = fate.random.choice(["q", "q", "t", "move", "wait", *["some"] * 6])

@@ -81,6 +81,16 @@ def test_h1_bridges_and_plain_records_follow_however_late_things_are_heard(seed:
     assert len(moved) > 2
 
 
+def _is_leaving(engine: SlowEngine) -> None:
+    """Queue q is on its way from b to c, and stays so: the brokers hear each other slowly."""
+    for broker in engine.brokers:
+        broker.is_slow = True  # type: ignore[attr-defined]
+    move = c.encode_command(c.MoveQueue(queue="q", broker="c"))
+    engine.command("default.commands", b"", move)
+    for to, by in ("ba", "cb", "bc"):
+        engine.let(to=to, by=by)
+
+
 def test_p1_what_a_broker_goes_on_refusing_is_sent_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -93,12 +103,7 @@ def test_p1_what_a_broker_goes_on_refusing_is_sent_again_after_a_pause(
     near = engine.connect("b", "app")
     producer = near.producer()
     producer.send("q", b"0")
-    for broker in engine.brokers:
-        broker.is_slow = True  # type: ignore[attr-defined]
-    move = c.encode_command(c.MoveQueue(queue="q", broker="c"))
-    engine.command("default.commands", b"", move)
-    for to, by in ("ba", "cb", "bc"):
-        engine.let(to=to, by=by)
+    _is_leaving(engine)
     sent = [producer.send_async("q", b"%d" % n) for n in range(1, 4)]
     for _ in range(3):
         near.attend()
@@ -115,12 +120,7 @@ def test_h4_who_asks_two_brokers_that_name_each_other_is_told_so() -> None:
         parse_configuration({"brokers": list(BROKERS), "queues": [local("q", "b")]})
     )
     near = engine.connect("b", "app")
-    for broker in engine.brokers:
-        broker.is_slow = True  # type: ignore[attr-defined]
-    move = c.encode_command(c.MoveQueue(queue="q", broker="c"))
-    engine.command("default.commands", b"", move)
-    for to, by in ("ba", "cb", "bc"):
-        engine.let(to=to, by=by)
+    _is_leaving(engine)
     with pytest.raises(Moved, match="queue 'q'"):
         near.consumer("q")
     engine.haste()

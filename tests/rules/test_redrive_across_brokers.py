@@ -7,16 +7,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lakequeue.client import following
 from lakequeue.memory.broker_removal import remove_broker
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.state import Limits
 
 from .harness import drain
-from .mortal import Fate
 from .spread import BROKERS, Spread, local
-from .test_dead_across_brokers import Slow, counters, reject_all, spread
+from .test_dead_across_brokers import Slow, counters, reject_all, slow_and_mortal, spread
 
 
 def totals(done: Any) -> tuple[int, dict[str, int], dict[str, int]]:
@@ -358,10 +356,7 @@ def test_X6_published_edited_and_dead_in_another() -> None:
 @pytest.mark.parametrize("seed", range(9))
 def test_X6_each_goes_back_once_whoever_dies(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages die in two queues and are redriven; all queues move, and brokers die."""
-    monkeypatch.setattr(following, "PAUSE_S", 0)
-    fate = Fate(seed, death=0.1)
-    slow = Slow(fate)
-    slow.engine.slow()
+    fate, slow = slow_and_mortal(seed, monkeypatch)
     producer, sent = slow.at["a"].producer(), []
     redrive = c.encode_command(c.Redrive(queue="dmq"))
     for n in range(150):
