@@ -22,26 +22,12 @@ from pyspark.sql import functions as f
 from ..protocol import journal as journal_codec
 from ..protocol import topics
 from ..protocol.folders import Folder
-from ..protocol.messages import RUN_MAX
 from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
 from .delta_tables import JOURNAL, MESSAGES, ROWS, append, stored_offsets
+from .run_rows import run_rows
 
 TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
-
-# A record that holds a run is a row for each of its messages, see `protocol/messages.py`; one whose
-# value is no run, whatever its header says, is one row. Of the key and headers there is one copy.
-_COUNT = """CASE WHEN lq LIKE '%"count"%' AND key IS NULL AND headers IS NULL
-    THEN try_cast(get_json_object(lq, '$.count') AS INT) END"""
-_ENDS = f"""CASE WHEN ({_COUNT}) BETWEEN 1 AND least({RUN_MAX}, length(value) div 4) THEN transform(
-    sequence(0, ({_COUNT}) - 1), i -> conv(hex(substring(value, 4 * i + 1, 4)), 16, 10)::bigint)
-    END"""
-_PAYLOADS = """CASE WHEN ends = array_sort(ends)
-    AND get(ends, size(ends) - 1) = length(value) - 4 * size(ends)
-    THEN transform(ends, (end, i) -> substring(value,
-        (4 * size(ends) + coalesce(get(ends, i - 1), 0) + 1)::int,
-        (end - coalesce(get(ends, i - 1), 0))::int))
-    ELSE array(value) END"""
 
 
 class TableWriter:
@@ -71,8 +57,6 @@ class TableWriter:
             f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
             headers_column().alias("headers"),
         ]  # fmt: skip
-        self._ends = f.expr(_ENDS)
-        self._items = f.posexplode(f.expr(_PAYLOADS)).alias("item", "payload")
         self._record = [
             f.col("key").cast("string").alias("broker"),
             f.expr(
@@ -85,8 +69,7 @@ class TableWriter:
         batch.persist()
         try:
             records = batch.where(self._is_message).select(*self._message)
-            messages = records.withColumn("ends", self._ends).select("*", self._items)
-            append(self._folder, MESSAGES, messages.drop("value", "ends"))
+            append(self._folder, MESSAGES, run_rows(records))
             last = dict(self._last)
             journal = self._new_only(batch.where(self._is_journal), last)
             if journal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from itertools import count
@@ -21,7 +22,7 @@ from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
-from lakequeue.protocol.messages import encode_run
+from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
 from lakequeue.sinks.delta_tables import (
     COLUMNS,
@@ -33,6 +34,7 @@ from lakequeue.sinks.delta_tables import (
     append,
     create_tables,
 )
+from lakequeue.sinks.run_rows import run_rows
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -152,6 +154,43 @@ def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection
     assert row["topic"] == "default.publish"
     assert "colour" in row["headers"]
     connection.admin().purge(QUEUE)
+
+
+def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
+    """Values that are runs, nearly runs, and none, with headers that are true, wrong or broken."""
+    dice = random.Random(20261123)
+    records, wanted = [], {}
+    for offset in range(600):
+        payloads = [dice.randbytes(dice.choice([0, 1, 3, 300])) for _ in range(dice.randint(1, 9))]
+        value: bytes | None = encode_run(payloads)
+        said: Any = len(payloads) if dice.random() < 0.8 else dice.randint(-1, 9)
+        match dice.randrange(8):
+            case 0:
+                at = dice.randrange(4 * len(payloads))
+                value = value[:at] + dice.randbytes(1) + value[at + 1 :]
+            case 1:
+                value = dice.choice([value[:-1], value + b"x", b"", b"abc", None])
+            case 2:
+                said = dice.choice([2**31 - 1, -(2**31), 2**40, '"x"', "null", 1.5])
+        key = b"k" if dice.random() < 0.1 else None
+        headers = "[]" if dice.random() < 0.1 else None
+        lq = dice.choice(['{"count": %s}', '{"to": "q", "count": %s}']) % said
+        records.append((offset, key, value, lq, headers))
+        wanted[offset] = [value]
+        if key is None and headers is None and isinstance(said, int) and 1 <= said <= RUN_MAX:
+            with contextlib.suppress(ValueError):
+                wanted[offset] = decode_run(value, said)
+    spark = SparkSession.builder.getOrCreate()
+    columns = "offset LONG, key BINARY, value BINARY, lq STRING, headers STRING"
+    found: dict[int, list[tuple[int, bytes | None]]] = {}
+    for row in run_rows(spark.createDataFrame(records, columns)).collect():
+        payload = None if row.payload is None else bytes(row.payload)
+        found.setdefault(row.offset, []).append((row.item, payload))
+    assert {at: sorted(rows) for at, rows in found.items()} == {
+        at: list(enumerate(payloads)) for at, payloads in wanted.items()
+    }
+    runs = sum(len(payloads) > 1 for payloads in wanted.values())
+    assert 150 < runs < 450
 
 
 def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
