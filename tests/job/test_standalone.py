@@ -26,9 +26,9 @@ USUAL_S = 8.0
 BACK_S_MAX = 30.0  # that it comes back at all; how fast is printed (5.2 s on two quiet cores)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Standalone]:
-    cluster = Standalone(tmp_path, workers=2, slots=SLOTS)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    cluster = Standalone(tmp_path_factory.mktemp("standalone"), workers=2, slots=SLOTS)
     try:
         yield cluster
     finally:
