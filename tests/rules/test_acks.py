@@ -9,9 +9,9 @@ from rules.harness import Bench, drain, ids
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """A callback may run on a thread of the client."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 5 s"
+        assert time.monotonic() < deadline, "it did not happen within a minute"
         time.sleep(0.005)
 
 

@@ -213,9 +213,9 @@ def test_L8_L13_many_ids_without_effect_cost_little(bench: Bench) -> None:
         bench.send(queue="others")
     consumer = bench.consumer()
     reaching = ",".join(f"{first}-{first + 10**15}" for first in range(1, 3000))
-    started = time.monotonic()
+    started = time.process_time()  # whatever else the machine does
     consumer.ack(ids=reaching)
-    assert time.monotonic() - started < 1  # it was minutes
+    assert time.process_time() - started < 1  # it was minutes
     bench.engine.check()
     bench.send()
     assert bench.seen()["depth"] == 0  # within a range: an ack that came early
