@@ -6,6 +6,8 @@ Which block can be named, `payload_references` decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -26,6 +28,21 @@ _CONTENT = """concat(coalesce(payload, X''), coalesce(key, X''),
 # The value is bound once: named in the inner function, it would be copied for each of its pieces.
 _CRCS = """transform(array(value), v -> transform(arrays_zip(offsets, sizes),
     at -> crc32(substring(v, at.offsets + 1, at.sizes))))[0]"""
+
+
+_BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
+
+
+@contextmanager
+def row_by_row(spark: SparkSession) -> Iterator[None]:
+    """What is read meanwhile is read a row at a time. By columns, Spark holds 4,096 rows' payloads
+    at once: of 1 MB each they ended the Java process."""
+    before = spark.conf.get(_BY_COLUMNS)
+    spark.conf.set(_BY_COLUMNS, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_BY_COLUMNS, before or "true")
 
 
 class Referring:
@@ -88,10 +105,12 @@ class Referring:
         met = stored.join(f.broadcast(theirs), ["topic", "partition"])
         named = met.where("`offset` BETWEEN offset_min AND offset_max")
         content = f.expr(_CONTENT)
-        return named.select(
+        wanted = named.select(
             *PLACE, f.unix_micros("time").alias("time"),
             f.length(content).cast("long").alias("size"), f.crc32(content).alias("crc"),
-        ).toArrow()  # fmt: skip
+        )  # fmt: skip
+        with row_by_row(self._spark):
+            return wanted.toArrow()
 
     def _crcs(self, blocks: DataFrame, pieces: Pieces) -> Any:
         """The checksum of each piece, in their order."""
