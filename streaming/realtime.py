@@ -1,38 +1,38 @@
 """The stateful operator that steps in real time: one row a batch, and a loop inside.
 
 The streaming query of a broker has a source that only keeps it going; Spark places the operator,
-keeps its state and starts it again. What a worker knows of a broker outlives a batch in the module:
-Spark gives the next batch to the same worker as long as it lives (each broker's query has an entry
-of its own in the workers' environment), and a cache counts only if the state says so.
+keeps its state and starts it again. What happens inside says `worker_loops`.
+
+When a query starts, Spark first asks the operator which state it has, in a Python process of its
+own that ends with the answer, and everything waits for that. So what this module imports is little.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from .figures import NAMES, NOTE, SCHEMA, rows
-from .loop import Loop, Options, _decode
-from .priority import share_out
+from .figures import NAMES, NOTE, SCHEMA
 from .state_store import StatePages
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
+
+    from .loop import Options
 
 OBSERVATION = "engine"
 ENVIRONMENT = "LAKEQUEUE_BROKER"
-
-_loops: dict[str, Loop] = {}  # of this worker, by broker
 
 
 class LoopProcessor(StatefulProcessor):
     """Runs the loop of one broker."""
 
     def __init__(self, options: Options) -> None:
-        self._options = options
+        self._options = pickle.dumps(options)  # who only looks what state there is needs none
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the rows of a batch."""
@@ -42,24 +42,11 @@ class LoopProcessor(StatefulProcessor):
         self, key: Any, rows_in: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
+        from .worker_loops import batch_rows
+
         for _ in rows_in:
             pass
-        share_out(self._options.alone)
-        figures, notes = self._loop().batch(self._state)
-        yield pd.DataFrame(rows(figures, notes))
-
-    def _loop(self) -> Loop:
-        """The loop of this worker, if the state is what it saved last; else a new one."""
-        broker = self._options.broker
-        loop = _loops.get(broker)
-        if loop is not None:
-            saved = self._state.load()
-            same = saved is not None and _decode(saved).step == loop.saved
-            if same and not loop.failed and loop.options == self._options:
-                return loop
-            loop.close()
-        loop = _loops[broker] = Loop(self._options)
-        return loop
+        yield batch_rows(pickle.loads(self._options), self._state)
 
     def close(self) -> None:
         """Called by Spark after the batch."""

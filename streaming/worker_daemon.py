@@ -35,7 +35,7 @@ def load() -> None:
     import pyspark.sql.streaming.stateful_processor_util
     import pyspark.worker  # noqa: F401
 
-    from . import processor, realtime  # noqa: F401
+    from . import processor, realtime, worker_loops  # noqa: F401
 
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # glibc's
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 FORKS = """
 import os, sys, threading
 from lakequeue.streaming.worker_daemon import load
@@ -57,3 +59,29 @@ def test_memory_that_is_let_go_is_the_systems_again() -> None:
         [sys.executable, "-c", LETS_GO], capture_output=True, text=True, timeout=60, check=False
     )
     assert int(done.stdout or 999) < 30, f"{done.stdout} MB stay; {done.stderr}"
+
+
+WHAT_STATE = """
+import sys
+import pyspark.sql.streaming.transform_with_state_driver_worker
+from lakequeue.streaming.realtime import LoopProcessor
+heavy = {"pandas", "numpy", "pyarrow", "confluent_kafka", "lakequeue.client", "lakequeue.state"}
+print(sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_who_is_asked_which_state_there_is_imports_little() -> None:
+    """A query's start waits for that process."""
+    done = subprocess.run(
+        [sys.executable, "-c", WHAT_STATE], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_the_public_names_are_there_when_asked_for() -> None:
+    import lakequeue
+
+    assert set(lakequeue.__all__) <= set(dir(lakequeue))
+    assert all(getattr(lakequeue, name).__name__ == name for name in lakequeue.__all__)
+    with pytest.raises(AttributeError, match="'lakequeue' has no attribute 'nothing'"):
+        _ = lakequeue.nothing
