@@ -19,7 +19,8 @@ _loops: dict[str, Loop] = {}  # of this worker, by broker
 def batch_rows(options: Options, state: StatePages) -> pd.DataFrame:
     """One batch of one broker; what it says of itself, as rows of the query."""
     loop = _loop(options, state)
-    share_out(options.alone)
+    if loop.saved >= 0:  # until its first mark Java has an engine to start
+        share_out(options.alone)
     figures, notes = loop.batch(state)
     return pd.DataFrame(rows(figures, notes))
 
