@@ -1,15 +1,16 @@
-"""What must be so before `run` and `submit` start an engine, said at once.
+"""What must be so before `up`, `run` and `submit` start an engine, said at once.
 
 Spark tries for a minute to reach a master that is not there, and says it in a stack trace. And a
 home that has no state yet, on topics that an engine serves, would begin their steps anew beside it:
-whoever forgets --home does that.
+whoever forgets --home does that. A port that another program has would be noticed when everything
+has started, and end it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,22 @@ def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> Non
                 f"{heard.get('home', 'unknown')}), and {home} is a new home: stop that one and "
                 "start with its --home, or name other VPNs and brokers in the configuration."
             )
+
+
+def check_ports(settings: Mapping[str, str], *names: str) -> None:
+    """Refuse ports of this machine that were asked for and that another program has."""
+    for name in names:
+        key = f"lakequeue.{name}"
+        port = int(settings.get(key, 0))
+        if port <= 0:
+            continue
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError as error:
+            raise EnvironmentFault(
+                f"{key}: {port} cannot be served ({error.strerror or error}): choose another, or 0 "
+                "for a free one"
+            ) from error
 
 
 def _silent(addresses: Iterable[str], option: str, example: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .before_running import check_alone, check_kafka, check_master
+from .before_running import check_alone, check_kafka, check_master, check_ports
 from .common import option
 from .engine_options import engine_options, engine_settings, log_format
 from .service import in_the_foreground, run_engine
@@ -47,6 +47,7 @@ def run(
     check_kafka(bootstrap)
     check_master(master)
     check_alone(bootstrap, home, configuration)
+    check_ports(given, "metrics_port")
     with in_the_foreground(home, as_json, log_format(given)) as progress:
         from ..streaming import Engine
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .before_running import check_ports
 from .common import option
 from .engine_options import engine_options, engine_settings, log_format
 from .service import Progress, environment_faults, in_the_foreground, run_engine
@@ -50,6 +51,7 @@ def up(
     configuration = load(config)  # Q7: a broken file starts nothing
     given = engine_settings(settings, trigger)
     home = home.expanduser().absolute()
+    check_ports(given, "monitor_port", "metrics_port")
     with in_the_foreground(home, as_json, log_format(given)) as progress:
         _run(home, configuration, _port(home, port), given, as_json, progress)
 

@@ -1,4 +1,4 @@
-"""What `run` and `submit` look at before they start an engine, each told in one sentence."""
+"""What `up`, `run` and `submit` look at before they start an engine, each told in one sentence."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import before_running, main
-from lakequeue.cli.before_running import check_alone
+from lakequeue.cli.before_running import check_alone, check_ports
 from lakequeue.cli.group import EnvironmentFault
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
+from lakequeue.streaming.home import ABOUT
 from lakequeue.streaming.kafka_broker import free_port
 
 TWO_VPNS = {"queues": [{"name": "a", "message_type": "json", "vpn": "one"},
                        {"name": "b", "message_type": "json", "vpn": "two"}]}  # fmt: skip
+PORTS = ("monitor_port", "metrics_port")
 HEARD = {"process": 17, "host": "engine-1", "home": "/data/lakequeue"}
 
 
@@ -50,6 +52,32 @@ def test_a_masters_address_has_a_port(listening: str, tmp_path: Path) -> None:
     result = run("run", *at, "--master", "spark://spark")
     assert result.exit_code == 2
     assert "'spark' is not host:port, such as spark://spark:7077" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("up", "monitor_port"), ("up", "metrics_port"), ("run", "metrics_port")],
+)
+def test_a_port_that_another_program_has(
+    command: str, name: str, listening: str, tmp_path: Path
+) -> None:
+    port, home = listening.rpartition(":")[2], tmp_path / "home"
+    at = ["--home", str(home), "--set", f"lakequeue.{name}={port}"]
+    if command == "run":
+        home.mkdir()
+        (home / ABOUT).touch()
+        at += ["--bootstrap", listening]
+    result = run(command, *at)
+    assert result.exit_code == 3
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"lakequeue.{name}: {port} cannot be served (")
+    assert line.endswith("choose another, or 0 for a free one")
+    assert command == "run" or not home.exists()
+
+
+def test_a_port_is_no_matter_where_none_or_any_is_asked_for() -> None:
+    check_ports({"lakequeue.monitor_port": "0", "lakequeue.metrics_port": "-1"}, *PORTS)
+    check_ports({}, *PORTS)
 
 
 @pytest.fixture
