@@ -247,10 +247,8 @@ class EmbeddedKafka:
         return [f"-Dlog4j2.configurationFile={config}", f"-Dlakequeue.log={self.log}"]
 
     def _launch(self, java: Path, classpath: str) -> None:
-        # The quick compiler only: in its first minutes the other one takes a third of the broker's
-        # CPU for itself, next to an engine that needs it.
-        command = [str(java), "-XX:TieredStopAtLevel=1", f"-Xmx{self.heap}", "-Xms64m"]
-        command += ["-XX:+UseSerialGC"]
+        options = os.environ.get(JAVA_OPTIONS, "-XX:+UseSerialGC").split()
+        command = [str(java), *options, f"-Xmx{self.heap}", "-Xms64m"]
         command += ["-XX:+ExitOnOutOfMemoryError", *self._logging(), "-cp", classpath]
         command += ["kafka.Kafka", str(self.home / "server.properties")]
         assert self._lock is not None
