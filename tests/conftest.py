@@ -5,12 +5,16 @@ Both are made when a test first asks for them, so a run with ``-m "not job"`` st
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.kafka_broker import EmbeddedKafka
+from lakequeue.streaming.kafka_broker import JAVA_OPTIONS, EmbeddedKafka
+
+# Brokers of tests live for seconds: compiling them well would take longer than they do.
+os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 class RootIsNoPackage:
