@@ -123,7 +123,7 @@ class CloseBroker(Command, frozen=True, tag="close_broker"):
 
 class Subscribe(Command, frozen=True, tag="subscribe"):
     """Bind a consumer to a queue. The client chooses the subscription's id, unique per VPN. A queue
-    and a session have at most 10,000 subscriptions.
+    and a session have at most 10,000 subscriptions, a session to one queue 256.
 
     session: the connection that sends heartbeats for it; acks: ``explicit``, or ``none`` for
     removal on send; framing: ``single`` (a record a message) or ``batch``; transport_acks: the

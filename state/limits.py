@@ -48,6 +48,7 @@ class Limits:
     # What waits for its turn, or for its message.
     pending_commands: int = 10_000  # of one queue
     subscriptions: int = 10_000  # of one queue, and of one session
+    session_queue_subscriptions: int = 256  # of one session to one queue
     queues: int = 100_000  # of one VPN
     filter_characters: int = 1_000_000  # of all subscriptions of one queue
     early_acks: int = 10_000  # ranges of one queue (L9)

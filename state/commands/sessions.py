@@ -140,11 +140,16 @@ def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> N
     """Every step reads a queue's subscriptions, and a session ends in one step."""
     limits, bound = broker.limits, queue.header.subscriptions
     own = broker.values.read(_session_key(vpn, command.session)) if command.session else None
-    for what, there in (("queue", len(bound)), ("session", len(own or ()))):
-        if there >= limits.subscriptions:
+    here = sum(number == queue.number for number, _ in own or ())
+    for what, there, most in (
+        ("the queue has", len(bound), limits.subscriptions),
+        ("the session has", len(own or ()), limits.subscriptions),
+        ("the session has to this queue", here, limits.session_queue_subscriptions),
+    ):
+        if there >= most:
             raise ValueError(
-                f"subscription: {command.subscription!r} – the {what} has {there} subscriptions, "
-                f"at most {limits.subscriptions} are allowed"
+                f"subscription: {command.subscription!r} – {what} {there} subscriptions, "
+                f"at most {most} are allowed"
             )
     if not command.filter:  # each of a flood of subscriptions would count those before it
         return

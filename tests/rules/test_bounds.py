@@ -157,6 +157,20 @@ def test_B2_subscriptions_have_a_limit() -> None:
     assert "24 characters, at most 20" in str(errors[7])
 
 
+def test_B2_a_session_has_few_subscriptions_to_one_queue() -> None:
+    """Each step reads all of a queue's subscriptions, so one client alone cannot make them many."""
+    steps = Steps(limits=Limits(session_queue_subscriptions=2))
+    steps.run([define(**WIDE), define("other", **WIDE)])
+    wanted = [subscribe(f"s{n}", session="me", reply=REPLY) for n in range(3)]
+    wanted += [subscribe(f"o{n}", queue="other", session="me", reply=REPLY) for n in range(2)]
+    wanted += [subscribe("y", session="you", reply=REPLY)]
+    wanted += [c.Unsubscribe(queue="orders", subscription="s0")]
+    wanted += [subscribe("s3", session="me", reply=REPLY)]
+    errors = [r.error for r in replies(steps.run(wanted))]
+    assert [e is None for e in errors] == [True, True, False, True, True, True, True]
+    assert "the session has to this queue 2 subscriptions, at most 2 are allowed" in str(errors[2])
+
+
 # ---------------------------------------------------------------- extreme values
 
 
