@@ -104,6 +104,8 @@ class SparkApplication:
         self._start()
 
     def _start(self) -> None:
+        from .spark import use_here
+
         launched = self._launched = self._launched or SessionLaunch(self._session)
         try:
             self.spark = launched.session()
@@ -111,6 +113,7 @@ class SparkApplication:
             self._launched = None  # who tries again begins anew
             raise
         self._launched = None
+        use_here(self.spark)
         self.spark.streams.addListener(self._listener())
         for broker in self.brokers.values():
             if not broker.failure:

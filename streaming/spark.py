@@ -213,6 +213,12 @@ def _halt(runtime: Any) -> None:
         runtime.halt(0)
 
 
+def use_here(spark: SparkSession) -> None:
+    """Make a session that of the calling thread, as it is of the one that made it: Spark asks a
+    thread's for what was registered by name, such as data sources."""
+    type(spark)._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
+
+
 def forget_session(spark: SparkSession | None) -> None:
     """Let go of a session whose Java process is gone, so that the next one gets its own. None: it
     went before there was one.
