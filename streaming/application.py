@@ -53,6 +53,7 @@ HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits s
 SNAPSHOTS_INTERVAL_S = 60
 LOG_KEPT_S = 3_600.0  # the log of steps, until it is in the tables
 END_S_MAX = 60.0
+TABLES_END_S_MAX = 5.0  # a batch of theirs that is cut off is written anew, each row once
 PLAN_S_MAX = 20.0
 
 
@@ -265,9 +266,10 @@ class SparkApplication:
         self._end_tables(HISTORY_QUERY)
 
     def _end_tables(self, name: str) -> None:
-        """End a query of tables between two batches; who watches them starts it anew."""
+        """End a query of tables, between two batches where that is soon; who watches them starts it
+        anew."""
         if name in self.table_queries:
-            self._end_batches(self.table_queries.pop(name), END_S_MAX)
+            self._end_batches(self.table_queries.pop(name), TABLES_END_S_MAX)
 
     def history_interval_s(self) -> int:
         """How often steps and what they took are written; 0: never."""
