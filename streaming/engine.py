@@ -21,7 +21,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
 from ..client.transport import Transport
 from ..conf.client_keys import clients_command
@@ -197,7 +196,7 @@ class Engine:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
         self._number_brokers()
-        require_broker(self.bootstrap)
+        self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
             refuse_later_tables(self.tables)
@@ -226,7 +225,6 @@ class Engine:
 
     def _prepare(self) -> Transport:
         """Everything that brokers find before them, while Spark starts."""
-        self.captured.open()
         numbers, groups = self._numbers_and_groups()
         self._folder.remember_brokers(numbers, groups)
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
