@@ -80,13 +80,9 @@ class RemoteFolder:
 
     def read_text(self) -> str:
         """All of a file."""
-        return self.read_bytes().decode()
-
-    def read_bytes(self) -> bytes:
-        """All of a file."""
         system, path = self._there()
         with system.open_input_file(path) as file:
-            return bytes(file.read())
+            return bytes(file.read()).decode()
 
     def write_bytes(self, data: bytes) -> None:
         """A file, whole or not at all."""

@@ -51,7 +51,6 @@ from .supervision import within
 from .table_care import TableCare, rules_of, upkeep_s
 from .tables_lock import TablesLock
 from .tables_marks import TablesMarks
-from .tables_version import refuse_later_tables
 from .tables_watch import TablesWatch
 from .ticker import Ticker
 
@@ -199,7 +198,6 @@ class Engine:
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
-            refuse_later_tables(self.tables)
         self._progress("starting Spark")
         self.application.launch()
         try:
@@ -215,7 +213,8 @@ class Engine:
         self._progress("waiting for the first batch")
         self.watch.wait_until_up()
         self._folder.remember_checkpoints()
-        self._tables_watch.begin(self._lock)
+        with self.watch.java_lives():
+            self._tables_watch.begin()
         if self.application.tables_interval_s():
             self._care.start()
         self._wishes.open()
@@ -435,7 +434,6 @@ class Engine:
             self._answers.stop()
             self._alerts.stop()
             self._care.stop()
-            self._tables_watch.stop()
             self._wishes.stop()
             self.bridges.stop()
             self.captured.close()

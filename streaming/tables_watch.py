@@ -11,9 +11,7 @@ what it missed, as far as Kafka still has it. The alert is a line in the log, an
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,11 +53,9 @@ class TablesWatch:
         self._metrics, self._tell = metrics, tell
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
-        self._stopping = False
 
-    def begin(self, lock: threading.RLock) -> threading.Thread:
-        """Start what is to run, in a thread of its own: the brokers serve already, and no queue
-        waits for tables. lock: held meanwhile, as by who looks. Returns that thread."""
+    def begin(self) -> None:
+        """Start what is to run. Raises LakequeueError for tables that must not be written."""
         application = self._application
         if application.tables_interval_s():
             self._wanted[TABLES_QUERY] = application.start_tables
@@ -67,20 +63,14 @@ class TablesWatch:
             self._wanted[HISTORY_QUERY] = application.start_history
         for name in self._wanted:
             self._metrics.tables_stopped(name, False)
-        thread = threading.Thread(
-            target=self._first_look, args=(lock,), name="lakequeue-tables-start", daemon=True
-        )
-        thread.start()
-        return thread
-
-    def _first_look(self, lock: threading.RLock) -> None:
-        with lock, contextlib.suppress(Exception):  # Java ended: who watches it looks again
-            if not self._stopping:
-                self.look()
-
-    def stop(self) -> None:
-        """What ends from now on ends for good, and nobody is told."""
-        self._stopping = True
+            try:
+                self._wanted[name]()
+            except LakequeueError:
+                raise
+            except Exception as error:
+                if not self._room_lacks():
+                    raise
+                self._ended(name, str(error))
 
     def look(self) -> None:
         """Once: start again what has ended and may run."""
@@ -117,8 +107,6 @@ class TablesWatch:
             self._ended(name, str(error))
 
     def _ended(self, name: str, why: str) -> None:
-        if self._stopping:
-            return
         down = self._down.setdefault(name, Down())
         lacks = self._room_lacks()
         down.full, down.tries = bool(lacks), down.tries + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,6 @@ class World:
             raise RuntimeError("the table cannot be made")
         self.table_queries[TABLES_QUERY] = Query()
 
-    def begin(self) -> None:
-        self.watch.begin(threading.RLock()).join()
-
     def end(self) -> None:
         self.table_queries[TABLES_QUERY].isActive = False
 
@@ -78,7 +74,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path, monkeypatch)
-    made.begin()
+    made.watch.begin()
     return made
 
 
@@ -121,7 +117,7 @@ def test_a_start_on_a_full_disk_goes_on_without_tables(
 ) -> None:
     world = World(tmp_path, monkeypatch)
     world.full, world.broken = "no room", True
-    world.begin()
+    world.watch.begin()
     assert [t["stopped"] for t in world.told] == ["no room"]
     world.full, world.broken = "", False
     world.look(5)
@@ -132,24 +128,3 @@ def test_after_spark_was_started_again_they_are_started_at_once(world: World) ->
     world.table_queries.clear()
     world.look(0.25)
     assert (world.starts, world.told) == (2, [])
-
-
-def test_nobody_is_told_of_what_ends_with_the_engine(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    world.watch.stop()
-    world.full = "no room"
-    world.end()
-    world.look(60)
-    assert (world.told, caplog.messages) == ([], [])
-
-
-def test_who_looks_at_the_brokers_is_not_in_the_way_of_a_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, lock = World(tmp_path, monkeypatch), threading.RLock()
-    with lock:
-        thread = world.watch.begin(lock)
-        assert world.starts == 0
-    thread.join()
-    assert world.starts == 1
