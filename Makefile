@@ -56,9 +56,9 @@ IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 MEMORY := $(BIN)/pytest -m "not job" --numprocesses 2 --dist loadfile
 test: setup tools lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@$(MEMORY) $(WALKS:%=--ignore=%)
-	@$(IDLY) $(MEMORY) $(WALKS) >.venv/walks.log 2>&1 & walks=$$!; trap 'kill $$walks' INT TERM; \
-		$(BIN)/pytest -m job; jobs=$$?; \
-		wait $$walks; walked=$$?; cat .venv/walks.log; exit $$((jobs + walked))
+	@($(IDLY) $(MEMORY) $(WALKS) >.venv/walks.log 2>&1; walked=$$?; cat .venv/walks.log; exit $$walked) & \
+		walks=$$!; trap 'pkill -P $$walks; kill $$walks' INT TERM; \
+		$(BIN)/pytest -m job; jobs=$$?; wait $$walks; walked=$$?; exit $$((jobs + walked))
 
 soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
