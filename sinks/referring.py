@@ -6,8 +6,6 @@ Which block can be named, `payload_references` decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -21,6 +19,7 @@ from ..protocol.ids import make_id
 from ..state import Limits
 from .delta_tables import JOURNAL, MESSAGES, REFS
 from .payload_references import PLACE, REFERENCE, Pieces, counters_of, pieces_of, references
+from .session_settings import settings_set
 
 _BLOCKS = "page LIKE 'b/%' AND value IS NOT NULL"
 _CONTENT = """concat(coalesce(payload, X''), coalesce(key, X''),
@@ -30,19 +29,8 @@ _CRCS = """transform(array(value), v -> transform(arrays_zip(offsets, sizes),
     at -> crc32(substring(v, at.offsets + 1, at.sizes))))[0]"""
 
 
-_BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
-
-
-@contextmanager
-def row_by_row(spark: SparkSession) -> Iterator[None]:
-    """What is read meanwhile is read a row at a time. By columns, Spark holds 4,096 rows' payloads
-    at once: of 1 MB each they ended the Java process."""
-    before = spark.conf.get(_BY_COLUMNS)
-    spark.conf.set(_BY_COLUMNS, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(_BY_COLUMNS, before or "true")
+# By columns, Spark holds 4,096 rows' payloads at once: of 1 MB each they ended the Java process.
+_ROW_BY_ROW = {"spark.sql.parquet.enableVectorizedReader": "false"}
 
 
 class Referring:
@@ -109,7 +97,7 @@ class Referring:
             *PLACE, f.unix_micros("time").alias("time"),
             f.length(content).cast("long").alias("size"), f.crc32(content).alias("crc"),
         )  # fmt: skip
-        with row_by_row(self._spark):
+        with settings_set(self._spark, _ROW_BY_ROW):
             return wanted.toArrow()
 
     def _crcs(self, blocks: DataFrame, pieces: Pieces) -> Any:

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -26,7 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
-from .read_ahead import PACED_BYTES, STORED_BYTES_S, Pace, ReadAhead
+from .read_ahead import ReadAhead
 from .step_batch import Place, Taken, goes_first, is_command, size_of, to_batch
 
 log = logging.getLogger("lakequeue.loop")
@@ -139,11 +138,9 @@ class Reader(threading.Thread):
         """Read what is held."""
         self._wanted.extend(places)
 
-    def take(
-        self, most: int | None = None, each: int | None = None
-    ) -> tuple[dict[Place, list[Any]], int]:
+    def take(self, most: int | None) -> tuple[dict[Place, list[Any]], int]:
         """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
-        found, size = self.ahead.take(most, each)
+        found, size = self.ahead.take(most)
         if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
         return found, size
@@ -227,9 +224,9 @@ class Reader(threading.Thread):
             self._holding.difference_update(wanted)
 
     def _has_room(self) -> bool:
-        """Whether to read on. Steps take what is here within milliseconds, but large records may
-        have to wait, for their pace or for room between two batches: then partitions that hold much
-        are paused, for others stand behind them; those of large records at once."""
+        """Whether to read on. Steps take what is here within milliseconds, but between two batches
+        they may have no room for large records: then partitions that hold much are paused, for
+        others stand behind them."""
         ahead, most = self.ahead.bytes, self._max
         if ahead < most // 2 and self._held:
             self._consumer.resume([TopicPartition(*place) for place in self._held])
@@ -239,20 +236,14 @@ class Reader(threading.Thread):
         self._room.clear()
         if self.ahead.bytes < most:  # it may just have been taken
             return True
-        large = self._pause(self.ahead.holding(FETCH_BYTES, PACED_BYTES))
         wait_s = POLL_S if ahead >= 2 * most else 0.0 if self._held else FULL_S
-        if not large and self._room.wait(wait_s):
+        if self._room.wait(wait_s):
             return False
-        self._pause(self.ahead.holding(FETCH_BYTES))
-        return ahead < 2 * most
-
-    def _pause(self, places: list[Place]) -> bool:
-        """Read no more of these; whether one of them was read until now."""
-        much = [place for place in places if place not in self._held]
+        much = [place for place in self.ahead.holding(FETCH_BYTES) if place not in self._held]
         if much:
             self._consumer.pause([TopicPartition(*place) for place in much])
             self._held.update(much)
-        return bool(much)
+        return ahead < 2 * most
 
     def _hear(self, told: list[Any]) -> bool:
         """Ends of partitions, and errors. Whether a partition was read to its end once more."""
@@ -303,7 +294,6 @@ class LiveInputs:
         self.records = self.bytes = 0  # taken so far
         self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
-        self.pace = Pace(STORED_BYTES_S)
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
@@ -336,7 +326,7 @@ class LiveInputs:
             if reader.failure is not None:
                 raise reader.failure
             if reader is self._commands or self._all_commands_read():
-                some, size = reader.take() if reader is self._commands else self._take_messages()
+                some, size = reader.take(None if reader is self._commands else self._most())
                 found |= some
                 self.bytes += size
         self._told(found)
@@ -353,13 +343,6 @@ class LiveInputs:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
-
-    def _take_messages(self) -> tuple[dict[Place, list[Any]], int]:
-        """Of messages what there is room for, and large ones at their pace."""
-        now = time.monotonic()
-        found, size = self._messages.take(self._most(), self.pace.each(now))
-        self.pace.took(now, map(len, chain.from_iterable(found.values())))
-        return found, size
 
     def took(self, seconds: float) -> None:
         """The step took so much processor time: the next one may bring less."""

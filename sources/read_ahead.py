@@ -16,10 +16,6 @@ How long a step takes depends on what it brings, too: a thousand subscriptions a
 thousand messages. So there is a third limit, which is learnt: where a step took most of what it
 may, and long, the next one takes half, down to a `SHARES`th, and later ones more again where they
 do not. What is taken is written to the log, so no decision depends on the time.
-
-Where large records are many, it is not the step that takes long but everything else: Kafka, Spark's
-state and the tables move the same bytes, on the same cores. So they come at a *pace* while others
-send too: see `Pace`.
 """
 
 from __future__ import annotations
@@ -35,39 +31,7 @@ TURNS = 64  # in a step, where every lane is full
 LONG_S = 0.05  # of processor time, a step
 SHARES = 8  # one of so many parts of its limits a step may always take
 
-# A record that is larger is taken at a pace: as many bytes a second as Spark stores in this part of
-# the time, while others have sent something so recently. Who is alone is not held up.
-PACED_BYTES = 100_000
-PACED_SHARE = 1 / 3
-PACED_S = 1.0
-STORED_BYTES_S = 30_000_000.0  # what Spark can store a second, until it is known
-
 T = TypeVar("T")
-
-
-class Pace:
-    """When large records may be taken. bytes_s: what Spark can store a second."""
-
-    def __init__(self, bytes_s: float) -> None:
-        self.bytes_s = bytes_s
-        self._others = self._next = float("-inf")  # when such came; when large ones may
-
-    def each(self, now: float) -> int | None:
-        """What is larger waits; None: nothing does."""
-        return PACED_BYTES if now < self._next and now - self._others < PACED_S else None
-
-    def took(self, now: float, sizes: Iterable[int]) -> None:
-        """Records of these sizes were taken."""
-        large = others = 0
-        for size in sizes:
-            if size > PACED_BYTES:
-                large += size
-            else:
-                others += 1
-        if others:
-            self._others = now
-        if large:
-            self._next = now + large / (self.bytes_s * PACED_SHARE)
 
 
 class _Lane(Generic[T]):
@@ -119,24 +83,24 @@ class ReadAhead(Generic[T]):
         with self._lock:
             return {place: lane.waiting[0][1] for place, lane in self._lanes.items()}
 
-    def holding(self, least: int, each: int = 0) -> list[Place]:
-        """Partitions of which so many bytes or more are here, a record's as many on average."""
+    def holding(self, least: int) -> list[Place]:
+        """Partitions of which so many bytes or more are here."""
         with self._lock:
-            sizes = {place: [size for size, _ in lane.waiting]
-                     for place, lane in self._lanes.items()}  # fmt: skip
-        return [place for place, of in sizes.items() if sum(of) >= max(least, each * len(of))]
+            return [
+                place
+                for place, lane in self._lanes.items()
+                if sum(size for size, _ in lane.waiting) >= least
+            ]
 
-    def take(
-        self, most: int | None = None, each: int | None = None
-    ) -> tuple[dict[Place, list[T]], int]:
+    def take(self, most: int | None = None) -> tuple[dict[Place, list[T]], int]:
         """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
-        more; each: what is larger waits, and others pass it."""
+        more."""
         usual = int(self._budget * self.share)
         budget = usual if most is None else min(most, usual)
         with self._lock:
             before = self._price
-            if before > budget or each is not None:
-                found = self._by_turns(budget, budget < usual, each)
+            if before > budget:
+                found = self._by_turns(budget, budget < usual)
                 self._taken = before - self._price
                 return found
             size, self.bytes, self._price, self._taken = self.bytes, 0, 0, before
@@ -151,20 +115,18 @@ class ReadAhead(Generic[T]):
         elif self.share < 1 and seconds < LONG_S / 2:
             self.share = min(self.share * 1.25, 1.0)
 
-    def _by_turns(
-        self, budget: int, firm: bool, each: int | None
-    ) -> tuple[dict[Place, list[T]], int]:
+    def _by_turns(self, budget: int, firm: bool) -> tuple[dict[Place, list[T]], int]:
         found: dict[Place, list[T]] = {}
         left, before = budget, self.bytes
         grant = max(1, int(self.grant * self.share))
-        passed: set[Place] = set()  # their next is too large now
+        passed: set[Place] = set()  # their next is too large for a small budget
         while left > 0 and len(passed) < len(self._lanes):
             place, lane = next(iter(self._lanes.items()))
             waiting = lane.waiting
             while waiting and left > 0:
                 size = waiting[0][0]
                 price = max(size, self._price_min)
-                if (price > left and firm) or (each is not None and size > each):
+                if price > left and firm:
                     passed.add(place)
                     self._lanes.move_to_end(place)
                     break

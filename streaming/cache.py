@@ -26,7 +26,6 @@ from ..protocol.errors import LakequeueError
 
 REST_S = 1.0  # a page that nobody wrote for so long has settled
 LEAVING_BYTES_MAX = 8_000_000
-MUCH_BYTES = 16_000_000  # of less in a batch, what else a commit does is most of it
 LARGE_BYTES = 100_000
 LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go
 PAGE_BYTES = 200  # what a page takes in memory beside its content
@@ -56,8 +55,7 @@ class PageCache:
     """A store over ``below``. bytes_max: for all pages; dirty ones alone may pass it, until they
     are written.
 
-    written_bytes, written_pages: since `count_anew`, what the state was given; stored_bytes_s: of
-    that, what Spark could take in a second when it last was much, its commit included; None before.
+    written_bytes, written_pages: since `count_anew`, what the state was given.
     """
 
     def __init__(self, below: Pages, bytes_max: int) -> None:
@@ -70,23 +68,16 @@ class PageCache:
         self.dirty_bytes = 0
         self.misses = 0
         self._writer = Writer()
-        self.stored_bytes_s: float | None = None
-        self._handed_bytes, self._handed_s, self._left = 0, 0.0, 0.0  # see `detach`
         self.count_anew()
         self.attach(below)
 
     def attach(self, below: Pages) -> None:
         """A batch begins: the same pages, behind a new handle."""
-        if self._handed_bytes >= MUCH_BYTES:
-            took = self._handed_s + time.monotonic() - self._left  # and the commit
-            self.stored_bytes_s = self._handed_bytes / took
         self._writer.attach(below)
 
     def detach(self) -> None:
         """A batch ends: its handle is not touched any more."""
         self._writer.detach()
-        self._handed_bytes, self._handed_s = self._writer.told()
-        self._left = time.monotonic()
 
     def count_anew(self) -> None:
         """What the state was given is counted from here on."""
@@ -219,13 +210,6 @@ class Writer:
         self._failure: BaseException | None = None
         self.bytes = 0
         self.waited_s = 0.0
-        self._written_bytes, self._written_s = 0, 0.0
-
-    def told(self) -> tuple[int, float]:
-        """Bytes that were written since the last call, and the seconds that it took."""
-        seen = self._written_bytes, self._written_s
-        self._written_bytes, self._written_s = 0, 0.0
-        return seen
 
     def attach(self, below: Pages) -> None:
         """There is a state to write to."""
@@ -310,13 +294,10 @@ class Writer:
                     key, value = self._queue[0]
                 with self._calls:
                     below = self._there()
-                    begun = time.monotonic()
                     if value is None:
                         below.delete(key)
                     else:
                         below.put(key, value)
-                    self._written_s += time.monotonic() - begun
-                    self._written_bytes += len(value or b"")
                 with self._changed:
                     if self._queue:
                         self._queue.popleft()

@@ -12,8 +12,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from ..sinks.session_settings import settings_set
 from .planning import QUERY_SETTINGS
-from .spark import settings_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

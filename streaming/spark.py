@@ -18,7 +18,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -323,22 +323,6 @@ def _spark_home(master: str | None) -> Path:
         if entry.name not in ("work", "__pycache__"):
             (home / entry.name).symlink_to(entry)
     return home
-
-
-@contextlib.contextmanager
-def settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Settings for a query that is started meanwhile: it keeps a copy of the session's."""
-    before = {key: spark.conf.get(key, None) for key in settings}
-    try:
-        for key, value in settings.items():
-            spark.conf.set(key, value)
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
 
 
 def _launch_java(settings: Mapping[str, str], log_file: Path | None) -> None:

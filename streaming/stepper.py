@@ -180,7 +180,6 @@ class Stepper(threading.Thread):
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
         inputs.room_bytes = None if self._visited else room  # nobody takes what it brings
-        inputs.pace.bytes_s = self._cache.stored_bytes_s or inputs.pace.bytes_s
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
         cost = driver.cost_s

@@ -297,27 +297,3 @@ def test_a_batch_saves_what_was_handed_over_and_not_what_came_after() -> None:
     cache.attach(below)
     save(cache)
     assert below.pages == {**dict.fromkeys("cdef", b"1"), "a": b"2"}
-
-
-def test_what_the_state_takes_in_a_second_counts_its_commit_and_only_much() -> None:
-    state = State()
-    cache = PageCache(state, 100_000_000)
-    value = bytes(8_000_000)
-    for pages in (1, 3):
-        for n in range(pages):
-            cache.put(f"p{n}", value)
-        state.pause_s = 0.05
-        save(cache)
-        state.pause_s = 0.0
-        cache.detach()
-        time.sleep(0.15)  # Spark commits
-        assert cache.stored_bytes_s is None
-        cache.attach(state)
-    took = 3 * len(value) / (cache.stored_bytes_s or 1.0)
-    assert 0.3 <= took < 1.5
-    cache.put("q", b"little")
-    save(cache)
-    cache.detach()
-    before = cache.stored_bytes_s
-    cache.attach(state)
-    assert cache.stored_bytes_s == before

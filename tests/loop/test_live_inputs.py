@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from lakequeue.protocol import topics
 from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
-from lakequeue.sources.read_ahead import PACED_BYTES
 from lakequeue.sources.step_batch import Place, Taken
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
@@ -236,33 +235,6 @@ def take(inputs: LiveInputs) -> Taken:
         if taken is not None:
             return taken
     raise AssertionError("nothing comes")
-
-
-def test_large_messages_come_at_a_pace_while_others_send(inputs: LiveInputs) -> None:
-    """And what must wait does not make the loop spin, nor keep others."""
-    large, small = [(topics.topic("a", topics.PUBLISH), n) for n in (0, 1)]
-    inputs.also({large: 0, small: 0})
-    inputs._commands.at_end |= {A, B}
-    inputs.pace.bytes_s = 3.0 * PACED_BYTES
-    inputs._messages.ahead.put(small, [record(small, 0)])
-    assert inputs.take(0.0) is not None
-    inputs._messages.ahead.put(
-        large, [record(large, n, value=bytes(2 * PACED_BYTES)) for n in range(2)]
-    )
-    taken = inputs.take(0.0)
-    assert taken is not None
-    assert taken.batch.publishes.offsets == [0], "a step's bytes"
-    begun = time.monotonic()
-    assert inputs.take(0.5) is None
-    assert 0.005 < time.monotonic() - begun < 0.4
-    inputs._messages.ahead.put(small, [record(small, 1)])
-    taken = inputs.take(0.0)
-    assert taken is not None
-    assert taken.batch.publishes.partitions == [1]
-    inputs.pace._next -= 2.0
-    taken = inputs.take(0.0)
-    assert taken is not None
-    assert taken.batch.publishes.offsets == [1]
 
 
 @pytest.mark.job

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lakequeue.sources.read_ahead import (
-    LONG_S,
-    PACED_BYTES,
-    PACED_S,
-    PACED_SHARE,
-    SHARES,
-    TURNS,
-    Pace,
-    ReadAhead,
-)
+from lakequeue.sources.read_ahead import LONG_S, SHARES, TURNS, ReadAhead
 from lakequeue.sources.step_batch import Place
 
 Item = tuple[Place, int, int]
@@ -42,7 +33,6 @@ walks = st.lists(
         st.tuples(st.sampled_from(PLACES), st.lists(st.integers(1, SIZE_MAX), max_size=30)),
         st.just("take"),
         st.tuples(st.just("take"), st.integers(0, BYTES)),
-        st.tuples(st.just("take small"), st.integers(1, SIZE_MAX)),
         st.tuples(st.just("took"), st.sampled_from([0.0, 2 * LONG_S])),
     ),
     max_size=40,
@@ -55,13 +45,12 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
     put: dict[Place, list[Item]] = {place: [] for place in PLACES}
     taken: dict[Place, list[Item]] = {place: [] for place in PLACES}
 
-    def take(most: int | None = None, each: int | None = None) -> None:
+    def take(most: int | None = None) -> None:
         held = waiting.bytes
-        found, size = waiting.take(most, each)
+        found, size = waiting.take(most)
         one_by_one = [item for these in found.values() for item in these]
         assert size == sum(item[2] for item in one_by_one) == held - waiting.bytes
         assert len(one_by_one) <= RECORDS
-        assert all(each is None or item[2] <= each for item in one_by_one)
         prices = list(map(price, one_by_one))
         usual = int(BYTES * waiting.share)
         if most is None or most >= usual:
@@ -77,8 +66,6 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
             take()
         elif what[0] == "take":
             take(what[1])
-        elif what[0] == "take small":
-            take(None, what[1])
         elif what[0] == "took":
             waiting.took(what[1])
         else:
@@ -215,38 +202,3 @@ def test_after_long_steps_partitions_still_share() -> None:
         waiting.took(2 * LONG_S)
     waiting.put(one, items(one, [10]))
     assert len(waiting.take()[0][one]) == 1
-
-
-def test_while_large_ones_wait_others_pass_and_none_passes_within_its_partition() -> None:
-    large, small = PLACES[:2]
-    waiting = ahead(2_000, 4_000_000)
-    waiting.put(large, items(large, [1_000, 1_000_000, 1_000]))
-    waiting.put(small, items(small, [1_000] * 3))
-    found, _ = waiting.take(None, PACED_BYTES)
-    assert {place: len(these) for place, these in found.items()} == {large: 1, small: 3}
-    assert waiting.take(None, PACED_BYTES) == ({}, 0)
-    assert [len(these) for these in waiting.take()[0].values()] == [2]
-
-
-def test_partitions_that_hold_much_of_large_records() -> None:
-    waiting = ahead(2_000, 4_000_000)
-    waiting.put(PLACES[0], items(PLACES[0], [500_000] * 3))
-    waiting.put(PLACES[1], items(PLACES[1], [1_000] * 1_500))
-    waiting.put(PLACES[2], items(PLACES[2], [500_000]))
-    assert waiting.holding(1_000_000) == PLACES[:2]
-    assert waiting.holding(1_000_000, PACED_BYTES) == PLACES[:1]
-
-
-def test_large_ones_come_at_their_pace_while_others_send() -> None:
-    """A megabyte where 10 MB a second are stored takes 0.1 s, and three times that at a third."""
-    pace, size = Pace(10_000_000), 1_000_000
-    after = size / (pace.bytes_s * PACED_SHARE)
-    pace.took(5.0, [size])
-    assert pace.each(5.0) is None, "there are no others"
-    pace.took(5.01, [PACED_BYTES])
-    assert pace.each(5.01) == PACED_BYTES
-    assert pace.each(5.0 + 0.99 * after) == PACED_BYTES
-    assert pace.each(5.0 + 1.01 * after) is None
-    pace.took(6.0, [size] * 100)
-    assert pace.each(6.0) == PACED_BYTES
-    assert pace.each(5.01 + PACED_S) is None, "the others have gone"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands
-from lakequeue.sources.read_ahead import Pace
 from lakequeue.sources.step_batch import Taken
 from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
@@ -40,7 +39,6 @@ class Inputs(Some):
         self.records = self.bytes = self.behind = 0
         self.waited_s = 0.0
         self.room_bytes: int | None = None
-        self.pace = Pace(1.0)
         self.ages_ms: list[int] = []
         self.notes: list[str] = []
         self.costs: list[float] = []
