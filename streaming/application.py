@@ -33,7 +33,6 @@ from .queries import (
     start_loop,
     start_tables,
 )
-from .session_launch import SessionLaunch
 from .slots import check_slots, default_master
 
 if TYPE_CHECKING:
@@ -83,38 +82,18 @@ class SparkApplication:
         self._listener: Callable[[], StreamingQueryListener]
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
-        self._launched: SessionLaunch | None = None
         self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
 
     # ------------------------------------------------------------ start
 
-    def launch(self) -> None:
-        """Begin to start Spark, beside what is still to be done before `start`."""
-        self._launched = SessionLaunch(self._session)
-
-    def give_up(self, wait_s: float) -> None:
-        """What `launch` began nobody will start."""
-        launched, self._launched = self._launched, None
-        if launched is not None:
-            launched.give_up(wait_s)
-
     def start(self, listener: Callable[[], StreamingQueryListener], transport: Transport) -> None:
-        """Start the brokers' queries in what was launched. listener: makes one for a session;
-        transport: to reach the loop."""
+        """Start Spark and the brokers' queries. listener: makes one for a session; transport: to
+        reach the loop."""
         self._listener, self._transport = listener, transport
         self._start()
 
     def _start(self) -> None:
-        from .spark import use_here
-
-        launched = self._launched = self._launched or SessionLaunch(self._session)
-        try:
-            self.spark = launched.session()
-        except Exception:
-            self._launched = None  # who tries again begins anew
-            raise
-        self._launched = None
-        use_here(self.spark)
+        self.spark = self._session()
         self.spark.streams.addListener(self._listener())
         for broker in self.brokers.values():
             if not broker.failure:

@@ -198,13 +198,18 @@ class Engine:
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
+        numbers, groups = self._numbers_and_groups()
+        self._folder.remember_brokers(numbers, groups)
         self._progress("starting Spark")
-        self.application.launch()
-        try:
-            transport = self._prepare()
-        except BaseException:
-            self.application.give_up(STOP_SPARK_S)
-            raise
+        transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
+        for broker in self.brokers.values():
+            self._begin(broker)
+            for vpn, queue in self._folder.rebuilt_queues():
+                self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
+        transport.flush(10.0)  # a loop takes no command before what was said by then
+        self._heartbeat.start()
+        self._alerts.start()
+        self._answers.start()
         with self.watch.java_lives():
             self.application.start(self._listener, transport)
         if self.trigger == MICRO_BATCH:
@@ -221,21 +226,6 @@ class Engine:
         if self.trigger == REAL_TIME:  # micro-batches do not read what comes from other homes
             self.bridges.open(self.epoch)
         self._serve()
-
-    def _prepare(self) -> Transport:
-        """Everything that brokers find before them, while Spark starts."""
-        numbers, groups = self._numbers_and_groups()
-        self._folder.remember_brokers(numbers, groups)
-        transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
-        for broker in self.brokers.values():
-            self._begin(broker)
-            for vpn, queue in self._folder.rebuilt_queues():
-                self._tell(vpn, broker, commands.encode_command(commands.BeginAgain(queue=queue)))
-        transport.flush(10.0)  # a loop takes no command before what was said by then
-        self._heartbeat.start()
-        self._alerts.start()
-        self._answers.start()
-        return transport
 
     def _number_brokers(self) -> None:
         """The brokers that this home has, and those that the configuration names."""
@@ -450,7 +440,6 @@ class Engine:
 
     def _stop_spark(self) -> None:
         application = self.application
-        application.give_up(STOP_SPARK_S)
         if application.spark is None:
             return
         if not within(STOP_SPARK_S, lambda: application.stop(STOP_BATCH_S), "stop-spark"):

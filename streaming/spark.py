@@ -18,7 +18,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ ROOMS = (
 )
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -151,15 +152,14 @@ def spark_session(
     # The versions that are pinned here were tested together; users cannot act on it.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
 
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
     try:
-        _launch_java({"spark.app.name": app_name, **settings}, log_file)
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.appName(app_name)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        spark = builder.getOrCreate()
+        with _output_to(log_file):
+            spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         where = f"see {log_file}" if log_file else "its reason is printed above"
         raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
@@ -213,15 +213,8 @@ def _halt(runtime: Any) -> None:
         runtime.halt(0)
 
 
-def use_here(spark: SparkSession) -> None:
-    """Make a session that of the calling thread, as it is of the one that made it: Spark asks a
-    thread's for what was registered by name, such as data sources."""
-    type(spark)._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
-
-
-def forget_session(spark: SparkSession | None) -> None:
-    """Let go of a session whose Java process is gone, so that the next one gets its own. None: it
-    went before there was one.
+def forget_session(spark: SparkSession) -> None:
+    """Let go of a session whose Java process is gone, so that the next one gets its own.
 
     PySpark keeps the process's address in its classes; its own `stop` needs the process for that.
     """
@@ -232,8 +225,7 @@ def forget_session(spark: SparkSession | None) -> None:
     gateway = SparkContext._gateway
     with warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")  # that it cannot be stopped in order
-        if spark is not None:
-            spark.sparkContext.stop()
+        spark.sparkContext.stop()
     if gateway is not None:
         with contextlib.suppress(Exception):
             gateway.shutdown_callback_server()
@@ -325,21 +317,28 @@ def _spark_home(master: str | None) -> Path:
     return home
 
 
-def _launch_java(settings: Mapping[str, str], log_file: Path | None) -> None:
-    """Begin Spark's Java process, where there is none. log_file: takes what it prints, and what its
-    child processes print: before any log configuration counts, and VACUUM how much it deleted; by
-    default it has our own streams."""
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
+@contextlib.contextmanager
+def _output_to(path: Path | None) -> Iterator[None]:
+    """Let child processes that start meanwhile write what they print to this file.
 
-    if SparkContext._gateway is not None:
+    The Java process prints before any log configuration counts, and VACUUM prints how much it
+    deleted; PySpark hands it our own streams, and ours may be read as JSON. So they are exchanged
+    for the moment of the start.
+    """
+    if path is None:
+        yield
         return
-    conf = SparkConf()
-    for key, value in settings.items():
-        conf.set(key, value)
-    streams: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        if log_file is not None:
-            log_file.parent.mkdir(parents=True, exist_ok=True)
-            streams = dict.fromkeys(("stdout", "stderr"), stack.enter_context(log_file.open("ab")))
-        SparkContext._ensure_initialized(gateway=launch_gateway(conf, streams))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ours = (sys.stdout, sys.stderr)
+    for stream in ours:
+        stream.flush()
+    kept = [os.dup(number) for number in _PRINTED]
+    with path.open("ab") as file:
+        for number in _PRINTED:
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, copy in zip(_PRINTED, kept, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
