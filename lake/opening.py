@@ -3,6 +3,10 @@
 `deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset; DuckDB
 reads of it what a query needs. So what one sees is one version of each table, whole, whatever the
 engine writes meanwhile. Why not Spark: decision 0018.
+
+The files are read by Arrow's own file systems. `deltalake`'s is Python to Arrow: who asked with a
+LIMIT leaves threads behind that read ahead; as they come back to a Python that ends, the process
+dies of a signal, with its answer given.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
-from ..protocol.folders import Folder, delta_options
+from ..protocol.folders import Folder, delta_options, files_of
 from ..protocol.home_places import tables_place
 from ..protocol.table_format import refusal_of
 from .views import create_views
@@ -90,7 +94,7 @@ def _dataset(table: Folder) -> Any:
     """The newest version of a Delta table."""
     try:
         found = delta_table(table)
-        dataset = found.to_pyarrow_dataset()
+        dataset = found.to_pyarrow_dataset(filesystem=files_of(table))
     except Exception as error:  # whatever was done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):

@@ -117,6 +117,13 @@ class RemoteFolder:
         infos = system.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in infos)
 
+    def files(self) -> Any:
+        """Arrow's file system, with this folder as its root."""
+        from pyarrow.fs import SubTreeFileSystem
+
+        system, path = self._there()
+        return SubTreeFileSystem(path, system)
+
     def _there(self) -> tuple[Any, str]:
         """Arrow's file system, and the path in it."""
         from pyarrow.fs import FileSystem
@@ -163,6 +170,15 @@ def s3_settings() -> dict[str, str]:
     if region := _region():
         found["spark.hadoop.fs.s3a.endpoint.region"] = region
     return found
+
+
+def files_of(place: Folder) -> Any:
+    """Arrow's own file system with a folder as its root, in which paths are relative to it."""
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    if isinstance(place, RemoteFolder):
+        return place.files()
+    return SubTreeFileSystem(str(place), LocalFileSystem())
 
 
 def delta_options(place: Folder) -> dict[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -90,6 +91,25 @@ def test_one_version_is_seen_whole(home: Path) -> None:
             place, deltalake.DeltaTable(place).to_pyarrow_table(), mode="append"
         )
         assert lake.execute("SELECT count(*) FROM journal").fetchone() == before
+
+
+LEAVES_EARLY = """
+import sys
+from lakequeue.lake import open_lake
+print(open_lake(sys.argv[1]).execute("SELECT event FROM journal LIMIT 1").fetchall())
+"""
+
+
+def test_who_leaves_with_rows_unread_leaves_in_peace(home: Path) -> None:
+    """Arrow reads ahead in threads; none of them may need a Python that has ended."""
+    place = home / "tables" / "journal"
+    rows = deltalake.DeltaTable(place).to_pyarrow_table()
+    for _ in range(40):
+        deltalake.write_deltalake(place, rows, mode="append")
+    asked = [sys.executable, "-c", LEAVES_EARLY, str(home)]
+    for _ in range(3):  # of forty that ended so, nearly all died
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "[('defined',)]\n"), done.stderr
 
 
 def test_the_views_in_a_duckdb_of_ones_own(home: Path) -> None:
