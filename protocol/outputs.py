@@ -101,6 +101,15 @@ class Deadline:
 
 
 @dataclass(slots=True)
+class InVain:
+    """So many commands of a partition changed nothing: refused, or nothing was there to settle."""
+
+    topic: str
+    partition: int
+    count: int
+
+
+@dataclass(slots=True)
 class Capture:
     """A queue captures this topic, or this regular expression, from now on (Q2)."""
 
@@ -190,6 +199,7 @@ Output = (
     | Reply
     | RejectedRecord
     | Deadline
+    | InVain
     | Capture
     | Alert
     | Journal

@@ -29,6 +29,7 @@ from .outputs import (
     Deliveries,
     DirectoryEntry,
     HomeRecord,
+    InVain,
     MeshRecord,
     Output,
     Receipts,
@@ -128,7 +129,7 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
                 yield WireRecord(output.topic, output.partition, output.key, value)
             case BridgeEntry():
                 yield _bridge_entry(output)
-            case Deadline() | Capture() | Alert():
+            case Deadline() | InVain() | Capture() | Alert():
                 pass
             case _:
                 assert_never(output)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
 from ..protocol.journal import Journal, Segment
-from ..protocol.outputs import Output
+from ..protocol.outputs import InVain, Output
 from .header import QueueHeader
 from .limits import Budget, Limits
 from .mesh.peer import Parting, Peer
@@ -142,6 +142,7 @@ class Broker:
         self.secret = b""  # of the home
         self.speaker: Any = None  # who says what is being carried out (`identity.Speaker`)
         self.at: Any = None  # what is being done, should it fail: see `isolation`
+        self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
         self._queues: dict[int, Queue | None] = {}
         self._vpn_names = {number: name for name, number in header.vpns.items()}
 
@@ -244,6 +245,13 @@ class Broker:
                 Segment(event, self.vpn_of(queue), queue.definition.name, ids, **more)
             )
 
+    def in_vain(self) -> None:
+        """Count the command that is being carried out as one that changes nothing: who reads
+        commands may let a partition that is full of these wait."""
+        if isinstance(self.at, tuple):
+            place = self.at[0], self.at[1]
+            self.vain[place] = self.vain.get(place, 0) + 1
+
     def event(self, event: str, vpn: str, queue: str = "", **details: Any) -> None:
         """A notable event: into the journal and the ring that `admin.events()` shows."""
         details = {k: _cut(v) for k, v in details.items()}
@@ -281,6 +289,7 @@ class Broker:
 
     def flush(self) -> None:
         """Write everything that changed."""
+        self.outputs += [InVain(*place, count) for place, count in self.vain.items()]
         self.header.unacked = self.count_unacked()
         for queue in self.touched():
             self.at = queue

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..protocol.journal import Journal
-from ..protocol.outputs import Alert, Capture, Deadline, Output, RejectedRecord
+from ..protocol.outputs import Alert, Capture, Deadline, InVain, Output, RejectedRecord
 from ..state import Batch, Home, Limits, Store, step
 
 LIMITS = Limits()
@@ -18,13 +18,15 @@ LIMITS = Limits()
 @dataclass(slots=True)
 class Decided:
     """What a step says. said: what is written to Kafka, without the journal; deadline: epoch ms, 0
-    for never; captures: topics and expressions that queues capture from now on."""
+    for never; captures: topics and expressions that queues capture from now on; in_vain: of each
+    partition, how many commands changed nothing."""
 
     said: list[Output] = field(default_factory=list)
     journal: Journal | None = None
     deadline: int = 0
     captures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    in_vain: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def decide(store: Store, batch: Batch, now: int, home: Home, limits: Limits = LIMITS) -> Decided:
@@ -37,6 +39,9 @@ def decide(store: Store, batch: Batch, now: int, home: Home, limits: Limits = LI
                 decided.deadline = output.at
             case Capture():
                 decided.captures.append(output.topic)
+            case InVain():
+                place = output.topic, output.partition
+                decided.in_vain[place] = decided.in_vain.get(place, 0) + output.count
             case Alert():
                 pass
             case Journal():

@@ -47,6 +47,7 @@ def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None
     if isinstance(error, Moved):  # who asks will know; it is nobody's mistake
         hosts = {"hosts": error.hosts}
     else:
+        broker.in_vain()
         if isinstance(error, PermissionDenied):
             count_of_vpn(broker, vpn, error.reason)
         name = getattr(command, "queue", "")

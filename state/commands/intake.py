@@ -70,9 +70,11 @@ class DecodedCommands:
                 bad = records.keys[at], records.values[at]
                 reject_record(broker, vpn, *place, *bad, str(error), reason)
                 _answer_what_is_none(broker, vpn, value, error)
+                broker.in_vain()
                 continue
             if not _has_begun(broker, ENGINE if of_engine else vpn, command):
                 count_of_vpn(broker, vpn, "earlier_home")
+                broker.in_vain()
             elif _names_others(broker, command):
                 count_of_vpn(broker, vpn, "other_home")
                 refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))

@@ -59,6 +59,8 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         if command.ids is not None and not command.quiet:
             without_effect(broker, queue, part, command.subscription)
     task.result = task.done["n"]
+    if done and not task.result:
+        broker.in_vain()
     return done
 
 
@@ -78,8 +80,10 @@ def _next_part(
 def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
     """The client has what was sent up to a number (C1); an unknown subscription has ended."""
     subscription = queue.subscription(command.subscription)
-    if subscription is not None:
-        transport_acks.confirm(subscription, command.received, broker.now)
+    if subscription is None:
+        broker.in_vain()
+        return
+    transport_acks.confirm(subscription, command.received, broker.now)
 
 
 def _one_choice(command: Ack) -> None:
@@ -126,7 +130,7 @@ def _held_parts(
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
-    task.done["over"] = False
+    task.done["over"], found = False, False
     while not task.done["over"] and not budget.spent:
         part = by_ids(broker, queue, task, ranges, budget)
         task.cursor, task.done["over"] = part.next, part.last
@@ -134,7 +138,10 @@ def _held_parts(
         if not mine.all():
             ids = queue.gather(part.seqs[~mine], "id")
             without_effect_of(broker, queue, ids, command.subscription, "not leased to it")
+        found = found or bool(mine.any())
         yield part.seqs[mine]
+    if not found:
+        broker.in_vain()
 
 
 def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Budget) -> bool:

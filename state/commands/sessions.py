@@ -182,7 +182,9 @@ def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> 
     """Change a subscription's backlog; below what it holds, delivery waits (B3)."""
     _check_backlog(command.max_backlog)
     subscription = queue.subscription(command.subscription)
-    if subscription is not None:
+    if subscription is None:
+        broker.in_vain()
+    else:
         subscription.max_backlog = command.max_backlog
         text = f"backlog={command.max_backlog}"
         broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
@@ -196,6 +198,7 @@ def unsubscribe(
     header = queue.header
     found = queue.subscription(command.subscription)
     if found is None:
+        broker.in_vain()
         return True
     if not return_held(broker, queue, task, found, budget):
         return False
@@ -228,6 +231,7 @@ def _alive(broker: Broker, vpn: str, session: str) -> None:
 def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
     """The session is alive; False when it is not known (its subscriptions have ended)."""
     if not broker.values.read(_session_key(vpn, command.session)):
+        broker.in_vain()
         return False
     _alive(broker, vpn, command.session)
     return True
@@ -235,6 +239,8 @@ def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
 
 def bye(broker: Broker, vpn: str, command: Bye) -> None:
     """The session ends in good order."""
+    if not broker.values.read(_session_key(vpn, command.session)):
+        broker.in_vain()
     _end_session(broker, vpn, command.session, "closed")
 
 
