@@ -99,6 +99,11 @@ _OF_BATCHES = (
     _count("page_cache_misses", "cache_pages_read", "Pages that were read from Spark's state"),
     _step_phase("busy_ms"),
     _level("lag_records", "lag_records", "Records in Kafka that no step has taken yet"),
+    _level(
+        "slow_partitions", "slow_partitions",
+        "Partitions of commands that wait while others send, for most of what they bring is refused"
+        " or settles nothing",
+    ),
     _level("wait_p50_seconds", "wait_p50_ms", "From publish to step, the median of a batch", _MS),
     _level("wait_p99_seconds", "wait_p99_ms", "From publish to step, the 99th percentile", _MS),
     _level("step_max_seconds", "step_max_ms", "The longest step of the last batch", _MS),

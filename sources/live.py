@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
 from .read_ahead import ReadAhead
+from .slow_lanes import SlowLanes
 from .step_batch import Place, Taken, goes_first, is_command, size_of, to_batch
 
 log = logging.getLogger("lakequeue.loop")
@@ -40,6 +41,7 @@ HOLDING_S = 0.02  # how soon a reader notices that what it holds back is wanted
 # then, small ones go on.
 ROOM_SHARE = 8
 FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
+SLOW_SHARE = 4  # one of so many parts of the room is for slow partitions, in all
 ROOM_S = 0.01  # how often a loop without room looks whether there is some again
 ASK_S = 1.0
 ARRIVES_S = 0.2
@@ -122,6 +124,7 @@ class Reader(threading.Thread):
         self._helped: dict[Place, int] = {}
         self._anew = False
         self._held: set[Place] = set()  # partitions that are paused
+        self._enough: set[Place] = set()  # the same, slow ones of which enough is here
         self.at_end: set[Place] = set()  # partitions that were read to their end once
 
     def assign(self, places: dict[Place, int]) -> None:
@@ -138,9 +141,11 @@ class Reader(threading.Thread):
         """Read what is held."""
         self._wanted.extend(places)
 
-    def take(self, most: int | None) -> tuple[dict[Place, list[Any]], int]:
+    def take(
+        self, most: int | None, slow_part: float | None = None
+    ) -> tuple[dict[Place, list[Any]], int]:
         """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
-        found, size = self.ahead.take(most)
+        found, size = self.ahead.take(most, slow_part)
         if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
         return found, size
@@ -172,9 +177,10 @@ class Reader(threading.Thread):
         now = dict(self._next)
         for place, at in now.items():
             end = ends.get(place, 0)
-            if at == self._seen.get(place) and at < end != self._helped.get(place):
+            stands = at == self._seen.get(place) and place not in self._enough
+            if stands and at < end != self._helped.get(place):
                 self._helped[place] = end
-                self._anew = self._anew or not self.ahead
+                self._anew = self._anew or not self.ahead.has_others()
         self._seen = now
 
     def _read(self) -> None:
@@ -184,11 +190,13 @@ class Reader(threading.Thread):
             self._consumer.close()
             self._consumer = Consumer(self._settings)
             self._held.clear()
+            self._enough.clear()
             self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
         self._assign()
+        self._hold_slow()
         if not self._has_room():
             return
-        wait_s = HOLDING_S if self._holding else FULL_S if self._held else POLL_S
+        wait_s = HOLDING_S if self._holding else FULL_S if self._held or self._enough else POLL_S
         first = self._consumer.poll(wait_s)  # `consume(n)` waits for n
         if first is None:
             return
@@ -239,11 +247,29 @@ class Reader(threading.Thread):
         wait_s = POLL_S if ahead >= 2 * most else 0.0 if self._held else FULL_S
         if self._room.wait(wait_s):
             return False
-        much = [place for place in self.ahead.holding(FETCH_BYTES) if place not in self._held]
+        paused = self._held | self._enough
+        much = [place for place in self.ahead.holding(FETCH_BYTES) if place not in paused]
         if much:
             self._consumer.pause([TopicPartition(*place) for place in much])
             self._held.update(much)
         return ahead < 2 * most
+
+    def _hold_slow(self) -> None:
+        """Of slow partitions a part of the room is enough: the rest waits in Kafka, and costs no
+        time to be fetched before it is wanted."""
+        slow = self.ahead.slow
+        if not slow and not self._enough:
+            return
+        most = self._max // SLOW_SHARE // max(1, len(slow))
+        full = {*self.ahead.holding(most)}.intersection(slow) - self._enough - self._held
+        wanted = self._enough.difference(slow) | self._enough.difference(
+            self.ahead.holding(most // 2)
+        )
+        if full:
+            self._consumer.pause([TopicPartition(*place) for place in full])
+        if wanted:
+            self._consumer.resume([TopicPartition(*place) for place in wanted])
+        self._enough = (self._enough | full) - wanted
 
     def _hear(self, told: list[Any]) -> bool:
         """Ends of partitions, and errors. Whether a partition was read to its end once more."""
@@ -292,6 +318,7 @@ class LiveInputs:
         self._command_ms: dict[Place, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
+        self.slow = SlowLanes()
         self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
@@ -318,15 +345,19 @@ class LiveInputs:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         readers = (self._commands, self._messages)
         self._read_the_others()
-        if not self._commands.ahead and not (self._messages.ahead and self._all_commands_read()):
-            self._wait(timeout_s)
+        slow_part = self.slow.part()
+        if not self._has_something(slow_part):
+            rests = bool(self._commands.ahead)  # only what is slow is there
+            self._wait(min(timeout_s, self.slow.rest_s()) if rests else timeout_s)
+            slow_part = self.slow.part()
         self.arrived.clear()
         found: dict[Place, list[Any]] = {}
         for reader in readers:
             if reader.failure is not None:
                 raise reader.failure
             if reader is self._commands or self._all_commands_read():
-                some, size = reader.take(None if reader is self._commands else self._most())
+                of_commands = reader is self._commands
+                some, size = reader.take(*(None, slow_part) if of_commands else (self._most(),))
                 found |= some
                 self.bytes += size
         self._told(found)
@@ -344,10 +375,22 @@ class LiveInputs:
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
 
-    def took(self, seconds: float) -> None:
-        """The step took so much processor time: the next one may bring less."""
+    def _has_something(self, slow_part: float | None) -> bool:
+        """Whether there is something that a step may take."""
+        commands = self._commands.ahead
+        if commands and (slow_part != 0 or commands.has_others()):
+            return True
+        return bool(self._messages.ahead) and self._all_commands_read()
+
+    def took(self, ranges: Iterable[Range], in_vain: Mapping[Place, int], seconds: float) -> None:
+        """The step took these, so many commands of which changed nothing, and so much processor
+        time: the next one may bring less, or less of some."""
         for reader in (self._commands, self._messages):
             reader.ahead.took(seconds)
+        if self._ready:  # before, messages wait for all commands, useless ones too
+            for topic, partition in self.slow.took(ranges, in_vain, seconds):
+                self.notes.append(f"slow:{topic}/{partition}")
+            self._commands.ahead.slow = self.slow.places
 
     def _read_the_others(self) -> None:
         """Read commands too, once all that the engine had told before was taken."""
@@ -375,9 +418,14 @@ class LiveInputs:
         return self._ready
 
     def up_to(self) -> int | None:
-        """Commands that are still to be taken came after this time; None: there are none."""
-        waiting = self._commands.ahead.next_of_each()
-        times = [m.timestamp()[1] for place, m in waiting.items() if is_command(place[0])]
+        """Commands that are still to be taken came after this time; None: there are none. Slow ones
+        are not asked: else a flood would hold up everybody's time."""
+        waiting, slow = self._commands.ahead.next_of_each(), self.slow.places
+        times = [
+            m.timestamp()[1]
+            for place, m in waiting.items()
+            if is_command(place[0]) and place not in slow
+        ]
         if not self._all_commands_read():
             unread = {place for place in self._expected if is_command(place[0])}
             unread -= self._commands.at_end | waiting.keys()
@@ -394,14 +442,14 @@ class LiveInputs:
         if time.monotonic() - self._heard < FRESH_S:
             return True
         for place in self.places():
-            if is_command(place[0]):
+            if is_command(place[0]) and place not in self.slow.places:
                 end = self._end_offset(place)
                 if end is None:
                     return False
                 if end > self._expected[place]:
                     # A moment for it to come; it may also be what no reader gets.
                     self.arrived.wait(ARRIVES_S)
-        return not self._commands.ahead
+        return not self._commands.ahead.has_others()
 
     def _end_offset(self, place: Place) -> int | None:
         """Where a partition ends now; None: Kafka does not answer."""

@@ -16,13 +16,16 @@ How long a step takes depends on what it brings, too: a thousand subscriptions a
 thousand messages. So there is a third limit, which is learnt: where a step took most of what it
 may, and long, the next one takes half, down to a `SHARES`th, and later ones more again where they
 do not. What is taken is written to the log, so no decision depends on the time.
+
+Partitions that are *slow* (`slow_lanes`) may be told to stand aside: then they share a small part
+of a step, or get nothing of it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
 from .step_batch import Place
@@ -35,19 +38,22 @@ T = TypeVar("T")
 
 
 class _Lane(Generic[T]):
-    """Of one partition: what waits, with its size, and what the lane may still use."""
+    """Of one partition: what waits, with its size, the sums of that, and what the lane may still
+    use."""
 
-    __slots__ = ("grant", "waiting")
+    __slots__ = ("bytes", "grant", "price", "waiting")
 
     def __init__(self, grant: int) -> None:
         self.waiting: deque[tuple[int, T]] = deque()
+        self.bytes = self.price = 0
         self.grant = grant
 
 
 class ReadAhead(Generic[T]):
     """Of two threads: one puts, one takes. records, bytes: what a step takes at most.
 
-    bytes: what is here; share: the part of these limits that a step takes, as it was learnt.
+    bytes: what is here; share: the part of these limits that a step takes, as it was learnt; slow:
+    partitions that can be told to stand aside.
     """
 
     def __init__(self, size_of: Callable[[T], int], records: int, bytes_max: int) -> None:
@@ -56,6 +62,7 @@ class ReadAhead(Generic[T]):
         self._price_min = -(-bytes_max // records)
         self.grant = max(1, bytes_max // TURNS)
         self.share = 1.0
+        self.slow: Collection[Place] = frozenset()
         self._taken = 0  # the price of the last step's
         self._lock = threading.Lock()
         self._lanes: OrderedDict[Place, _Lane[T]] = OrderedDict()  # none is empty; who is next
@@ -75,8 +82,12 @@ class ReadAhead(Generic[T]):
             if lane is None:
                 lane = self._lanes[place] = _Lane(self.grant)
             lane.waiting += sized
-            self.bytes += sum(size for size, _ in sized)
-            self._price += sum(max(size, self._price_min) for size, _ in sized)
+            size = sum(size for size, _ in sized)
+            price = sum(max(size, self._price_min) for size, _ in sized)
+            lane.bytes += size
+            lane.price += price
+            self.bytes += size
+            self._price += price
 
     def next_of_each(self) -> dict[Place, T]:
         """The first that waits in each partition where one does."""
@@ -86,26 +97,46 @@ class ReadAhead(Generic[T]):
     def holding(self, least: int) -> list[Place]:
         """Partitions of which so many bytes or more are here."""
         with self._lock:
-            return [
-                place
-                for place, lane in self._lanes.items()
-                if sum(size for size, _ in lane.waiting) >= least
-            ]
+            return [place for place, lane in self._lanes.items() if lane.bytes >= least]
 
-    def take(self, most: int | None = None) -> tuple[dict[Place, list[T]], int]:
+    def has_others(self) -> bool:
+        """Whether something is here of a partition that is not slow."""
+        with self._lock:
+            return any(place not in self.slow for place in self._lanes)
+
+    def take(
+        self, most: int | None = None, slow_part: float | None = None
+    ) -> tuple[dict[Place, list[T]], int]:
         """A step's worth, each partition's in its order; and its bytes. most: of these, and not one
-        more."""
+        more; slow_part: what part of a step's limits slow ones may take, in all; None: as others.
+        """
         usual = int(self._budget * self.share)
         budget = usual if most is None else min(most, usual)
+        firm = budget < usual
+        found: dict[Place, list[T]] = {}
         with self._lock:
-            before = self._price
-            if before > budget:
-                found = self._by_turns(budget, budget < usual)
-                self._taken = before - self._price
-                return found
-            size, self.bytes, self._price, self._taken = self.bytes, 0, 0, before
-            lanes, self._lanes = self._lanes, OrderedDict()
-        return {place: [one for _, one in lane.waiting] for place, lane in lanes.items()}, size
+            before, price = self.bytes, self._price
+            aside: OrderedDict[Place, _Lane[T]] = OrderedDict()
+            if slow_part is not None:
+                for place in [place for place in self._lanes if place in self.slow]:
+                    aside[place] = self._lanes.pop(place)
+                own = int(budget * slow_part)
+                found = self._by_turns(aside, own, firm)
+                budget -= min(own, price - self._price)
+            others = self._price - sum(lane.price for lane in aside.values())
+            if others > budget:
+                found |= self._by_turns(self._lanes, budget, firm)
+                lanes: OrderedDict[Place, _Lane[T]] = OrderedDict()
+            else:
+                lanes, self._lanes = self._lanes, OrderedDict()
+                self._price -= others
+                self.bytes -= sum(lane.bytes for lane in lanes.values())
+            self._lanes.update(aside)
+            self._taken = price - self._price
+            size = before - self.bytes
+        for place, lane in lanes.items():
+            found[place] = [one for _, one in lane.waiting]
+        return found, size
 
     def took(self, seconds: float) -> None:
         """The step took so much processor time: learn from it."""
@@ -115,30 +146,34 @@ class ReadAhead(Generic[T]):
         elif self.share < 1 and seconds < LONG_S / 2:
             self.share = min(self.share * 1.25, 1.0)
 
-    def _by_turns(self, budget: int, firm: bool) -> tuple[dict[Place, list[T]], int]:
+    def _by_turns(
+        self, lanes: OrderedDict[Place, _Lane[T]], budget: int, firm: bool
+    ) -> dict[Place, list[T]]:
         found: dict[Place, list[T]] = {}
-        left, before = budget, self.bytes
+        left = budget
         grant = max(1, int(self.grant * self.share))
         passed: set[Place] = set()  # their next is too large for a small budget
-        while left > 0 and len(passed) < len(self._lanes):
-            place, lane = next(iter(self._lanes.items()))
+        while left > 0 and len(passed) < len(lanes):
+            place, lane = next(iter(lanes.items()))
             waiting = lane.waiting
             while waiting and left > 0:
                 size = waiting[0][0]
                 price = max(size, self._price_min)
                 if price > left and firm:
                     passed.add(place)
-                    self._lanes.move_to_end(place)
+                    lanes.move_to_end(place)
                     break
                 if price > lane.grant:
                     lane.grant += grant
-                    self._lanes.move_to_end(place)
+                    lanes.move_to_end(place)
                     break
                 lane.grant -= price
                 left -= price
+                lane.price -= price
+                lane.bytes -= size
                 self._price -= price
                 self.bytes -= size
                 found.setdefault(place, []).append(waiting.popleft()[1])
             if not waiting:
-                del self._lanes[place]
-        return found, before - self.bytes
+                del lanes[place]
+        return found

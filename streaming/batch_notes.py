@@ -48,6 +48,11 @@ class BatchNotes:
                 self._lost(broker, *_counted(rest))
             case "malformed":
                 self._metrics.malformed(*_counted(rest))
+            case "slow":
+                log.warning(
+                    "%s: most of what comes there is refused or settles nothing: while others "
+                    "send, a step takes little of it", rest,
+                )  # fmt: skip
             case "refused":
                 log.error("Kafka does not take records for %s", rest)
             case "stopped" | "worker" | "read":

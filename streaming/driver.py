@@ -159,6 +159,7 @@ class Driver:
         self._said = snapshot.step  # up to here outputs were sent
         self.notes: list[str] = []
         self.cost_s = 0.0  # what the steps took, and would take again
+        self.in_vain: dict[tuple[str, int], int] = {}  # what of the last step changed nothing
         self._heard = self._rested = float("-inf")  # when something came; when rest ends
 
     # ------------------------------------------------------------ live
@@ -296,6 +297,7 @@ class Driver:
             else:
                 self.sizes.pop(topic, None)
         self._deadline = decided.deadline
+        self.in_vain = decided.in_vain
         self.captured.update(dict.fromkeys(decided.captures))
         self.notes += decided.notes
         if decided.journal is not None:

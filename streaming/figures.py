@@ -20,7 +20,8 @@ class Figures:
     batch; replayed: steps taken again, which took replay_ms and spanned replayed_life_ms when they
     were taken first; step_max_ms: the longest step, from its input to its outputs; busy_ms: not
     waiting for input; step_ms: the core's part; lag_records: in Kafka, and not taken yet, as of the
-    last look for topics; state_*: what the state was given.
+    last look for topics; slow_partitions: of commands, see `sources.slow_lanes`; state_*: what the
+    state was given.
     """
 
     steps: int = 0
@@ -39,6 +40,7 @@ class Figures:
     step_max_ms: int = 0
     save_ms: int = 0
     lag_records: int = 0
+    slow_partitions: int = 0
     cache_pages_read: int = 0
     cache_bytes: int = 0
     state_pages: int = 0

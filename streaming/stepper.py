@@ -183,8 +183,9 @@ class Stepper(threading.Thread):
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
         cost = driver.cost_s
-        driver.one(inputs, min(IDLE_S, max(0.0, left)))
-        inputs.took(driver.cost_s - cost)
+        taken = driver.one(inputs, min(IDLE_S, max(0.0, left)))
+        ranges, in_vain = ((), {}) if taken is None else (taken.ranges, driver.in_vain)
+        inputs.took(ranges, in_vain, driver.cost_s - cost)
         took = time.monotonic() - at - (inputs.waited_s - idle)
         self._longest_s = max(self._longest_s, took)
         if self._visited:
@@ -244,6 +245,7 @@ class Stepper(threading.Thread):
         figures.step_max_ms, self._longest_s = round(1000 * self._longest_s), 0.0
         figures.gap_ms = round(1000 * stood)
         figures.lag_records = self._inputs.behind
+        figures.slow_partitions = len(self._inputs.slow.places)
         figures.cache_bytes = self._cache.held_bytes
         figures.state_pages = self._cache.written_pages
         figures.state_bytes = self._cache.written_bytes

@@ -33,6 +33,8 @@ walks = st.lists(
         st.tuples(st.sampled_from(PLACES), st.lists(st.integers(1, SIZE_MAX), max_size=30)),
         st.just("take"),
         st.tuples(st.just("take"), st.integers(0, BYTES)),
+        st.tuples(st.just("slow"), st.sets(st.sampled_from(PLACES))),
+        st.tuples(st.just("aside"), st.sampled_from([0.0, 1 / 32, 1 / 4])),
         st.tuples(st.just("took"), st.sampled_from([0.0, 2 * LONG_S])),
     ),
     max_size=40,
@@ -45,16 +47,23 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
     put: dict[Place, list[Item]] = {place: [] for place in PLACES}
     taken: dict[Place, list[Item]] = {place: [] for place in PLACES}
 
-    def take(most: int | None = None) -> None:
-        held = waiting.bytes
-        found, size = waiting.take(most)
+    def take(most: int | None = None, slow_part: float | None = None) -> None:
+        held, others = waiting.bytes, waiting.has_others()
+        found, size = waiting.take(most, slow_part)
+        if slow_part is not None:
+            own = [item for p, these in found.items() if p in waiting.slow for item in these]
+            part = slow_part * BYTES * waiting.share
+            assert not own or sum(map(price, own)) - max(map(price, own)) < part
+            assert bool(found.keys() - waiting.slow) == others, "others get something"
         one_by_one = [item for these in found.values() for item in these]
         assert size == sum(item[2] for item in one_by_one) == held - waiting.bytes
         assert len(one_by_one) <= RECORDS
         prices = list(map(price, one_by_one))
         usual = int(BYTES * waiting.share)
         if most is None or most >= usual:
-            assert sum(prices) - usual < max(prices, default=1), "the last may overdraw it"
+            last = prices if slow_part is None else sorted(prices)[-2:]  # of slow ones another
+            over = max(last, default=1) if slow_part is None else sum(last) + 1
+            assert sum(prices) - usual < over, "the last may overdraw it"
         else:
             assert sum(prices) <= most
         for place, these in found.items():
@@ -66,6 +75,10 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
             take()
         elif what[0] == "take":
             take(what[1])
+        elif what[0] == "slow":
+            waiting.slow = frozenset(what[1])
+        elif what[0] == "aside":
+            take(None, what[1])
         elif what[0] == "took":
             waiting.took(what[1])
         else:
@@ -202,3 +215,28 @@ def test_after_long_steps_partitions_still_share() -> None:
         waiting.took(2 * LONG_S)
     waiting.put(one, items(one, [10]))
     assert len(waiting.take()[0][one]) == 1
+
+
+def test_slow_partitions_share_a_small_part_of_a_step() -> None:
+    waiting = ahead(640, 64_000)
+    slow, other = PLACES[:2], PLACES[2]
+    waiting.slow = frozenset(slow)
+    for place in PLACES[:3]:
+        waiting.put(place, items(place, [10] * 2_000))
+    found, _ = waiting.take(None, 1 / 32)
+    assert sum(len(found[place]) for place in slow) == 640 // 32
+    assert {len(found[place]) for place in slow} == {10}
+    assert len(found[other]) == 640 - 640 // 32
+    assert set(waiting.take(None, 0.0)[0]) == {other}
+    assert {len(these) for these in waiting.take()[0].values()} <= {210, 220}, "as all others"
+
+
+def test_a_large_record_of_a_slow_partition_costs_others_its_part_only() -> None:
+    """It is taken whatever its size, and others have the rest of the step as if it were small."""
+    waiting = ahead(640, 64_000)
+    slow, other = PLACES[:2]
+    waiting.slow = frozenset([slow])
+    waiting.put(slow, items(slow, [1_000_000] * 2))
+    waiting.put(other, items(other, [10] * 2_000))
+    found, _ = waiting.take(None, 1 / 32)
+    assert (len(found[slow]), len(found[other])) == (1, 620)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands
+from lakequeue.sources.slow_lanes import SlowLanes
 from lakequeue.sources.step_batch import Taken
 from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
@@ -40,6 +41,7 @@ class Inputs(Some):
         self.waited_s = 0.0
         self.room_bytes: int | None = None
         self.ages_ms: list[int] = []
+        self.slow = SlowLanes()
         self.notes: list[str] = []
         self.costs: list[float] = []
         self.refuses: BaseException | None = None
@@ -47,7 +49,7 @@ class Inputs(Some):
     def also(self, places: dict[Any, int]) -> None:
         assert (COMMANDS, 0) in places
 
-    def took(self, seconds: float) -> None:
+    def took(self, ranges: Any, in_vain: Any, seconds: float) -> None:
         self.costs.append(seconds)
 
     def take(self, timeout_s: float) -> Taken | None:

@@ -1,0 +1,322 @@
+"""Useless commands wait: which partitions are slow, what they still get, and for how long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.steplog import Range
+from lakequeue.sources.live import InputLimits, LiveInputs, Reader
+from lakequeue.sources.slow_lanes import (
+    AGAIN_S,
+    MANY,
+    PART,
+    RECENT_S,
+    REST,
+    REST_S_MAX,
+    REST_S_MIN,
+    SlowLanes,
+)
+from lakequeue.sources.step_batch import Place, Taken
+from lakequeue.state import DictStore, Home
+from lakequeue.streaming.deciding import decide
+from loop.test_live_inputs import NOWHERE, record
+
+FLOOD: Place = ("a.commands", 0)
+OTHER: Place = ("b.commands", 0)
+PUBLISH: Place = ("b.publish", 0)
+ENGINE: Place = ("broker-0.instructions", 0)
+
+
+class Steps:
+    """Lanes, and a clock of their own."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.lanes = SlowLanes(lambda: self.now)
+        self.told: list[Place] = []
+
+    def take(self, *taken: tuple[Place, int], useless: int = 0, cost_s: float = 0.001) -> None:
+        """A step with so many records of partitions; useless: of FLOOD."""
+        ranges = [Range(*place, 0, n - 1, n) for place, n in taken]
+        self.told += self.lanes.took(ranges, {FLOOD: useless} if useless else {}, cost_s)
+
+    def flood(self) -> None:
+        self.take((FLOOD, 2 * MANY), useless=2 * MANY)
+
+
+def test_a_partition_is_slow_when_much_and_most_of_it_is_of_no_use() -> None:
+    steps = Steps()
+    steps.take((FLOOD, MANY - 1), useless=MANY - 1)
+    assert not steps.lanes.places, "that hurts nobody"
+    steps.take((FLOOD, 10 * MANY), useless=MANY)
+    assert not steps.lanes.places, "most of it is of use"
+    for _ in range(10):
+        steps.take((FLOOD, MANY), (OTHER, 2_000), useless=MANY)
+    assert steps.lanes.places == {FLOOD}
+
+
+def test_few_useless_commands_for_a_long_time_are_not_many() -> None:
+    steps = Steps()
+    for _ in range(100):
+        steps.take((FLOOD, MANY // 8), useless=MANY // 8)
+        steps.now += 1.0
+        assert not steps.lanes.places
+
+
+def test_publishes_are_not_judged() -> None:
+    steps = Steps()
+    steps.lanes.took([Range(*PUBLISH, 0, 9_999, 10_000)], {PUBLISH: 10_000}, 0.1)
+    assert not steps.lanes.places
+
+
+def test_while_others_send_it_gets_little_and_rests() -> None:
+    steps = Steps()
+    steps.flood()
+    steps.take((PUBLISH, 1))
+    assert steps.lanes.part() == PART
+    steps.take((FLOOD, 60), (PUBLISH, 1), useless=60, cost_s=0.005)
+    assert steps.lanes.part() == 0.0
+    assert steps.lanes.rest_s() == pytest.approx(REST * 0.005)
+    steps.take((OTHER, 10), cost_s=0.5)
+    assert steps.lanes.rest_s() == pytest.approx(REST * 0.005), "a step without it is not its cost"
+    steps.now += REST * 0.005
+    assert steps.lanes.part() == PART
+
+
+@pytest.mark.parametrize(("cost_s", "rest_s"), [(0.0, REST_S_MIN), (1.0, REST_S_MAX)])
+def test_a_rest_has_bounds(cost_s: float, rest_s: float) -> None:
+    steps = Steps()
+    steps.flood()
+    steps.take((FLOOD, 60), (OTHER, 1), useless=60, cost_s=cost_s)
+    assert steps.lanes.rest_s() == pytest.approx(rest_s)
+
+
+def test_when_nobody_else_is_there_it_is_taken_like_any_other() -> None:
+    """What the engine itself says is nobody."""
+    steps = Steps()
+    steps.flood()
+    steps.take((FLOOD, 60), (ENGINE, 3), useless=60)
+    assert steps.lanes.places == {FLOOD}
+    assert steps.lanes.part() is None
+    assert steps.lanes.rest_s() == 0.0
+    steps.take((OTHER, 1))
+    assert steps.lanes.part() is not None
+    steps.now += RECENT_S + 0.01
+    steps.take((FLOOD, 2_000), useless=2_000, cost_s=0.05)
+    assert steps.lanes.part() is None
+
+
+def test_another_that_is_slow_is_nobody_else() -> None:
+    steps = Steps()
+    useless = {FLOOD: 2_000, OTHER: 2_000}
+    for _ in range(2):
+        ranges = [Range(*place, 0, 1_999, 2_000) for place in useless]
+        steps.lanes.took(ranges, useless, 0.05)
+    assert steps.lanes.places == {FLOOD, OTHER}
+    assert steps.lanes.part() is None
+
+
+def test_who_is_of_use_again_is_an_ordinary_one_again() -> None:
+    steps = Steps()
+    steps.flood()
+    for _ in range(40):
+        steps.take((FLOOD, 60), (OTHER, 1), useless=1)
+        steps.now += 0.02
+    assert not steps.lanes.places
+    assert steps.lanes.part() is None
+
+
+def test_of_whom_nothing_comes_any_more_nothing_is_remembered() -> None:
+    steps = Steps()
+    steps.flood()
+    for _ in range(200):
+        steps.take((OTHER, 1))
+        steps.now += 0.1
+    assert not steps.lanes.places
+    assert not steps.lanes._lately
+    assert not steps.lanes._heard
+
+
+def test_a_slow_one_is_told_of_once_a_minute() -> None:
+    steps = Steps()
+    for at in range(3):
+        steps.flood()
+        assert steps.told == [FLOOD]
+        for _ in range(20):
+            steps.now += 0.5
+            steps.take((OTHER, 1))
+        assert not steps.lanes.places, at
+    steps.now += AGAIN_S
+    steps.flood()
+    assert steps.told == [FLOOD, FLOOD]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3_000), st.floats(0, 1), st.floats(0, 0.2)), max_size=60))
+def test_it_is_never_kept_from_its_turn_for_longer_than_the_longest_rest(steps_of: list) -> None:
+    steps = Steps()
+    for count, of_no_use, wait_s in steps_of:
+        useless = int(count * of_no_use)
+        steps.take((FLOOD, count), (OTHER, 1), useless=useless, cost_s=count / 20_000)
+        assert steps.lanes.rest_s() < REST_S_MAX + 1e-6
+        steps.now += wait_s
+        if wait_s >= REST_S_MAX:
+            assert steps.lanes.part() in (None, PART)
+
+
+# ------------------------------------------------------------------- with readers and a core
+
+LIMITS = InputLimits(640, 64_000)
+
+
+class Loop:
+    """Inputs that are put in by hand, and the core behind them; every step is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.inputs = LiveInputs(NOWHERE, LIMITS, "broker-0.control", "run")
+        self.inputs.slow = SlowLanes(lambda: self.now)
+        self.inputs.also({FLOOD: 0, OTHER: 0})
+        self.inputs._ready = True  # commands were read to their end once
+        self.store = DictStore()
+        self.taken: dict[Place, list[int]] = {FLOOD: [], OTHER: []}
+        self.put: dict[Place, int] = {FLOOD: 0, OTHER: 0}
+
+    def say(self, place: Place, commands: list[c.Command | bytes]) -> None:
+        values = [v if isinstance(v, bytes) else c.encode_command(v) for v in commands]
+        at = self.put[place]
+        found = [record(place, at + n, 1_000, value) for n, value in enumerate(values)]
+        self.put[place] += len(found)
+        self.inputs._commands.ahead.put(place, found)
+
+    def step(self, cost_s: float = 0.005) -> Taken | None:
+        taken = self.inputs.take(0.0)
+        if taken is None:
+            return None
+        decided = decide(self.store, taken.batch, 2_000, Home())
+        self.inputs.took(taken.ranges, decided.in_vain, cost_s)
+        for topic, partition, offset in zip(
+            taken.batch.commands.topics, taken.batch.commands.partitions,
+            taken.batch.commands.offsets, strict=True,
+        ):  # fmt: skip
+            self.taken[topic, partition].append(offset)
+        self.now += cost_s
+        return taken
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    one = Loop()
+    yield one
+    one.inputs._asked.close()
+
+
+def test_beside_a_flood_steps_are_short_and_nothing_of_it_is_lost(loop: Loop) -> None:
+    loop.say(FLOOD, [b"{%d" % n for n in range(4_000)])
+    other = c.Define(definition={"name": "q", "message_type": "text"})
+    first = True
+    for n in range(100):
+        loop.say(OTHER, [other])
+        taken = loop.step()
+        assert taken is not None
+        assert loop.taken[OTHER][-1] == n, "no useless command stands before it"
+        counts = {(r.topic, r.partition): r.count for r in taken.ranges}
+        if not first:
+            assert counts.get(FLOOD, 0) <= LIMITS.records * PART
+        first = False
+    assert len(loop.taken[FLOOD]) < 2_000
+    assert loop.inputs.notes == ["slow:a.commands/0"]
+    loop.now += RECENT_S + 1
+    steps = 0
+    while loop.step():
+        steps += 1
+    assert steps <= 4_000 // LIMITS.records + 1, "nobody else is there: it has all of a step"
+    assert loop.taken[FLOOD] == list(range(4_000))
+
+
+def test_time_goes_on_beside_a_flood(loop: Loop) -> None:
+    """Its commands stand in Kafka for long; deadlines of others do not wait for them."""
+    loop.say(FLOOD, [b"{" for _ in range(4_000)])
+    loop.step()
+    loop.say(OTHER, [c.Heartbeat(session="s")])
+    assert loop.inputs.slow.places == {FLOOD}
+    assert loop.inputs.up_to() == 1_000, "another's do count"
+    loop.step()
+    assert loop.inputs._commands.ahead
+    assert loop.inputs.up_to() is None
+    assert loop.inputs.current()
+
+
+def test_who_rests_does_not_make_the_loop_spin(loop: Loop) -> None:
+    loop.say(FLOOD, [b"{" for _ in range(4_000)])
+    loop.step()
+    loop.say(OTHER, [c.Heartbeat(session="s")])
+    loop.step(0.0)
+    rest_s = loop.inputs.slow.rest_s()
+    assert rest_s > 0
+    waited = loop.inputs.waited_s
+    assert loop.inputs.take(0.5) is None
+    assert loop.inputs.waited_s - waited >= rest_s
+
+
+def test_before_all_commands_were_read_once_none_is_slow(loop: Loop) -> None:
+    """At a start messages wait for all commands, so nothing is gained by waiting."""
+    loop.inputs._ready = False
+    loop.say(FLOOD, [b"{" for _ in range(2_000)])
+    loop.step()
+    assert not loop.inputs.slow.places
+
+
+class Fetching:
+    """A consumer that brings a partition's records as long as it is not paused."""
+
+    def __init__(self, size: int) -> None:
+        self.paused: set[Place] = set()
+        self._size = size
+        self.next = 0
+
+    def pause(self, places: list[TopicPartition]) -> None:
+        self.paused |= {(p.topic, p.partition) for p in places}
+
+    def resume(self, places: list[TopicPartition]) -> None:
+        self.paused -= {(p.topic, p.partition) for p in places}
+
+    def poll(self, seconds: float) -> Any:
+        if FLOOD in self.paused:
+            return None
+        self.next += 1
+        return record(FLOOD, self.next - 1, value=bytes(self._size))
+
+    def consume(self, most: int, seconds: float) -> list[Any]:
+        return [self.poll(0.0) for _ in range(most)] if FLOOD not in self.paused else []
+
+
+def test_a_slow_partition_leaves_room_for_others() -> None:
+    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(20_000, 4_000_000))
+    reader._consumer = one = Fetching(100)  # type: ignore[assignment]
+    reader.ahead.slow = frozenset({FLOOD})
+    for _ in range(100):
+        reader._read()
+    assert one.paused == {FLOOD}
+    assert 2_000_000 <= reader.ahead.bytes < 2_500_000, "a quarter of the room"
+    reader.watch({FLOOD: 10**6})
+    reader.watch({FLOOD: 10**6})
+    assert not reader._anew, "it stands still as it should"
+    while reader.ahead.bytes > 1_000_000:
+        assert one.paused == {FLOOD}
+        reader.ahead.take(None, PART)
+        reader._hold_slow()
+    reader._hold_slow()
+    assert one.paused == set(), "before it is short of any"
+    for _ in range(100):
+        reader._read()
+    assert one.paused == {FLOOD}
+    reader.ahead.slow = frozenset()
+    reader._hold_slow()
+    assert one.paused == set(), "it is an ordinary one again"
