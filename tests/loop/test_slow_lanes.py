@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
-from lakequeue.sources.live import InputLimits, LiveInputs, Reader
+from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
 from lakequeue.sources.slow_lanes import (
     AGAIN_S,
     MANY,
@@ -25,7 +26,9 @@ from lakequeue.sources.slow_lanes import (
 )
 from lakequeue.sources.step_batch import Place, Taken
 from lakequeue.state import DictStore, Home
+from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.deciding import decide
+from lakequeue.streaming.topics_admin import ensure_topics
 from loop.test_live_inputs import NOWHERE, record
 
 FLOOD: Place = ("a.commands", 0)
@@ -320,3 +323,51 @@ def test_a_slow_partition_leaves_room_for_others() -> None:
     reader.ahead.slow = frozenset()
     reader._hold_slow()
     assert one.paused == set(), "it is an ordinary one again"
+
+
+@pytest.mark.job
+def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
+    """A slow partition is paused and read on many times; another one is read beside it."""
+    ensure_topics(kafka.bootstrap_servers, ["slow", "other"], [], ["broker-s"])
+    flood, other = ("slow.commands", 0), ("other.commands", 0)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
+    count = 30_000
+    limits = InputLimits(2_000, 400_000)  # so that there is room for less than a tenth of it
+    inputs = LiveInputs(
+        kafka_client(kafka.bootstrap_servers, "test"), limits, "broker-s.control", "run"
+    )
+    inputs.start({flood: 0, other: 0})
+    paused, taken, heard = 0, list[int](), 0
+    deadline = time.monotonic() + 60
+    while not inputs._all_commands_read():
+        assert time.monotonic() < deadline
+        inputs.take(0.1)
+    for n in range(count):
+        producer.produce(flood[0], b"{%d" % n, partition=0)
+        if n % 10_000 == 0:
+            producer.flush(30)
+    producer.flush(30)
+    while len(taken) < count:
+        assert time.monotonic() < deadline, f"{len(taken)} came"
+        if len(taken) < count // 2:
+            producer.produce(other[0], b"{}", partition=0)
+            producer.poll(0)
+        paused += bool(inputs._commands._enough)
+        found = inputs.take(0.05)
+        if found is None:
+            continue
+        for r in found.ranges:
+            if (r.topic, r.partition) == flood:
+                taken += range(r.first, r.last + 1)
+            else:
+                heard += r.count
+        inputs.took(found.ranges, {flood: len(found.batch.commands)}, 0.0)
+        if len(taken) >= count // 2:
+            inputs.slow._others_at = float("-inf")  # nobody else is there any more
+    inputs.close()
+    for reader in (inputs._commands, inputs._messages):
+        reader.join(5)
+    assert taken == list(range(count)), "none is lost, none comes twice, and they keep their order"
+    assert inputs.slow.places == {flood}
+    assert paused > 10
+    assert heard > 100, "another was read beside it"
