@@ -1,8 +1,10 @@
 """The loop's Kafka readers: what comes in now.
 
-Two consumers, each with a thread that reads ahead into memory up to a limit: one for commands and
-for what other brokers say, so that acks never wait behind publishes, one for messages. A step takes
-the first that are there and then messages, within its limits in records and in bytes, from the
+Three consumers, each with a thread that reads ahead into memory up to a limit: one for commands and
+for what other brokers say, so that acks never wait behind publishes; one for what producers
+publish; and where queues capture topics, one for those: whatever others' programs write there, in
+Kafka's client it does not stand before what producers publish. A step takes commands, messages and
+what is captured, each within its limits in records and in bytes, from the
 partitions by turns: what one of them holds, in large records or in very many, does not stand before
 another's. At the start, commands wait until what the engine told the broker was read to its end
 (its peers, its limits), and messages until the commands were: definitions come before the messages
@@ -51,7 +53,7 @@ _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_
 
 @dataclass(frozen=True)
 class InputLimits:
-    """Of a step: records and bytes, of commands and of messages each."""
+    """Of a step: records and bytes, of commands, of messages and of what is captured each."""
 
     records: int = 2_000
     bytes: int = 4_000_000
@@ -308,6 +310,9 @@ class LiveInputs:
         self.arrived = threading.Event()
         self._commands = Reader("commands", kafka, self.arrived, limits)
         self._messages = Reader("messages", kafka, self.arrived, limits)
+        self._captured = Reader("captured", kafka, self.arrived, limits)
+        self._readers = (self._commands, self._messages, self._captured)
+        self._started = self._captures = False
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
@@ -330,6 +335,8 @@ class LiveInputs:
         self.also(places)
         self._commands.start()
         self._messages.start()
+        self._started = True
+        self._capture({})
 
     def also(self, places: dict[Place, int]) -> None:
         """Read these too, those that are not read yet."""
@@ -339,11 +346,26 @@ class LiveInputs:
         later = {p: at for p, at in new.items() if _waits(p[0])}
         self._later.update(later)
         self._commands.hold(later)
-        self._messages.assign({p: at for p, at in new.items() if not goes_first(p[0])})
+        rest = {place: at for place, at in new.items() if not goes_first(place[0])}
+        others = {place: at for place, at in rest.items() if topics.split(place[0]) is None}
+        self._messages.assign({place: at for place, at in rest.items() if place not in others})
+        self._capture(others)
+
+    def _capture(self, places: dict[Place, int]) -> None:
+        """Read these topics of others too; where there are none, nothing is connected for them."""
+        self._captures = self._captures or bool(places)
+        self._captured.assign(places)
+        if self._captures and self._started and self._captured.ident is None:
+            self._captured.start()
+
+    def _reader(self, topic: str) -> Reader:
+        """Who reads a topic."""
+        if topics.split(topic) is None:
+            return self._captured
+        return self._commands if goes_first(topic) else self._messages
 
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
-        readers = (self._commands, self._messages)
         self._read_the_others()
         slow_part = self.slow.part()
         if not self._has_something(slow_part):
@@ -352,7 +374,7 @@ class LiveInputs:
             slow_part = self.slow.part()
         self.arrived.clear()
         found: dict[Place, list[Any]] = {}
-        for reader in readers:
+        for reader in self._readers:
             if reader.failure is not None:
                 raise reader.failure
             if reader is self._commands or self._all_commands_read():
@@ -362,7 +384,7 @@ class LiveInputs:
                 self.bytes += size
         self._told(found)
         if not found:
-            if self._messages.ahead:
+            if self._messages.ahead or self._captured.ahead:
                 self._wait(min(timeout_s, ROOM_S))
             return None
         self._heard = time.monotonic()
@@ -380,12 +402,12 @@ class LiveInputs:
         commands = self._commands.ahead
         if commands and (slow_part != 0 or commands.has_others()):
             return True
-        return bool(self._messages.ahead) and self._all_commands_read()
+        return bool(self._messages.ahead or self._captured.ahead) and self._all_commands_read()
 
     def took(self, ranges: Iterable[Range], in_vain: Mapping[Place, int], seconds: float) -> None:
         """The step took these, so many commands of which changed nothing, and so much processor
         time: the next one may bring less, or less of some."""
-        for reader in (self._commands, self._messages):
+        for reader in self._readers:
             reader.ahead.took(seconds)
         if self._ready:  # before, messages wait for all commands, useless ones too
             for topic, partition in self.slow.took(ranges, in_vain, seconds):
@@ -466,7 +488,7 @@ class LiveInputs:
         place = r.topic, r.partition
         expected, self._expected[place] = self._expected[place], r.last + 1
         if r.last + 1 - expected > r.count:
-            reader = self._commands if goes_first(r.topic) else self._messages
+            reader = self._reader(r.topic)
             lost = min(reader.first_offset(*place), r.last) - expected
             if lost > 0:
                 self.notes.append(f"lost:{r.topic}:{lost}")
@@ -483,8 +505,8 @@ class LiveInputs:
         """Partitions end here now: see `Reader.watch`."""
         expected = self._expected
         self.behind = sum(max(0, end - expected.get(place, end)) for place, end in ends.items())
-        self._commands.watch(ends)
-        self._messages.watch(ends)
+        for reader in self._readers:
+            reader.watch(ends)
 
     def places(self) -> list[Place]:
         """What is read."""
@@ -492,8 +514,8 @@ class LiveInputs:
 
     def close(self) -> None:
         """End the threads."""
-        self._commands.close()
-        self._messages.close()
+        for reader in self._readers:
+            reader.close()
         self._asked.close()
 
 

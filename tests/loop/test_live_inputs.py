@@ -117,6 +117,28 @@ def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveIn
     assert taken.batch.publishes.offsets == [0]
 
 
+def test_what_others_write_is_read_beside_what_producers_publish(
+    inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a reader that there is only where something is captured."""
+    begun: list[Reader] = []
+    monkeypatch.setattr(Reader, "start", lambda reader: begun.append(reader))
+    publish = topics.topic("a", topics.PUBLISH), 0
+    inputs.start({publish: 0})
+    assert begun == [inputs._commands, inputs._messages]
+    theirs = ("orders", 0)
+    inputs.also({theirs: 7})
+    assert begun[2:] == [inputs._captured]
+    assert [(p.topic, p.offset) for p in inputs._captured._more] == [("orders", 7)]
+    assert [p.topic for p in inputs._messages._more] == [publish[0]]
+    inputs._commands.at_end |= {A, B}
+    inputs._captured.ahead.put(theirs, [record(theirs, 7)])
+    inputs._messages.ahead.put(publish, [record(publish, 0)])
+    taken = inputs.take(0.0)
+    assert taken is not None
+    assert [r.topic for r in taken.ranges] == [publish[0], "orders"]
+
+
 def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> None:
     publish = topics.topic("a", topics.PUBLISH), 0
     inputs.also({publish: 0})
