@@ -14,9 +14,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import click
 
@@ -28,6 +30,8 @@ from .group import EnvironmentFault
 PROGRAM = Path(__file__).resolve().parent / "engine_program.py"
 PACKAGE = "lakequeue-packages"
 MODES = ("client", "cluster")
+INCUBATOR = "WARNING: Using incubator modules: "
+LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,12 @@ def _run(command: list[str], as_json: bool) -> int:
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent), **python, **os.environ}
     output = subprocess.PIPE if as_json else None
-    process = subprocess.Popen(command, env=environment, process_group=0, stdout=output, text=True)
+    process = subprocess.Popen(
+        command, env=environment, process_group=0, stdout=output, stderr=subprocess.PIPE, text=True
+    )
+    # Nobody waits for it behind the end of the process: others may hold the pipe open.
+    errors = threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True)
+    errors.start()
 
     def end(number: int, frame: object) -> None:
         _end(process.pid)
@@ -189,8 +198,17 @@ def _run(command: list[str], as_json: bool) -> int:
             print(line, end="", file=sys.stdout if line.startswith("{") else sys.stderr, flush=True)
         return process.wait()
     finally:
+        errors.join(LAST_WORDS_S)
         for which, handler in before.items():
             signal.signal(which, handler)
+
+
+def _pass_on(errors: IO[str] | None) -> None:
+    """What Java says on standard error, without what it says at each start and nobody can change:
+    Spark's launcher asks for that module, and Java has no option to be silent about it."""
+    for line in errors or ():
+        if not line.startswith(INCUBATOR):
+            print(line, end="", file=sys.stderr, flush=True)
 
 
 def _end(pid: int) -> None:

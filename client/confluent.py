@@ -6,7 +6,6 @@ queue when somebody collects them. The consumer is only touched inside `poll`.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -39,6 +38,7 @@ _CHUNK_RECORDS = 500
 _WATCH_SECONDS = 3.0
 _LOOK_SECONDS = 1.0
 _TRY_SECONDS = 1.0
+_FAILED_SECONDS = 0.2
 _MISSING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -379,8 +379,11 @@ def _collect(messages: list[Any], records: list[Record]) -> int:
 
 def _serve(producer: Producer, stop: threading.Event) -> None:
     while not stop.is_set():
-        with contextlib.suppress(Exception):  # an error in a callback must not end the service
+        try:
             producer.poll(0.2)
+        except Exception:  # of a callback: the service must not end with it
+            LOGGER.exception("what follows a record's arrival in Kafka failed")
+            stop.wait(_FAILED_SECONDS)
 
 
 def _reported(

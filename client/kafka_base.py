@@ -300,6 +300,7 @@ class LibraryLog(logging.Handler):
         self._told: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Pass it on, or not."""
         try:
             text = record.getMessage()
             kind = re.sub(r"\d+", "#", text)[:200]

@@ -164,6 +164,7 @@ def decoders(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], Callable[[An
     find = msgspec.json.Decoder(raw).decode
 
     def patient(payload: Any) -> list[Any]:
+        """The fields that can be read, each for itself; the others are NULL (Q6)."""
         values: list[Any] = [None] * len(names)
         try:
             if not shallow(payload):

@@ -19,7 +19,6 @@ from ..protocol.ids import make_id
 from ..state import Limits
 from .delta_tables import JOURNAL, MESSAGES, REFS
 from .payload_references import PLACE, REFERENCE, Pieces, counters_of, pieces_of, references
-from .session_settings import settings_set
 
 _BLOCKS = "page LIKE 'b/%' AND value IS NOT NULL"
 _CONTENT = """concat(coalesce(payload, X''), coalesce(key, X''),
@@ -30,7 +29,7 @@ _CRCS = """transform(array(value), v -> transform(arrays_zip(offsets, sizes),
 
 
 # By columns, Spark holds 4,096 rows' payloads at once: of 1 MB each they ended the Java process.
-_ROW_BY_ROW = {"spark.sql.parquet.enableVectorizedReader": "false"}
+_BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
 
 
 class Referring:
@@ -38,6 +37,8 @@ class Referring:
 
     def __init__(self, spark: SparkSession, tables: Folder | str) -> None:
         self._spark, self._tables = spark, str(tables)
+        self._by_rows = spark.newSession()  # its settings are nobody else's
+        self._by_rows.conf.set(_BY_COLUMNS, "false")
 
     def __call__(
         self, broker: str, pages: DataFrame, rows: DataFrame, steps: tuple[int, int]
@@ -77,7 +78,7 @@ class Referring:
         """From which records these messages came, as far as the journal has it."""
         ends = [make_id(number, int(n)) for n in (pieces.counter.min(), pieces.counter.max())]
         ids = f.expr("try_cast(message_id AS DECIMAL(20, 0))")
-        rows = self._read(JOURNAL).where(
+        rows = self._read(self._spark, JOURNAL).where(
             (f.col("broker") == broker) & (f.col("step") > steps[0]) & (f.col("step") <= steps[1])
             & (f.col("event") == "spooled") & (f.col("topic") != "") & ids.between(*ends)
         )  # fmt: skip
@@ -88,17 +89,15 @@ class Referring:
         by_place = spooled.group_by(["topic", "partition"])
         spans = by_place.aggregate([("offset", "min"), ("offset", "max")])
         ends = min(spans["offset_min"].to_pylist()), max(spans["offset_max"].to_pylist())
-        stored = self._read(MESSAGES).where(f.col("offset").between(*ends))
-        theirs = self._spark.createDataFrame(spans)
+        stored = self._read(self._by_rows, MESSAGES).where(f.col("offset").between(*ends))
+        theirs = self._by_rows.createDataFrame(spans)
         met = stored.join(f.broadcast(theirs), ["topic", "partition"])
         named = met.where("`offset` BETWEEN offset_min AND offset_max")
         content = f.expr(_CONTENT)
-        wanted = named.select(
+        return named.select(
             *PLACE, f.unix_micros("time").alias("time"),
             f.length(content).cast("long").alias("size"), f.crc32(content).alias("crc"),
-        )  # fmt: skip
-        with settings_set(self._spark, _ROW_BY_ROW):
-            return wanted.toArrow()
+        ).toArrow()  # fmt: skip
 
     def _crcs(self, blocks: DataFrame, pieces: Pieces) -> Any:
         """The checksum of each piece, in their order."""
@@ -117,8 +116,8 @@ class Referring:
     def _there(self, name: str) -> bool:
         return any((folder(self._tables) / name / "_delta_log").glob("*.json"))
 
-    def _read(self, name: str) -> DataFrame:
-        return self._spark.read.format("delta").load(f"{self._tables}/{name}")
+    def _read(self, spark: SparkSession, name: str) -> DataFrame:
+        return spark.read.format("delta").load(f"{self._tables}/{name}")
 
 
 def _pieces(pages: DataFrame, lengths: dict[int, int]) -> tuple[int, Pieces]:

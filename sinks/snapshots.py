@@ -191,7 +191,11 @@ class SnapshotWriter:
         first = max((i for i, row in enumerate(rows) if row.whole), default=0)
         try:
             own = self._own(broker, newest.batch)
-        except Exception:  # Spark has let go of that batch, or it is another home's
+        except Exception as error:  # Spark has let go of that batch, or it is another home's
+            log.info(
+                "%s: the newest snapshot's batch %d is not known any more (%s): the whole state is "
+                "written", broker, newest.batch, str(error).splitlines()[0],
+            )  # fmt: skip
             return None
         if own is None or _position(own).step != newest.step:
             return None

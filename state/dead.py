@@ -87,7 +87,7 @@ def takes_as_they_are(target: Queue, size: int) -> bool:
     near, no expression is asked, no ack waits for them."""
     d = target.definition
     special = d.max_spool_messages is not None or not d.max_spool_usage
-    return not (special or target.header.deferred or program_of(target) or over_quota(target, size))
+    return not (special or target.early or program_of(target) or over_quota(target, size))
 
 
 def _move_all(
@@ -155,7 +155,7 @@ def _move(
         join(broker, target, held, about)
         broker.spool.release(queue.number, np.array([number], np.uint64))
         return
-    if target.header.deferred and came_early(broker, target, number):
+    if target.early and came_early(broker, target, number):
         broker.early.append((target, target.next_place()))
         target.arrivals.leaving += 1
         target.arrivals.leaving_bytes += size

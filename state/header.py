@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
-from .storage import NEVER
+from .storage import NEVER, IdRangesTop
 
 
 class Subscription(msgspec.Struct):
@@ -140,8 +140,8 @@ class QueueHeader(msgspec.Struct):
     told: int = 0  # the generation of which the other hosts know
     barriers: list[list[int]] = []  # the top of the index of barriers that wait (O3)
     next_barrier_page: int = 0
-    deferred: list[list[int]] = []  # [first, last id, expires] of early acks, ascending (L9)
-    deferred_until: int = NEVER  # none of these expires before
+    early: IdRangesTop = msgspec.field(default_factory=IdRangesTop)  # of early acks (L9)
+    deferred: list[list[int]] = []  # early acks as older states have them: `Queue` takes them over
     filters: dict[str, FilterState] = {}  # by their text (F5)
     next_filter: int = 0
     again: bool = False  # delivery stopped at its budget

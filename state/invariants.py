@@ -8,6 +8,8 @@ behind a waiting barrier is leased; the active set is as large as it may be and 
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from .bridges.endpoint import is_endpoint
@@ -22,7 +24,7 @@ from .queue import Queue
 from .rules.active_set import active_rows, first_inactive
 from .rules.filters import matching
 from .rules.order import barrier_key, generation_of, seq_of
-from .storage import PAST, DictStore, MessagePage
+from .storage import NEVER, PAST, DictStore, MessagePage
 
 
 def check(store: DictStore, now: int, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
@@ -119,6 +121,7 @@ def _check_queue(broker: Broker, queue: Queue) -> None:
     keeps_last = queue.definition.max_spool_usage == 0
     assert not keeps_last or header.depth <= 1, f"{name}: quota 0 holds {header.depth}"
     _check_filters(broker, queue, keys)
+    _check_early(queue)
     _check_limits(queue, held)
     _check_active(queue)
     _check_counters(queue)
@@ -150,6 +153,15 @@ def _check_filters(broker: Broker, queue: Queue, keys: list[int]) -> None:
         assert unseen <= set(passed), f"{queue.definition.name}: unseen by {one.text}"
         wanted = [k for k in wanted if k not in unseen]
         assert list(one.index.scan()) == wanted, f"{queue.definition.name}: filter {one.text}"
+
+
+def _check_early(queue: Queue) -> None:
+    """No id waits twice for its message, and each range is found by its time (L9)."""
+    name, ranges = queue.definition.name, queue.early.overview()
+    for one, other in pairwise(ranges):
+        assert one[1] < other[0], f"{name}: acks that wait: {one} and {other}"
+    by_end = sorted([one.first, one.last, one.until] for one in queue.early.over(NEVER, 1 << 62))
+    assert by_end == ranges, f"{name}: acks that wait, by their time"
 
 
 def _check_active(queue: Queue) -> None:

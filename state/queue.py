@@ -22,7 +22,7 @@ from .message.table import GONE, LEASED
 from .rules.filters import Filters
 from .rules.lanes import Lanes
 from .rules.order import key_of
-from .storage import NEVER, NO_ID, Array, Directory, ReadyIndex, Store, by_page
+from .storage import NEVER, NO_ID, Array, Directory, IdRanges, ReadyIndex, Store, by_page
 
 _encode = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(QueueHeader)
@@ -48,6 +48,11 @@ class Queue:
         )
         self.lanes = Lanes(store, f"l/{self.number}/", header, limits)
         self.filters = Filters(store, header, limits)
+        self.early = IdRanges(store, f"early/{self.number}/", header.early, limits)  # acks (L9)
+        if header.deferred:
+            for first, last, until in header.deferred:
+                self.early.put(first, last, until, len(header.deferred))
+            header.deferred = []
         self._pages: dict[int, QueuePage] = {}
         self._unsummed: set[int] = set()  # pages whose line in the directory is out of date
         self._soonest = self.directory.deadline()  # or earlier: of rows that have changed since
@@ -98,6 +103,7 @@ class Queue:
         self.filters.flush()
         if header.keyed or header.lanes:
             self.lanes.flush()
+        self.early.flush()
         self.barriers.flush()
         header.barriers = self.barriers.directory()
         header.next_barrier_page = self.barriers.pages
@@ -114,6 +120,8 @@ class Queue:
         for number in self._pages:
             self._store.delete(f"p/{self.number}/{number}")
         self.directory.drop()
+        self.early.drop()
+        self.early.flush()
         indexes = (self.ready, self.aside, self.barriers, self.lanes)
         for index in (*indexes, *self.filters.indexes()):
             index.drop()
@@ -247,7 +255,7 @@ class Queue:
             return NEVER
         again = 0 if header.again else NEVER
         unheard = min((s.again_at() for s in header.subscriptions), default=NEVER)
-        return min(self.directory.deadline(), header.deferred_until, again, unheard)
+        return min(self.directory.deadline(), self.early.next_end(), again, unheard)
 
     def count(self, name: str, n: int = 1) -> None:
         """Add to a counter."""

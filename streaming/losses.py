@@ -39,6 +39,7 @@ class Loss:
 
     @property
     def count(self) -> int:
+        """How many they are."""
         return self.end - self.start
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..sinks.session_settings import settings_set
 from .planning import QUERY_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -172,8 +172,24 @@ def _start(
 ) -> StreamingQuery:
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
     try:
-        with settings_set(spark, {k: v for k, v in QUERY_SETTINGS.items() if k not in given}):
+        with _settings_set(spark, {k: v for k, v in QUERY_SETTINGS.items() if k not in given}):
             named = writer.queryName(name).option("checkpointLocation", str(checkpoint))
             return named.start()
     finally:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+
+
+@contextmanager
+def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session while a query is started, which keeps a copy of them."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)

@@ -87,7 +87,7 @@ class _Arrivals:
         """Store a message, and give it its place by the queue's expressions."""
         broker, queue, said = self.broker, self.queue, self.said
         size, arrivals = said.sizes[at], queue.arrivals
-        if queue.header.deferred and came_early(broker, queue, said.ids[at]):
+        if queue.early and came_early(broker, queue, said.ids[at]):
             broker.early.append((queue, queue.next_place()))
             arrivals.leaving += 1
             arrivals.leaving_bytes += size

@@ -53,11 +53,13 @@ class DeadWay(msgspec.Struct, array_like=True):
 
 
 def load(broker: Broker, way: Queue) -> DeadWay:
+    """How far the way is; one that was never written down is at its beginning."""
     raw = broker.values.read(f"W/{way.number}")
     return DeadWay() if raw is None else msgspec.convert(raw, DeadWay)
 
 
 def save(broker: Broker, way: Queue, page: DeadWay | None) -> None:
+    """Write down how far the way is; None: it is no more."""
     broker.values.write(f"W/{way.number}", None if page is None else msgspec.to_builtins(page))
 
 
@@ -84,6 +86,7 @@ def way_to(broker: Broker, vpn: str, name: str) -> Queue | None:
 
 
 def find(broker: Broker, vpn: str, name: str) -> Queue | None:
+    """The way to a dead message queue, or None where there is none now."""
     return broker.find(vpn, DEAD_PREFIX + name) if broker.header.ways else None
 
 

@@ -114,10 +114,11 @@ def _hand_in(broker: Broker, vpn: str, queue: Queue) -> None:
     header = queue.header
     said = HandIn(
         vpn, queue.definition.name, dict(header.counters), dict(header.rejected),
-        dict(header.discarded), header.invalid, header.deferred,
+        dict(header.discarded), header.invalid, queue.early.overview(),
     )  # fmt: skip
     header.counters, header.rejected, header.discarded = {}, {}, {}
-    header.invalid, header.deferred = 0, []
+    header.invalid = 0
+    queue.early.drop()
     say(broker, header.leaving[0], said)
 
 

@@ -39,6 +39,7 @@ from ..commands.topic_subscriptions import add, remove, topics_of
 from ..commands.turns import Task, begin
 from ..limits import Budget
 from ..message import DELAYED, READY
+from ..rules.deferred import take_over
 from . import ownership
 from .known_places import KEEPER, names_of, note_gone
 from .placement import LOCAL
@@ -136,7 +137,7 @@ def look(broker: Broker, queue: Queue) -> None:
     topics = topics_of(broker, queue)
     state = QueueState(
         header.created, header.ingress, header.egress, header.next_delivery, header.counters,
-        header.rejected, header.discarded, header.invalid, header.deferred, topics,
+        header.rejected, header.discarded, header.invalid, queue.early.overview(), topics,
     )  # fmt: skip
     say(broker, to, HandOver(ticket, vpn, definition.name, state))
     tell_went(broker, vpn, queue, topics, to)
@@ -225,7 +226,7 @@ def handed_over(broker: Broker, sender: int, said: HandOver) -> None:
     header.invalid += state.invalid
     header.created, header.ingress, header.egress = state.created, state.ingress, state.egress
     header.next_delivery = max(header.next_delivery, state.next_delivery)
-    header.deferred += [list(one) for one in state.deferred]
+    take_over(broker, queue, state.deferred)
     header.asked, header.arriving = {}, False
     add(broker, said.vpn, queue, state.topics)
     queue.wanted = True

@@ -190,7 +190,7 @@ class Admission:
             if is_moving(queue):
                 return False
             counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
-            if counts or queue.header.deferred or self._program(queue) is not None:
+            if counts or queue.early or self._program(queue) is not None:
                 return False
             if d.message_type == "json" and not all(map(is_json, payloads)):
                 return False

@@ -19,7 +19,7 @@ from ..mesh.verdicts import ask_again
 from ..message import DELAYED, GONE, LEASED, Event, apply
 from ..message.pages import QueuePage
 from ..message.returning import give_back
-from ..rules.deferred import forget_late
+from ..rules.deferred import forget
 from ..storage import Array
 from .delivery import send_again
 
@@ -56,7 +56,7 @@ def act_on_deadlines(broker: Broker) -> None:
 
 def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
     now, header = broker.now, queue.header
-    forget_late(header, now)
+    forget(queue, now, budget)
     if header.again:
         queue.wanted = True
     for number in queue.directory.due(now) if queue.is_due(now) else ():

@@ -58,6 +58,8 @@ def time_of(timestamp: int, now: int) -> int:
 
 
 def same_but_for_sequence(one: PublishHeader, other: PublishHeader, seq: int) -> bool:
+    """Whether the other is the same producer's message with this sequence, to be treated the same
+    way."""
     return (
         other.seq == seq and other.to == one.to and other.producer == one.producer
         and other.priority == one.priority and other.ttl_ms is None

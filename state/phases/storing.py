@@ -38,7 +38,7 @@ class Storing:
         number = self._broker.spool.next_id()
         for one in matches:
             queue = one.queue
-            if queue.header.deferred and came_early(self._broker, queue, number):
+            if queue.early and came_early(self._broker, queue, number):
                 self._broker.early.append((queue, queue.next_place()))
                 queue.arrivals.leaving += 1
                 queue.arrivals.leaving_bytes += size

@@ -7,69 +7,35 @@ an ack without effect.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..storage import NEVER
+from ..storage import IdRange
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..header import QueueHeader
+    from ..limits import Budget
     from ..queue import Queue
 
 
 def keep(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
     """Keep an ack for the ids of these ranges, as many as there is room for. What was kept for the
     same ids before is replaced."""
-    header = queue.header
     until = broker.now + queue.definition.deferred_ack_expiration_ms
     for at, (first, last) in enumerate(ranges):
-        if not _put(header.deferred, [first, last, until], broker.limits.early_acks):
+        if not queue.early.put(first, last, until, broker.limits.early_acks):
             _ignore(broker, queue, ranges[at:], subscription)
             return
-        header.deferred_until = min(header.deferred_until, until)
         broker.record(
             "deferred_ack", queue, [first], subscription=subscription, reason=f"to {last}"
         )
 
 
-def _put(deferred: list[list[int]], new: list[int], most: int) -> bool:
-    """Put a range among the others, which are ascending and have no id in common; False and
-    nothing is done where they would be more than ``most``."""
-    first, last, until = new
-    start = bisect_left(deferred, first, key=_last)
-    stop = max(bisect_right(deferred, last, key=_first), start)
-    parts = [[first, last, until]]
-    if start < stop:
-        before, behind = deferred[start], deferred[stop - 1]
-        if before[0] < first:
-            parts.insert(0, [before[0], first - 1, before[2]])
-        if behind[1] > last:
-            parts.append([last + 1, behind[1], behind[2]])
-    if parts[0][0] == first and start and deferred[start - 1][1:] == [first - 1, until]:
-        start -= 1
-        parts[0][0] = deferred[start][0]
-    if len(deferred) + len(parts) - (stop - start) > most:
-        return False
-    deferred[start:stop] = parts
-    return True
-
-
-def take_over(broker: Broker, queue: Queue, deferred: list[list[int]]) -> None:
+def take_over(broker: Broker, queue: Queue, ranges: list[list[int]]) -> None:
     """Acks that came early where the queue was are kept here."""
-    for one in deferred:
-        if _put(queue.header.deferred, list(one), broker.limits.early_acks):
-            queue.header.deferred_until = min(queue.header.deferred_until, one[2])
-
-
-def _first(one: list[int]) -> int:
-    return one[0]
-
-
-def _last(one: list[int]) -> int:
-    return one[1]
+    for first, last, until in ranges:
+        queue.early.put(first, last, until, broker.limits.early_acks)
 
 
 def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
@@ -85,25 +51,26 @@ def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscri
 def came_early(broker: Broker, queue: Queue, number: int) -> bool:
     """Whether an ack for this id is waiting for it; it is used up. Where there is no room for both
     parts of its range, the ids before are given up: new ones are above."""
-    deferred = queue.header.deferred
-    at = bisect_left(deferred, number, key=_last)
-    if at == len(deferred) or deferred[at][0] > number:
+    found = queue.early.find(number)
+    if found is None:
         return False
-    first, last, until = deferred[at]
-    rest = [[first, number - 1, until], [number + 1, last, until]]
-    rest = [r for r in rest if r[0] <= r[1]]
-    if len(deferred) - 1 + len(rest) > broker.limits.early_acks:
-        _ignore(broker, queue, [(rest[0][0], rest[0][1])], "")
+    first, last, until = found.first, found.last, found.until
+    rest = [IdRange(first, number - 1, until), IdRange(number + 1, last, until)]
+    rest = [one for one in rest if one.first <= one.last]
+    if len(queue.early) - 1 + len(rest) > broker.limits.early_acks:
+        _ignore(broker, queue, [(rest[0].first, rest[0].last)], "")
         del rest[0]
-    deferred[at : at + 1] = rest
+    queue.early.exchange([found], rest)
     return until > broker.now
 
 
-def forget_late(header: QueueHeader, now: int) -> None:
-    """What has waited for too long is no longer kept."""
-    if header.deferred_until <= now:
-        header.deferred = [d for d in header.deferred if d[2] > now]
-        header.deferred_until = min((d[2] for d in header.deferred), default=NEVER)
+def forget(queue: Queue, now: int, budget: Budget) -> None:
+    """What has waited for too long is no longer kept; as much as the budget allows."""
+    if queue.early.next_end() > now:
+        return
+    over = queue.early.over(now, budget.rows)
+    queue.early.exchange(over, [])
+    budget.take(len(over))
 
 
 def settle_arrivals(broker: Broker) -> None:

@@ -9,6 +9,7 @@ from .calendar import Calendar
 from .columns import NEVER, Array, ColumnPage, by_page, holds_any, uniform, write_rows
 from .directory import NO_ID, Directory
 from .files import SpoolHeader
+from .id_ranges import IdRange, IdRanges, IdRangesTop
 from .index_pages import join_key, split_key
 from .message_pages import PAST, MessagePage
 from .overlay import Overlay, StoreFailed
@@ -27,6 +28,9 @@ __all__ = [
     "CountingStore",
     "DictStore",
     "Directory",
+    "IdRange",
+    "IdRanges",
+    "IdRangesTop",
     "MessagePage",
     "Overlay",
     "ReadyIndex",

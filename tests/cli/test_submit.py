@@ -109,6 +109,22 @@ def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "let SPARK_HOME name a Spark of version 4.2.0" in done.output
 
 
+def test_what_java_says_at_each_start_is_left_out_and_nothing_else(tmp_path: Path) -> None:
+    """Spark's launcher makes it say so; what follows may be what the user needs."""
+    script = tmp_path / "bin" / "spark-submit"
+    script.parent.mkdir()
+    said = ["WARNING: Using incubator modules: jdk.incubator.vector", "Error: no such class"]
+    script.write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in said) + "exit 5\n")
+    script.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "lakequeue.cli", "submit", "--master", "yarn"],
+        capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert (done.stdout, done.stderr.splitlines()) == ("", [said[1]])
+
+
 SPARK_SUBMIT = """#!/bin/sh
 exec 2>&1  # as spark-submit does for Python
 echo 'WARNING: noise of Java'

@@ -221,6 +221,8 @@ def test_pages_of_the_state(table: Table) -> None:
     engine.instruct("default", commands.encode_command(commands.Tables()))
     connection.producer(durability="delta").send_async("urgent", b'{"n": 3}')
     engine.command("default.commands", b"", b"not a command")
+    early = commands.encode_command(commands.Ack(queue="orders", ids="1000"))
+    engine.command("default.commands", b"", early)
     purge = commands.encode_command(commands.Purge(queue="orders"))
     topic = ["default.commands"]
     records = Records(topic, [0], [9], [0], [None], [purge], [None], [None])

@@ -83,7 +83,7 @@ def test_L9_early_acks_and_counters_go_along() -> None:
     state = Broker.load(a.store, a.home, mesh.engine.now, a._limits, first=False)
     queue = state.find("default", "orders")
     assert queue is not None
-    assert [one[:2] for one in queue.header.deferred] == [[early, early]]
+    assert [one[:2] for one in queue.early.overview()] == [[early, early]]
 
 
 @pytest.mark.parametrize("given", [{}, {"type": "GroupLocalQueue", "initial_owner": "b"}])

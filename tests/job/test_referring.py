@@ -1,0 +1,74 @@
+"""R1: what a snapshot writer names of `messages` in real Delta tables is what the same rules name
+in memory; and it reads payloads by rows, with a setting that nobody else's queries get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job.conftest import Job, in_real_time
+from lake.history import crc_of, said_to_journal, write_history
+from lake.on_files import write_table
+from lake.test_past import lived
+from lakequeue.bench.references_in_memory import places_of, references_to
+from lakequeue.sinks.referring import Referring
+from loop.memory import HOME
+from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.job
+
+BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
+PAGES = "page string, value binary, crc long"
+
+
+class Reads:
+    """What Spark read for Python: the plan of each, and what the engine's session said then."""
+
+    def __init__(self, spark: Any, patch: pytest.MonkeyPatch) -> None:
+        self.plans: list[str] = []
+        self.said: set[str] = set()
+        kind = type(spark.range(1))  # the one that is asked, not its face
+        take = kind.toArrow
+
+        def to_arrow(rows: DataFrame) -> Any:
+            self.plans.append(rows._jdf.queryExecution().executedPlan().toString())
+            self.said.add(spark.conf.get(BY_COLUMNS))
+            return take(rows)
+
+        patch.setattr(kind, "toArrow", to_arrow)
+
+
+@in_real_time
+def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = lived(3)
+    own, store = walk.saved[-1]
+    home = write_history(walk.world, tmp_path, walk.saved)
+    journal = said_to_journal(walk.world)
+    spark = job.engine.application.spark
+    assert spark is not None
+    pages = spark.createDataFrame(
+        [(page, value, crc_of(page, value)) for page, value in store.pages.items()], PAGES
+    )
+    refer = Referring(spark, home / "tables")
+    assert not refer(HOME.name, pages, pages, (0, own.step)).where("refs IS NOT NULL").count()
+
+    write_table(home, "journal", journal)
+    there = spark.read.format("delta").load(f"{home}/tables/messages").toArrow()
+    read = Reads(spark, monkeypatch)
+    rows = refer(HOME.name, pages, pages, (0, own.step)).collect()
+    blocks = {page: value for page, value in store.pages.items() if page.startswith("b/")}
+    wanted = references_to(store.pages, blocks, journal, places_of(there), HOME.number)
+    assert len(wanted) > 10
+    found = {row.page: [ref.asDict() for ref in row.refs] for row in rows if row.refs is not None}
+    assert found == wanted
+    values = {row.page: row.value for row in rows}
+    assert values == {p: None if p in wanted else v for p, v in store.pages.items()}
+
+    of_messages = [plan for plan in read.plans if "payload" in plan and "parquet" in plan]
+    assert of_messages, read.plans
+    assert all("Batched: false" in plan for plan in of_messages), "Spark reads by columns"
+    assert any("Batched: true" in plan for plan in read.plans), "only payloads are read by rows"
+    assert read.said == {"true"}
