@@ -27,6 +27,8 @@ from lakequeue.streaming.queries import REAL_TIME, TRIGGERS
 from lakequeue.streaming.topics_admin import ensure_topics
 
 BATCH_S = 4.0  # what the driver hears comes with the end of a batch
+ENGINE = pytest.StashKey[contextlib.ExitStack]()
+LAST = pytest.StashKey[bool]()
 in_real_time = pytest.mark.parametrize("job", [REAL_TIME], indirect=True)  # one trigger is enough
 
 QUEUES: list[dict[str, Any]] = [
@@ -89,15 +91,14 @@ def configuration() -> Configuration:
     return parse_configuration({"queues": queues, "vpns": {"default": None, FAR_VPN: None}})
 
 
-@pytest.fixture(scope="session", params=TRIGGERS)
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The engine, started once for each trigger; a module may choose one of them."""
-    home = tmp_path_factory.mktemp("job")
+@contextlib.contextmanager
+def running(home: Path, trigger: str) -> Iterator[Job]:
+    """An engine, and a Kafka of its own."""
     with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
             "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10",
-            "lakequeue.trigger": request.param, "lakequeue.batch_s": str(BATCH_S),
+            "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S),
         }  # fmt: skip
         ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
@@ -113,6 +114,31 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             with contextlib.suppress(RuntimeError):  # it was never started
                 supervisor.join(30)
     assert not job.failures, f"the engine failed: {job.failures[0]}"
+
+
+@pytest.fixture(scope="session", params=TRIGGERS)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """The engine, started once for each trigger; a module may choose one of them."""
+    with contextlib.ExitStack() as engine:
+        request.config.stash[ENGINE] = engine
+        home = tmp_path_factory.mktemp("job")
+        yield engine.enter_context(running(home, request.param))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Find the last test that has the engine."""
+    users = [item for item in items if "job" in getattr(item, "fixturenames", ())]
+    for item in users[-1:]:
+        item.stash[LAST] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Behind it the engine ends. Left alone it would take a third of a core, or more, from the
+    engines that all later tests start."""
+    if LAST in item.stash and ENGINE in item.config.stash:
+        item.config.stash[ENGINE].close()
 
 
 @pytest.fixture
