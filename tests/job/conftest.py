@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lakequeue
 from client.failures import DEADLY, MODES, definition
+from job.java_archives import Archives
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
@@ -27,6 +28,8 @@ from lakequeue.streaming.queries import REAL_TIME, TRIGGERS
 from lakequeue.streaming.topics_admin import ensure_topics
 
 BATCH_S = 4.0  # what the driver hears comes with the end of a batch
+ENGINE = pytest.StashKey[contextlib.ExitStack]()
+LAST = pytest.StashKey[bool]()
 in_real_time = pytest.mark.parametrize("job", [REAL_TIME], indirect=True)  # one trigger is enough
 
 QUEUES: list[dict[str, Any]] = [
@@ -89,22 +92,31 @@ def configuration() -> Configuration:
     return parse_configuration({"queues": queues, "vpns": {"default": None, FAR_VPN: None}})
 
 
-@pytest.fixture(scope="session", params=TRIGGERS)
-def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The engine, started once for each trigger; a module may choose one of them."""
-    home = tmp_path_factory.mktemp("job")
-    with EmbeddedKafka(home / "kafka") as kafka:
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
+    """Of the first engine's Java classes; whatever is started after its end uses them."""
+    return Archives(tmp_path_factory.mktemp("archives"))
+
+
+@contextlib.contextmanager
+def running(home: Path, trigger: str, archives: Archives) -> Iterator[Job]:
+    """An engine, and a Kafka of its own."""
+    kafka = EmbeddedKafka(home / "kafka")
+    with archives.recorded():
+        kafka.start()
+    with kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
             "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10",
-            "lakequeue.trigger": request.param, "lakequeue.batch_s": str(BATCH_S),
+            "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S),
         }  # fmt: skip
         ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         engine = Engine(kafka.bootstrap_servers, home, configuration(), settings=settings)
         job = Job(kafka, engine)
         supervisor = threading.Thread(target=job.watch, daemon=True)
         try:
-            engine.start()
+            with archives.recorded():
+                engine.start()
             supervisor.start()
             ensure_topics(kafka.bootstrap_servers, [], ["late-1"])  # for test_plain_kafka.py
             yield job
@@ -112,7 +124,36 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             engine.stop()
             with contextlib.suppress(RuntimeError):  # it was never started
                 supervisor.join(30)
+            archives.write_spark()
+    archives.use()
     assert not job.failures, f"the engine failed: {job.failures[0]}"
+
+
+@pytest.fixture(scope="session", params=TRIGGERS)
+def job(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, archives: Archives
+) -> Iterator[Job]:
+    """The engine, started once for each trigger; a module may choose one of them."""
+    with contextlib.ExitStack() as engine:
+        request.config.stash[ENGINE] = engine
+        home = tmp_path_factory.mktemp("job")
+        yield engine.enter_context(running(home, request.param, archives))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Find the last test that has the engine."""
+    users = [item for item in items if "job" in getattr(item, "fixturenames", ())]
+    for item in users[-1:]:
+        item.stash[LAST] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Behind it the engine ends. Left alone it would take a third of a core, or more, from the
+    engines that all later tests start."""
+    if LAST in item.stash and ENGINE in item.config.stash:
+        item.config.stash[ENGINE].close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
@@ -13,34 +12,35 @@ from lakequeue.streaming.kafka_cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.job
 
-TOPIC, PARTITIONS = "traffic", 3
+PARTITIONS = 3
 RECORDS, KILL_AT, START_AT = 6_000, 2_000, 4_000
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """Each test finds and leaves all nodes up, and has a topic of its own."""
+    with EmbeddedCluster(tmp_path_factory.mktemp("three") / "cluster") as cluster:
         yield cluster
 
 
-def make_topic(cluster: EmbeddedCluster) -> dict[int, int]:
+def make_topic(cluster: EmbeddedCluster, topic: str) -> dict[int, int]:
     """A topic with the cluster's own settings; the leader of each partition."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    (made,) = admin.create_topics([NewTopic(TOPIC, PARTITIONS)]).values()
+    (made,) = admin.create_topics([NewTopic(topic, PARTITIONS)]).values()
     made.result(30)
     time.sleep(1)
-    partitions = admin.list_topics(TOPIC, timeout=20).topics[TOPIC].partitions
+    partitions = admin.list_topics(topic, timeout=20).topics[topic].partitions
     assert [len(p.replicas) for p in partitions.values()] == [3] * PARTITIONS
     return {number: p.leader for number, p in partitions.items()}
 
 
-def read_all(cluster: EmbeddedCluster, count: int) -> dict[int, list[int]]:
+def read_all(cluster: EmbeddedCluster, topic: str, count: int) -> dict[int, list[int]]:
     """What stands in each partition, in its order."""
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap_servers, "group.id": "judge",
          "enable.auto.commit": False}
     )  # fmt: skip
-    consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
     found: dict[int, list[int]] = {p: [] for p in range(PARTITIONS)}
     deadline = time.monotonic() + 60
     while sum(map(len, found.values())) < count and time.monotonic() < deadline:
@@ -53,7 +53,7 @@ def read_all(cluster: EmbeddedCluster, count: int) -> dict[int, list[int]]:
 
 
 def test_one_of_three_dies_in_mid_traffic_and_comes_back(cluster: EmbeddedCluster) -> None:
-    leaders = make_topic(cluster)
+    leaders = make_topic(cluster, topic := "traffic")
     victim = cluster.nodes[leaders[0] - 1]
     confirmed: set[int] = set()
     refused: list[str] = []
@@ -76,30 +76,30 @@ def test_one_of_three_dies_in_mid_traffic_and_comes_back(cluster: EmbeddedCluste
             assert producer.flush(60) == 0
             confirmed_without_it = len(confirmed)
             victim.start()
-        producer.produce(TOPIC, str(n).encode(), partition=n % PARTITIONS, on_delivery=told)
+        producer.produce(topic, str(n).encode(), partition=n % PARTITIONS, on_delivery=told)
         producer.poll(0)
         time.sleep(0.0005)
     assert producer.flush(60) == 0
     assert (refused, confirmed_without_it, len(confirmed)) == ([], START_AT, RECORDS)
-    found = read_all(cluster, RECORDS)
+    found = read_all(cluster, topic, RECORDS)
     for partition, numbers in found.items():
         assert numbers == list(range(partition, RECORDS, PARTITIONS))
 
 
 def test_with_two_of_three_gone_nothing_is_confirmed(cluster: EmbeddedCluster) -> None:
     """`min.insync.replicas` is 2: one copy is no promise. Both come back, and so does service."""
-    make_topic(cluster)
+    make_topic(cluster, topic := "promises")
     said: list[KafkaError | None] = []
     settings = {"bootstrap.servers": cluster.bootstrap_servers, "acks": "all"}
     producer = Producer({**settings, "message.timeout.ms": 5_000})
     for node in cluster.nodes[1:]:
         node.kill()
-    producer.produce(TOPIC, b"1", partition=0, on_delivery=lambda error, _: said.append(error))
+    producer.produce(topic, b"1", partition=0, on_delivery=lambda error, _: said.append(error))
     producer.flush(20)
     assert len(said) == 1
     assert said[0] is not None
     cluster.start()
     patient = Producer({**settings, "message.timeout.ms": 60_000})
-    patient.produce(TOPIC, b"2", partition=0, on_delivery=lambda error, _: said.append(error))
+    patient.produce(topic, b"2", partition=0, on_delivery=lambda error, _: said.append(error))
     patient.flush(60)
     assert said[1:] == [None]
