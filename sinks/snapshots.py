@@ -194,7 +194,7 @@ class SnapshotWriter:
         except Exception as error:  # Spark has let go of that batch, or it is another home's
             log.info(
                 "%s: the newest snapshot's batch %d is not known any more (%s): the whole state is "
-                "written", broker, newest.batch, str(error).splitlines()[0],
+                "written", broker, newest.batch, f"{error}".partition("\n")[0],
             )  # fmt: skip
             return None
         if own is None or _position(own).step != newest.step:
