@@ -337,8 +337,21 @@ def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
         kafka_client(kafka.bootstrap_servers, "test"), limits, "broker-s.control", "run"
     )
     inputs.start({flood: 0, other: 0})
-    paused, taken, heard = 0, list[int](), 0
+    begins, paused, taken, heard = 1_000, 0, list[int](), list[int]()
     deadline = time.monotonic() + 60
+
+    def step() -> None:
+        assert time.monotonic() < deadline, f"{len(taken)} came"
+        if len(taken) < count // 2:
+            producer.produce(other[0], b"{}", partition=0)
+            producer.poll(0)
+        found = inputs.take(0.05)
+        if found is None:
+            return
+        for r in found.ranges:
+            (taken if (r.topic, r.partition) == flood else heard).extend(range(r.first, r.last + 1))
+        inputs.took(found.ranges, {flood: len(found.batch.commands)}, 0.0)
+
     while not inputs._all_commands_read():
         assert time.monotonic() < deadline
         inputs.take(0.1)
@@ -346,22 +359,12 @@ def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
         producer.produce(flood[0], b"{%d" % n, partition=0)
         if n % 10_000 == 0:
             producer.flush(30)
+        while n == begins and inputs.slow.part() is None:  # until it is known for what it is
+            step()
     producer.flush(30)
     while len(taken) < count:
-        assert time.monotonic() < deadline, f"{len(taken)} came"
-        if len(taken) < count // 2:
-            producer.produce(other[0], b"{}", partition=0)
-            producer.poll(0)
         paused += bool(inputs._commands._enough)
-        found = inputs.take(0.05)
-        if found is None:
-            continue
-        for r in found.ranges:
-            if (r.topic, r.partition) == flood:
-                taken += range(r.first, r.last + 1)
-            else:
-                heard += r.count
-        inputs.took(found.ranges, {flood: len(found.batch.commands)}, 0.0)
+        step()
         if len(taken) >= count // 2:
             inputs.slow._others_at = float("-inf")  # nobody else is there any more
     inputs.close()
@@ -370,4 +373,4 @@ def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
     assert taken == list(range(count)), "none is lost, none comes twice, and they keep their order"
     assert inputs.slow.places == {flood}
     assert paused > 10
-    assert heard > 100, "another was read beside it"
+    assert len(heard) > 100, "another was read beside it"
