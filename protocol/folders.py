@@ -117,13 +117,6 @@ class RemoteFolder:
         infos = system.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in infos)
 
-    def files(self) -> Any:
-        """Arrow's file system, with this folder as its root."""
-        from pyarrow.fs import SubTreeFileSystem
-
-        system, path = self._there()
-        return SubTreeFileSystem(path, system)
-
     def _there(self) -> tuple[Any, str]:
         """Arrow's file system, and the path in it."""
         from pyarrow.fs import FileSystem
@@ -177,7 +170,8 @@ def files_of(place: Folder) -> Any:
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
     if isinstance(place, RemoteFolder):
-        return place.files()
+        system, path = place._there()
+        return SubTreeFileSystem(path, system)
     return SubTreeFileSystem(str(place), LocalFileSystem())
 
 

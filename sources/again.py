@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..state import Batch
-from .live import CHUNK_RECORDS, consumer_settings
+from .live_reader import CHUNK_RECORDS, consumer_settings
 from .step_batch import Place, to_batch
 
 WAIT_S_MAX = 30.0

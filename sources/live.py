@@ -14,49 +14,27 @@ groups are not used.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
-from .read_ahead import ReadAhead
+from .live_reader import InputLimits, Reader, consumer_settings
 from .slow_lanes import SlowLanes
-from .step_batch import Place, Taken, goes_first, is_command, size_of, to_batch
+from .step_batch import Place, Taken, goes_first, is_command, to_batch
 
-log = logging.getLogger("lakequeue.loop")
-
-CHUNK_RECORDS = 500
-# A fetch brings so much of each partition, and as much waits in the consumer's own queue, in the
-# order in which it came: little, so that the turns are taken here (`ReadAhead`).
-FETCH_BYTES = 1_000_000
-POLL_S = 1.0
-HOLDING_S = 0.02  # how soon a reader notices that what it holds back is wanted
 # While there is little room for what messages bring, a step takes a part of it: large records wait
 # then, small ones go on.
 ROOM_SHARE = 8
-FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
-SLOW_SHARE = 4  # one of so many parts of the room is for slow partitions, in all
 ROOM_S = 0.01  # how often a loop without room looks whether there is some again
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
-_AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
-
-
-@dataclass(frozen=True)
-class InputLimits:
-    """Of a step: records and bytes, of commands, of messages and of what is captured each."""
-
-    records: int = 2_000
-    bytes: int = 4_000_000
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
@@ -81,220 +59,6 @@ def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
     return {**kafka_client(bootstrap, name), "log_level": 0}
 
 
-def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
-    """What all consumers of the loop have in common. kafka: how Kafka is reached."""
-    return {
-        **kafka,
-        "group.id": "lakequeue-engine",  # asked for, and not used
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "earliest",
-        "isolation.level": "read_committed",
-        "fetch.min.bytes": 1,
-        "fetch.wait.max.ms": 100,
-        # With a full queue, or after an error, it would look again after 1 s and 0.5 s.
-        "fetch.queue.backoff.ms": 2,
-        "fetch.error.backoff.ms": 50,
-        "queued.max.messages.kbytes": FETCH_BYTES // 1_000,
-        "max.partition.fetch.bytes": FETCH_BYTES,
-        "fetch.max.bytes": 4 * FETCH_BYTES,
-        "enable.partition.eof": True,  # see `Reader.at_end`
-    }
-
-
-class Reader(threading.Thread):
-    """Reads ahead what one consumer gets, up to two steps' worth. arrived: set when there is
-    something."""
-
-    def __init__(
-        self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits
-    ) -> None:
-        super().__init__(daemon=True, name=f"lakequeue-{name}")
-        self._settings = consumer_settings(settings)
-        self._consumer: Consumer
-        self._arrived = arrived
-        self._max = 2 * limits.bytes
-        self._room = threading.Event()
-        self._closing = False
-        self._more: deque[TopicPartition] = deque()
-        self._holding: set[Place] = set()  # what is known to Kafka's client and not read yet
-        self._wanted: deque[Place] = deque()
-        self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
-        self.failure: BaseException | None = None
-        self._next: dict[Place, int] = {}  # of each partition, the next offset
-        self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
-        self._helped: dict[Place, int] = {}
-        self._anew = False
-        self._held: set[Place] = set()  # partitions that are paused
-        self._enough: set[Place] = set()  # the same, slow ones of which enough is here
-        self.at_end: set[Place] = set()  # partitions that were read to their end once
-
-    def assign(self, places: dict[Place, int]) -> None:
-        """Read these too, from these offsets on. Before the start, or from any thread."""
-        self._more.extend(TopicPartition(*place, at) for place, at in places.items())
-
-    def hold(self, places: dict[Place, int]) -> None:
-        """The same, but not before they are wanted. Kafka's client takes up to a second until it
-        knows where to read a topic: it learns that meanwhile."""
-        self._holding.update(places)
-        self.assign(places)
-
-    def want(self, places: Collection[Place]) -> None:
-        """Read what is held."""
-        self._wanted.extend(places)
-
-    def take(
-        self, most: int | None, slow_part: float | None = None
-    ) -> tuple[dict[Place, list[Any]], int]:
-        """A step's worth of what is there, see `ReadAhead.take`, and its bytes."""
-        found, size = self.ahead.take(most, slow_part)
-        if not self._room.is_set() and self.ahead.bytes < self._max:
-            self._room.set()
-        return found, size
-
-    def start(self) -> None:
-        """Begin. Only now there is a consumer: one that is connected before it has something to
-        read looks a second later where that is."""
-        self._consumer = Consumer(self._settings)
-        super().start()
-
-    def run(self) -> None:
-        """The thread."""
-        try:
-            while not self._closing:
-                self._read()
-        except BaseException as error:
-            self.failure = error
-            self._arrived.set()
-        finally:
-            self._consumer.close()
-
-    def watch(self, ends: dict[Place, int]) -> None:
-        """Replace a consumer that stands still although there is something to read.
-
-        Seen with librdkafka 2.16.0 after restarts of a broker: it fetched nothing any more, without
-        a word. What was there at one look and has not come by the next is fetched by a new one.
-        Once for each end: behind it may be nothing that a reader gets (marks of transactions).
-        """
-        now = dict(self._next)
-        for place, at in now.items():
-            end = ends.get(place, 0)
-            stands = at == self._seen.get(place) and place not in self._enough
-            if stands and at < end != self._helped.get(place):
-                self._helped[place] = end
-                self._anew = self._anew or not self.ahead.has_others()
-        self._seen = now
-
-    def _read(self) -> None:
-        if self._anew:
-            self._anew = False
-            log.warning("%s: the consumer stands still: a new one takes over", self.name)
-            self._consumer.close()
-            self._consumer = Consumer(self._settings)
-            self._held.clear()
-            self._enough.clear()
-            self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
-        self._assign()
-        self._hold_slow()
-        if not self._has_room():
-            return
-        wait_s = HOLDING_S if self._holding else FULL_S if self._held or self._enough else POLL_S
-        first = self._consumer.poll(wait_s)  # `consume(n)` waits for n
-        if first is None:
-            return
-        found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
-        lanes: dict[Place, list[Any]] = {}
-        told = []
-        for m in found:
-            if m.error() is None:
-                lanes.setdefault((m.topic(), m.partition()), []).append(m)
-            else:
-                told.append(m)
-        for place, messages in lanes.items():
-            if messages[0].offset() < self._next.get(place, 0):  # once more, after a pause
-                messages = [m for m in messages if m.offset() >= self._next[place]]
-                if not messages:
-                    continue
-            self._next[place] = messages[-1].offset() + 1
-            self.ahead.put(place, messages)
-        ended = self._hear(told)  # only now: a partition's end comes behind its messages
-        if lanes or ended:
-            self._arrived.set()
-
-    def _assign(self) -> None:
-        """Tell Kafka's client what to read, and what not yet."""
-        if self._more:
-            places = [self._more.popleft() for _ in range(len(self._more))]
-            self._next |= {(p.topic, p.partition): p.offset for p in places}
-            self._consumer.incremental_assign(places)
-            self._consumer.pause([p for p in places if (p.topic, p.partition) in self._holding])
-        if self._wanted:
-            wanted = [self._wanted.popleft() for _ in range(len(self._wanted))]
-            self._consumer.resume([TopicPartition(*place) for place in wanted])
-            self._holding.difference_update(wanted)
-
-    def _has_room(self) -> bool:
-        """Whether to read on. Steps take what is here within milliseconds, but between two batches
-        they may have no room for large records: then partitions that hold much are paused, for
-        others stand behind them."""
-        ahead, most = self.ahead.bytes, self._max
-        if ahead < most // 2 and self._held:
-            self._consumer.resume([TopicPartition(*place) for place in self._held])
-            self._held.clear()
-        if ahead < most:
-            return True
-        self._room.clear()
-        if self.ahead.bytes < most:  # it may just have been taken
-            return True
-        wait_s = POLL_S if ahead >= 2 * most else 0.0 if self._held else FULL_S
-        if self._room.wait(wait_s):
-            return False
-        paused = self._held | self._enough
-        much = [place for place in self.ahead.holding(FETCH_BYTES) if place not in paused]
-        if much:
-            self._consumer.pause([TopicPartition(*place) for place in much])
-            self._held.update(much)
-        return ahead < 2 * most
-
-    def _hold_slow(self) -> None:
-        """Of slow partitions a part of the room is enough: the rest waits in Kafka, and costs no
-        time to be fetched before it is wanted."""
-        slow = self.ahead.slow
-        if not slow and not self._enough:
-            return
-        most = self._max // SLOW_SHARE // max(1, len(slow))
-        full = {*self.ahead.holding(most)}.intersection(slow) - self._enough - self._held
-        wanted = self._enough.difference(slow) | self._enough.difference(
-            self.ahead.holding(most // 2)
-        )
-        if full:
-            self._consumer.pause([TopicPartition(*place) for place in full])
-        if wanted:
-            self._consumer.resume([TopicPartition(*place) for place in wanted])
-        self._enough = (self._enough | full) - wanted
-
-    def _hear(self, told: list[Any]) -> bool:
-        """Ends of partitions, and errors. Whether a partition was read to its end once more."""
-        before = len(self.at_end)
-        for m in told:
-            error = m.error()
-            if error.code() == KafkaError._PARTITION_EOF:
-                self.at_end.add((m.topic(), m.partition()))
-            elif error.code() not in _AWAY:
-                log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
-        return len(self.at_end) > before
-
-    def first_offset(self, topic: str, partition: int) -> int:
-        """Where a partition begins, as the newest fetch said."""
-        ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
-        return ends[0] if ends else 0
-
-    def close(self) -> None:
-        """End the thread, within a second."""
-        self._closing = True
-        self._room.set()
-
-
 class LiveInputs:
     """What comes in now, see `driver.Inputs`.
 
@@ -312,7 +76,7 @@ class LiveInputs:
         self._messages = Reader("messages", kafka, self.arrived, limits)
         self._captured = Reader("captured", kafka, self.arrived, limits)
         self._readers = (self._commands, self._messages, self._captured)
-        self._started = self._captures = False
+        self._started = False
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
@@ -336,7 +100,7 @@ class LiveInputs:
         self._commands.start()
         self._messages.start()
         self._started = True
-        self._capture({})
+        self._read_captured()
 
     def also(self, places: dict[Place, int]) -> None:
         """Read these too, those that are not read yet."""
@@ -346,16 +110,14 @@ class LiveInputs:
         later = {p: at for p, at in new.items() if _waits(p[0])}
         self._later.update(later)
         self._commands.hold(later)
-        rest = {place: at for place, at in new.items() if not goes_first(place[0])}
-        others = {place: at for place, at in rest.items() if topics.split(place[0]) is None}
-        self._messages.assign({place: at for place, at in rest.items() if place not in others})
-        self._capture(others)
+        for reader in (self._messages, self._captured):
+            reader.assign({p: at for p, at in new.items() if self._reader(p[0]) is reader})
+        self._read_captured()
 
-    def _capture(self, places: dict[Place, int]) -> None:
-        """Read these topics of others too; where there are none, nothing is connected for them."""
-        self._captures = self._captures or bool(places)
-        self._captured.assign(places)
-        if self._captures and self._started and self._captured.ident is None:
+    def _read_captured(self) -> None:
+        """Begin with topics of others; where there are none, nothing is connected for them."""
+        wanted = any(self._reader(topic) is self._captured for topic, _ in self._expected)
+        if wanted and self._started and self._captured.ident is None:
             self._captured.start()
 
     def _reader(self, topic: str) -> Reader:

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from ..protocol import steplog
 from ..protocol.errors import LakequeueError, NotConnected
 from ..protocol.steplog import StepRecord
-from .live import consumer_settings
+from .live_reader import consumer_settings
 
 WAIT_S_MAX = 30.0
 

@@ -8,7 +8,7 @@ When nobody else is there, it is taken like any other.
 
 Nothing is refused for that, and nothing lost: its commands wait in Kafka. Time does not wait for
 them as it does for others' (`LiveInputs.up_to`), else a flood would hold up everybody's deadlines.
-A client that shares the partition with who floods it waits too, as it did before.
+A client that shares the partition with who floods it waits too, and longer for all this.
 
 What a step took is in its log, so all this may be learnt, from the clock too, and forgotten: after
 a restart each begins as an ordinary one.

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from ..client.kafka_base import require_broker
 from ..protocol import LakequeueError, topics
-from ..sources.live import InputLimits, kafka_client
+from ..sources.live import kafka_client
+from ..sources.live_reader import InputLimits
 from ..state import Home
 from .broker_query import BrokerQuery, query_name
 from .captured import CapturedTopics

@@ -28,7 +28,8 @@ from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.again import ReadAgain
 from ..sources.discovery import Discovery
-from ..sources.live import InputLimits, LiveInputs
+from ..sources.live import LiveInputs
+from ..sources.live_reader import InputLimits
 from ..sources.log_reader import read_steps
 from ..sources.step_batch import Place
 from ..state import Home

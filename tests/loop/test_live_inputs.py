@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from lakequeue.protocol import topics
-from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
+from lakequeue.sources.live import LiveInputs, kafka_client
+from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.step_batch import Place, Taken
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
@@ -224,7 +225,7 @@ def test_commands_are_known_to_kafka_s_client_before_they_are_read(
     inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is only assigned when it is wanted is read a second later."""
-    monkeypatch.setattr("lakequeue.sources.live.Consumer", Assigned)
+    monkeypatch.setattr("lakequeue.sources.live_reader.Consumer", Assigned)
     told: Place = ("broker-0.instructions", 0)
     inputs.also({told: 0})
     reader = inputs._commands

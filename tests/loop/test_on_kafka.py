@@ -27,7 +27,8 @@ from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import commands, topics, wire
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.log_writer import CERTAIN_S, StepLog
-from lakequeue.sources.live import InputLimits, LiveInputs, kafka_client, quiet_client
+from lakequeue.sources.live import LiveInputs, kafka_client, quiet_client
+from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.steplog import Range
-from lakequeue.sources.live import InputLimits, LiveInputs, Reader, kafka_client
+from lakequeue.sources.live import LiveInputs, kafka_client
+from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.slow_lanes import (
     AGAIN_S,
     MANY,

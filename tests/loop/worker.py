@@ -12,7 +12,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from lakequeue.sources.live import InputLimits, kafka_client
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.live_reader import InputLimits
 from lakequeue.streaming.loop import Loop, Options
 
 BROKER = "broker-0"
