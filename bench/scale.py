@@ -124,6 +124,7 @@ def _lanes(target: Any, *arguments: Any) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    time.sleep(READY_S_MAX)  # its CPU can be read as long as it lives; it is killed after that
 
 
 def _producers(*arguments: Any) -> None:

@@ -11,16 +11,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..protocol.errors import NotConnected
 from ..protocol.kafka_settings import kafka_settings
 from . import kafka_bounds as bounds
+from .handing_over import HandingOver
 from .kafka_base import (
     LOGGER,
     KafkaTransport,
@@ -29,7 +29,6 @@ from .kafka_base import (
     no_kafka,
     reach,
     refused,
-    too_large,
 )
 from .transport import Acked, Headers, Record
 
@@ -86,8 +85,9 @@ class ConfluentTransport(KafkaTransport):
                 "linger.ms": bounds.LINGER_MS,
                 "compression.type": "none",  # every client can read it, kafka-python too
                 "message.max.bytes": bounds.MESSAGE_BYTES_MAX,
-                "queue.buffering.max.messages": bounds.BUFFER_RECORDS_MAX,
-                "queue.buffering.max.kbytes": bounds.BUFFER_BYTES_MAX // 1024,
+                # `HandingOver` counts; these bound less than that could ever give.
+                "queue.buffering.max.messages": 2 * bounds.BUFFER_RECORDS_MAX,
+                "queue.buffering.max.kbytes": 2 * bounds.BUFFER_BYTES_MAX // 1024,
                 # No record is given up while Kafka is away: the buffer is the bound, not time.
                 "message.timeout.ms": 0,
                 "topic.metadata.propagation.max.ms": int(bounds.FULL_SECONDS_MAX * 1000),
@@ -95,7 +95,7 @@ class ConfluentTransport(KafkaTransport):
             },
             logger=_log,
         )
-        self._report = _weakly(self._delivered)
+        self._over = HandingOver(self._producer, _weakly(self._lost))
         self._consumer: Consumer | None = None
         self._admin: AdminClient | None = None
         # Only `poll` uses these: the next offset of each partition, and the watch over it.
@@ -143,23 +143,18 @@ class ConfluentTransport(KafkaTransport):
         """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
-        fields: Any = headers or None  # its type wants `str | bytes | None` exactly
         deadline = 0.0
-        report = self._report if acked is None else partial(_reported, self._report, acked)
         while True:
             try:
-                self._producer.produce(topic, value, key, place, report, headers=fields)
-                return
-            except BufferError:
+                if self._over.give(topic, value, key, place, headers, acked):
+                    return
                 now = time.monotonic()
                 deadline = deadline or now + bounds.FULL_SECONDS_MAX
                 if now > deadline:
-                    raise self._no_room(len(self._producer)) from None
+                    raise self._no_room(self._over.records)
                 time.sleep(0.002)
                 self._check()
             except KafkaException as error:
-                if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    raise too_large(len(value or b"")) from error
                 raise NotConnected(f"topic {topic!r} takes no record: {_said(error)}") from error
 
     def partitions(self, topic: str) -> int:
@@ -177,19 +172,17 @@ class ConfluentTransport(KafkaTransport):
     def flush(self, timeout: float) -> bool:
         """See `Transport.flush`."""
         self._check()
-        left = self._producer.flush(max(0.0, timeout))
+        done = self._over.flush(max(0.0, timeout))
         self._raise_failure()
-        return left == 0
+        return done
 
     def close(self) -> None:
         """See `Transport.close`."""
         if not self._begin_close():
             return
-        left = self._producer.flush(bounds.CLOSE_SECONDS_MAX)
-        if left:
+        if not self._over.flush(bounds.CLOSE_SECONDS_MAX):
+            left = self._over.give_up()
             LOGGER.warning("%d records did not reach Kafka before the connection closed", left)
-            self._producer.purge()
-            self._producer.flush(0.5)
         self._stop.set()
         self._server.join(2.0)
         with self._consuming:
@@ -322,10 +315,9 @@ class ConfluentTransport(KafkaTransport):
         # Not longer: librdkafka knocks at a dead leader 4,000 times a second for as long.
         self._asked = dict(self._lookup().list_offsets(places, request_timeout=_LOOK_SECONDS))
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and not self._closed:
-            self._failure = f"a record for topic {message.topic()!r} is lost: {error.str()}"
-            LOGGER.warning(self._failure)
+    def _lost(self, topic: str, reason: str) -> None:
+        self._failure = f"a record for topic {topic!r} is lost: {reason}"
+        LOGGER.warning(self._failure)
 
     def _ask(self, what: str, question: Callable[[float], _T]) -> _T:
         started = time.monotonic()
@@ -384,15 +376,6 @@ def _serve(producer: Producer, stop: threading.Event) -> None:
         except Exception:  # of a callback: the service must not end with it
             LOGGER.exception("what follows a record's arrival in Kafka failed")
             stop.wait(_FAILED_SECONDS)
-
-
-def _reported(
-    report: Callable[..., None], acked: Callable[[], None], error: KafkaError | None, message: Any
-) -> None:
-    """The report of one record's delivery."""
-    if error is not None:
-        report(error, message)
-    acked()
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

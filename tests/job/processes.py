@@ -113,7 +113,7 @@ class EngineProcess:
 
 
 class UpProcess(EngineProcess):
-    """`lakequeue up`: its Kafka is its own, has a session of its own and dies with it."""
+    """`lakequeue up`: its Kafka is its own and dies with it."""
 
     def __init__(self, home: Path, config: Path, *arguments: str) -> None:
         super().__init__("", home, config, *arguments)

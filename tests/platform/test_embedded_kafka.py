@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
@@ -97,6 +98,17 @@ def test_another_object_finds_the_home_again(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "home") as second:
         assert second.port == first.port
         assert read(second, "kept", 1) == [b"1"]
+
+
+@job
+def test_it_shares_this_session_but_not_what_ctrl_c_reaches(kafka: EmbeddedKafka) -> None:
+    (process,) = [
+        child
+        for child in psutil.Process().children()
+        if str(kafka.home / "server.properties") in child.cmdline()
+    ]
+    assert os.getsid(process.pid) == os.getsid(0)  # Linux shares out time among sessions
+    assert os.getpgid(process.pid) != os.getpgid(0)
 
 
 @job

@@ -1,0 +1,179 @@
+"""What Kafka's library could not send yet waits here, not there.
+
+Of an idempotent producer librdkafka has at most five records of a partition on their way, or one
+batch of more. What else it was given makes its thread ask without end whether it may be sent now
+(`rd_kafka_toppar_producer_serve`, seen with 2.16): a core for each producer that sends much, taken
+from whoever should answer. So it is given what it sends at once: a record while fewer than five are
+on their way, and then all that came meanwhile, up to a batch. A partition's order stays.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+
+from . import kafka_bounds as bounds
+from .kafka_base import too_large
+from .transport import Acked, Headers
+
+AT_ONCE = 5  # librdkafka's RD_KAFKA_IDEMP_MAX_INFLIGHT
+BATCH_BYTES = 900_000  # its batch.size is 1,000,000, with what Kafka adds to a record
+BATCH_RECORDS = 10_000  # its batch.num.messages
+
+RECORD_BYTES = 36  # beside key, value and headers: its MESSAGE_V2_MAX_OVERHEAD
+HEADER_BYTES = 10  # two lengths
+
+Failed = Callable[[str, str], None]  # of a record that was accepted: its topic and why
+
+
+class _Partition:
+    """Of one partition: how many records the library has, and those that wait for it."""
+
+    __slots__ = ("held", "on_way")
+
+    def __init__(self) -> None:
+        self.on_way = 0
+        self.held: deque[_Given] = deque()
+
+
+class _Given:
+    """One record on its way; the library calls it when it has delivered it, or never will."""
+
+    __slots__ = ("_over", "acked", "partition", "record", "size")
+
+    def __init__(
+        self, over: HandingOver, partition: _Partition, record: tuple[Any, ...], size: int,
+        acked: Acked | None,
+    ) -> None:  # fmt: skip
+        self._over, self.partition, self.record, self.size, self.acked = (
+            over,
+            partition,
+            record,
+            size,
+            acked,
+        )
+
+    def __call__(self, error: Any, _: Any) -> None:
+        self._over.ended(self, None if error is None else error.str())
+
+
+class HandingOver:
+    """A producer's records, from `give` to their delivery. It knows no transport: the library's
+    thread keeps it.
+
+    failed: told of each record that was accepted and is lost.
+    """
+
+    def __init__(self, producer: Producer, failed: Failed) -> None:
+        self._producer = producer
+        self._failed = failed
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._changed = threading.Condition()
+        self._given_up = False
+        self.records = self.bytes = 0  # accepted, and neither delivered nor lost
+
+    def give(
+        self, topic: str, value: bytes | None, key: bytes | None, place: int, headers: Headers,
+        acked: Acked | None,
+    ) -> bool:  # fmt: skip
+        """Accept a record, or say that there is no room. Raises Rejected (message_too_large), and
+        KafkaException when the library does not take it."""
+        size = _size(value, key, headers)
+        if size > bounds.MESSAGE_BYTES_MAX:
+            raise too_large(len(value or b""))
+        with self._changed:
+            if self.records >= bounds.BUFFER_RECORDS_MAX or self.bytes > bounds.BUFFER_BYTES_MAX:
+                return False
+            partition = self._partitions.get((topic, place))
+            if partition is None:
+                partition = self._partitions[topic, place] = _Partition()
+            given = _Given(
+                self, partition, (topic, value, key, place, headers or None), size, acked
+            )
+            if partition.held or partition.on_way >= AT_ONCE:
+                partition.held.append(given)
+            else:
+                self._produce(given)
+            self.records += 1
+            self.bytes += size
+        return True
+
+    def _produce(self, given: _Given) -> None:
+        topic, value, key, place, headers = given.record
+        self._producer.produce(topic, value, key, place, given, headers=headers)
+        given.partition.on_way += 1
+
+    def ended(self, given: _Given, reason: str | None) -> None:
+        """A record that the library had was delivered, or is lost and why."""
+        with self._changed:
+            given.partition.on_way -= 1
+            lost = self._hand_over(given.partition)
+            self._count_out(given)
+        self._tell(given, reason)
+        for other, why in lost:
+            self._tell(other, why)
+
+    def _hand_over(self, partition: _Partition) -> list[tuple[_Given, str]]:
+        """As much as goes at once; returns what the library did not take."""
+        lost: list[tuple[_Given, str]] = []
+        if not partition.held or partition.on_way >= AT_ONCE:
+            return lost
+        size = count = 0
+        while partition.held and count < BATCH_RECORDS:
+            size += partition.held[0].size + 100
+            if count and size > BATCH_BYTES:
+                break
+            given = partition.held.popleft()
+            try:
+                self._produce(given)
+                count += 1
+            except (KafkaException, BufferError) as error:
+                self._count_out(given)
+                lost.append((given, str(error)))
+        return lost
+
+    def _count_out(self, given: _Given) -> None:
+        self.records -= 1
+        self.bytes -= given.size
+        if not self.records:
+            self._changed.notify_all()
+
+    def _tell(self, given: _Given, reason: str | None) -> None:
+        try:
+            if reason is not None and not self._given_up:
+                self._failed(given.record[0], reason)
+        finally:
+            if given.acked is not None:
+                given.acked()
+
+    def flush(self, timeout: float) -> bool:
+        """Whether at some moment within so many seconds nothing was on its way."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.records, timeout)
+
+    def give_up(self) -> int:
+        """Whatever is on its way: how many records that is. Their `acked` are called."""
+        with self._changed:
+            left, self._given_up = self.records, True
+            held = [given for partition in self._partitions.values() for given in partition.held]
+            for partition in self._partitions.values():
+                partition.held.clear()
+            for given in held:
+                self._count_out(given)
+        for given in held:
+            self._tell(given, "the connection closed")
+        self._producer.purge()
+        self._producer.flush(0.5)
+        return left
+
+
+def _size(value: bytes | None, key: bytes | None, headers: Headers) -> int:
+    """At most so much does the library count for a record: what is said later is not heard."""
+    size = RECORD_BYTES + len(value or b"") + len(key or b"")
+    for name, content in headers:
+        size += HEADER_BYTES + len(content) + (len(name) if name.isascii() else len(name.encode()))
+    return size
