@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from .log_lines import TEXT, PlainLines, line_format
 
 if TYPE_CHECKING:
     from ..streaming import Engine
+    from ..streaming.java_archive import JavaArchive
 
 PAGE = "monitor"
 
@@ -63,12 +64,16 @@ def run_engine(
     progress: Progress,
     fault: Callable[[], LakequeueError | None] = lambda: None,
     page_port: int | None = None,
+    archives: Sequence[JavaArchive] = (),
 ) -> None:
     """Start an engine, show where it is, and serve until a signal or a failure.
 
     fault: what else must not fail (an embedded Kafka); its error ends the service. page_port: of
     the page `lakequeue monitor`; 0: the one that it had before, else a free one; None: no page.
+    archives: of Java programs beside Spark, which are to start faster the next time.
     """
+    from ..streaming.java_archive import make_later
+
     try:
         with logging_to(home / "spark.log", engine.log_format):
             with environment_faults():
@@ -78,6 +83,7 @@ def run_engine(
                 progress.close()
                 with page_shown(engine, home, page_port) as page:
                     show_addresses(page | engine.addresses, home, as_json)
+                    make_later([engine.application.archive, *archives])
                     serve(engine, as_json, fault)
             finally:
                 address.unlink(missing_ok=True)

@@ -95,7 +95,7 @@ def _run(
         )
         run_engine(
             engine, home, kafka.bootstrap_servers, as_json, progress, lambda: watch.failure,
-            _page_port(settings),
+            _page_port(settings), [kafka.archive],
         )  # fmt: skip
     finally:
         watch.stop(KAFKA_STOP_S)

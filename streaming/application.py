@@ -23,6 +23,7 @@ from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import HomeFolder
 from .jars import ensure_jars
+from .java_archive import JavaArchive
 from .object_store import object_store_jars, place_settings
 from .queries import (
     HISTORY_QUERY,
@@ -83,6 +84,7 @@ class SparkApplication:
         self._listener: Callable[[], StreamingQueryListener]
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
+        self.archive = JavaArchive("spark", folder.path / "spark.classes")
         self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
 
     # ------------------------------------------------------------ start
@@ -141,6 +143,7 @@ class SparkApplication:
             ui_port=self._settings.value("ui_port", 4040) or None,
             log_file=home / "spark.log",
             log_format=self._settings.log_format,
+            archive=self.archive,
         )
         if not is_local(master) or (master or "").startswith("local-cluster"):
             spark.sparkContext.addPyFile(str(package_zip(home)))

@@ -2,7 +2,7 @@
 
 Applications then meet the same Kafka as in production: same protocol, same tools. One node (KRaft),
 on 127.0.0.1, everything in one directory, the home. Three things are made sure of here:
-- it never outlives this process, even after `kill -9` (see `_spawn`);
+- it never outlives this process, even after `kill -9` (see `tied_child`);
 - a home has one user at a time (`home.lock`), and the lock is held by the broker too;
 - a home keeps its port, so clients find the broker again after a restart.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -21,18 +20,18 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ..protocol.errors import LakequeueError
 from .jars import CONF, ensure_jars, java_executable
+from .java_archive import JavaArchive
 from .kafka_properties import MESSAGE_BYTES_MAX as MESSAGE_BYTES_MAX
 from .kafka_properties import Member, properties
+from .tied_child import start_tied
 
 START_SECONDS_MAX = 90.0
 STOP_SECONDS_MAX = 20.0
@@ -42,7 +41,6 @@ LOCK_SECONDS_MAX = 5.0
 # Below the range from which systems take ports for outgoing connections: a connection of some
 # other program must not sit on our port while the broker restarts.
 _PORTS = range(20_000, 32_000)
-_PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedKafka:
@@ -76,6 +74,7 @@ class EmbeddedKafka:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
         self._log_start_bytes = 0
+        self.archive = JavaArchive("kafka", self.home / "kafka.classes")
 
     @property
     def bootstrap_servers(self) -> str:
@@ -250,7 +249,10 @@ class EmbeddedKafka:
 
     def _launch(self, java: Path, classpath: str) -> None:
         options = os.environ.get(JAVA_OPTIONS, "-XX:+UseSerialGC").split()
-        command = [str(java), *options, f"-Xmx{self.heap}", "-Xms64m"]
+        files = map(Path, classpath.split(":"))
+        command = [str(java), *self.archive.options(java, files), *options]
+        self.archive.class_path = classpath
+        command += [f"-Xmx{self.heap}", "-Xms64m"]
         command += ["-XX:+ExitOnOutOfMemoryError", *self._logging(), "-cp", classpath]
         command += ["kafka.Kafka", str(self.home / "server.properties")]
         assert self._lock is not None
@@ -258,7 +260,7 @@ class EmbeddedKafka:
         # What Java itself says (no memory, a bad option) comes before any log; it has its own
         # file, which the next start empties.
         with (self.home / "kafka.out").open("wb") as output:
-            self._process = _spawn(
+            self._process = start_tied(
                 command,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -314,44 +316,6 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return False
     return True
-
-
-def _spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a child that the kernel kills when this process dies, however it dies.
-
-    Linux ties that promise to the THREAD that forked: the child would die as soon as a short-lived
-    thread that called `start` ended. So the fork is done by a thread that lives as long as the
-    child does. Elsewhere than on Linux there is no such promise; `home.lock`, which the broker
-    holds, then tells the next engine.
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died between the fork and the call
-                os._exit(1)
-
-    outcome: list[subprocess.Popen[bytes] | BaseException] = []
-    started = threading.Event()
-
-    def keep() -> None:
-        try:
-            child = subprocess.Popen(command, preexec_fn=die_with_parent, **options)
-        except BaseException as error:
-            outcome.append(error)
-            started.set()
-            return
-        outcome.append(child)
-        started.set()
-        child.wait()
-
-    threading.Thread(target=keep, name="kafka-keeper", daemon=True).start()
-    started.wait()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _answers(host: str, port: int) -> bool:

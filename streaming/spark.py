@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
 from .jars import CONF, java_executable
+from .java_archive import JavaArchive
 from .worker_daemon import DAEMON
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ ROOMS = (
 )
 LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# Variables by which Spark's scripts add to the class path.
+_CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -119,6 +123,7 @@ def spark_session(
     shuffle_partitions: int | None = None,
     log_file: Path | None = None,
     log_format: str = "text",
+    archive: JavaArchive | None = None,
 ) -> SparkSession:
     """Start Spark, or take the session that is already there.
 
@@ -133,6 +138,8 @@ def spark_session(
     log_file: takes what the Java process and the Python workers print, at WARN; without it they
     print errors to standard error.
     log_format: `text`, or `json` for a line of JSON an event.
+    archive: takes note of the classes that Java loads, where there is no archive of them yet; one
+    that is there is used in any case.
     Raises LakequeueError when there is no Java or Spark does not start.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -147,8 +154,10 @@ def spark_session(
         log_level="ERROR" if log_file is None else "WARN",
         log_format=log_format,
     )
+    archive = archive or JavaArchive("spark")
     if not submitted:
-        _prepare_environment(settings.get("spark.master"))
+        java = _prepare_environment(settings.get("spark.master"))
+        _add_archive(settings, archive, java)
     # The versions that are pinned here were tested together; users cannot act on it.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     from pyspark.errors import PySparkRuntimeError
@@ -163,6 +172,8 @@ def spark_session(
     except PySparkRuntimeError as error:
         where = f"see {log_file}" if log_file else "its reason is printed above"
         raise LakequeueError(f"Spark's Java process did not start: {where}.") from error
+    jvm: Any = spark._jvm
+    archive.class_path = str(jvm.java.lang.System.getProperty("java.class.path"))
     # When the Java process dies, this server of PySpark's prints a traceback of its own.
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
@@ -280,8 +291,8 @@ def package_zip(directory: Path) -> Path:
     return target
 
 
-def _prepare_environment(master: str | None) -> None:
-    """What Spark's start scripts and workers read from the environment."""
+def _prepare_environment(master: str | None) -> Path:
+    """What Spark's start scripts and workers read from the environment; which Java they take."""
     java = java_executable()
     home = os.environ.get("JAVA_HOME")
     if home and java != Path(home) / "bin" / "java":
@@ -294,6 +305,20 @@ def _prepare_environment(master: str | None) -> None:
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return java
+
+
+def _add_archive(settings: dict[str, str], archive: JavaArchive, java: Path) -> None:
+    """To the driver's Java options, behind which those of the user stand. Only for ``local[…]``:
+    elsewhere Spark's home, and so the class path, is another at each start, or not known here."""
+    if not settings.get("spark.master", "").startswith("local["):
+        return
+    before = settings.get("spark.driver.extraClassPath", "")
+    own = Path(os.environ["SPARK_HOME"]) / "jars"
+    files = [*map(Path, filter(None, before.split(":"))), *sorted(own.iterdir())]
+    words = [before, *(os.environ.get(name, "") for name in _CLASS_PATHS)]
+    options = archive.options(java, files, words)
+    settings[JAVA_OPTIONS] = f"{shlex.join(options)} {settings[JAVA_OPTIONS]}".strip()
 
 
 def _spark_home(master: str | None) -> Path:

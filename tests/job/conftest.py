@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lakequeue
 from client.failures import DEADLY, MODES, definition
-from job.java_archives import Archives
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine
+from lakequeue.streaming.java_archive import make_later
 from lakequeue.streaming.queries import REAL_TIME, TRIGGERS
 from lakequeue.streaming.topics_admin import ensure_topics
 
@@ -92,19 +92,10 @@ def configuration() -> Configuration:
     return parse_configuration({"queues": queues, "vpns": {"default": None, FAR_VPN: None}})
 
 
-@pytest.fixture(scope="session")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    """Of the first engine's Java classes; whatever is started after its end uses them."""
-    return Archives(tmp_path_factory.mktemp("archives"))
-
-
 @contextlib.contextmanager
-def running(home: Path, trigger: str, archives: Archives) -> Iterator[Job]:
-    """An engine, and a Kafka of its own."""
-    kafka = EmbeddedKafka(home / "kafka")
-    with archives.recorded():
-        kafka.start()
-    with kafka:
+def running(home: Path, trigger: str) -> Iterator[Job]:
+    """An engine, and a Kafka of its own. Others that are started later start faster."""
+    with EmbeddedKafka(home / "kafka") as kafka:
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "2",
             "lakequeue.history_interval_s": "5", "lakequeue.snapshots_interval_s": "10",
@@ -115,29 +106,25 @@ def running(home: Path, trigger: str, archives: Archives) -> Iterator[Job]:
         job = Job(kafka, engine)
         supervisor = threading.Thread(target=job.watch, daemon=True)
         try:
-            with archives.recorded():
-                engine.start()
+            engine.start()
             supervisor.start()
+            make_later([kafka.archive, engine.application.archive])
             ensure_topics(kafka.bootstrap_servers, [], ["late-1"])  # for test_plain_kafka.py
             yield job
         finally:
             engine.stop()
             with contextlib.suppress(RuntimeError):  # it was never started
                 supervisor.join(30)
-            archives.write_spark()
-    archives.use()
     assert not job.failures, f"the engine failed: {job.failures[0]}"
 
 
 @pytest.fixture(scope="session", params=TRIGGERS)
-def job(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, archives: Archives
-) -> Iterator[Job]:
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """The engine, started once for each trigger; a module may choose one of them."""
     with contextlib.ExitStack() as engine:
         request.config.stash[ENGINE] = engine
         home = tmp_path_factory.mktemp("job")
-        yield engine.enter_context(running(home, request.param, archives))
+        yield engine.enter_context(running(home, request.param))
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,229 @@
+"""Archives of Java's classes: which is meant, how it is made, and that a bad one does no harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from lakequeue.streaming import java_archive as module
+from lakequeue.streaming.jars import cache_directory, ensure_jars
+from lakequeue.streaming.java_archive import JavaArchive, make_later
+from lakequeue.streaming.kafka_broker import EmbeddedKafka
+from lakequeue.streaming.spark import _add_archive, spark_settings
+
+CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/lang/Hal"
+
+# Stands in for Java: the archive is the list that it was given, and its runs are counted.
+FAKE_JAVA = """#!/bin/sh
+echo run >> "$RUNS"
+sleep 0.2
+for word in "$@"; do
+    case "$word" in
+        -XX:SharedClassListFile=*) list="${word#*=}" ;;
+        -XX:SharedArchiveFile=*) archive="${word#*=}" ;;
+    esac
+done
+cat "$list" > "$archive"
+exit "${FAILS:-0}"
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, and memory enough."""
+    monkeypatch.setenv("LAKEQUEUE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "MEMORY_BYTES_MIN", 0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "java"
+    path.write_text(FAKE_JAVA)
+    path.chmod(0o755)
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    return path
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> Path:
+    path = tmp_path / "a.jar"
+    path.write_text("a")
+    return path
+
+
+def recorded(java: Path, jar: Path) -> JavaArchive:
+    """An archive that is still to be made, of a Java that runs."""
+    archive = JavaArchive("test", jar.parent / "test.classes")
+    (word,) = archive.options(java, [jar])[1:]
+    assert word == f"-XX:DumpLoadedClassList={jar.parent / 'test.classes'}"
+    (jar.parent / "test.classes").write_text(CLASSES)
+    archive.class_path = str(jar)
+    return archive
+
+
+def test_the_name_says_of_what_it_is(cache: Path, java: Path, jar: Path) -> None:
+    def path(*words: str) -> Path:
+        archive = JavaArchive("test")
+        assert archive.options(java, [jar], words) == []  # there is none, and nothing to write
+        assert archive.path is not None
+        return archive.path
+
+    seen = {first := path(), path("other")}
+    assert path() == first
+    os.utime(jar, (1, 1))
+    seen.add(path())
+    jar.write_text("ab")
+    seen.add(path())
+    os.utime(java, (1, 1))
+    seen.add(path())
+    assert len(seen) == 5
+    assert {found.parent for found in seen} == {cache / "classes"}
+
+
+def test_it_is_made_once_and_used_then(cache: Path, java: Path, jar: Path) -> None:
+    """Of the lines that Java has finished, also where several make it."""
+    archives = [recorded(java, jar) for _ in range(3)]
+    threads = [threading.Thread(target=archive.make) for archive in archives]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (jar.parent / "runs").read_text() == "run\n"
+    path = archives[0].path
+    assert path is not None
+    assert path.read_text() == CLASSES.rpartition("\n")[0] + "\n"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["lock", path.name]
+    assert f"-XX:SharedArchiveFile={path}" in JavaArchive("test").options(java, [jar])
+
+
+def test_a_java_that_fails_leaves_nothing(
+    cache: Path, java: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "1")
+    archive = recorded(java, jar)
+    archive.make()
+    assert (jar.parent / "runs").exists()
+    assert [p.name for p in (cache / "classes").iterdir()] == ["lock"]
+    assert archive.options(java, [jar])[1].startswith("-XX:DumpLoadedClassList=")
+
+
+def test_where_nothing_can_be_made_nothing_happens(
+    cache: Path, java: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, no_folder, not_started = (recorded(java, jar) for _ in range(3))
+    monkeypatch.setattr(module, "MEMORY_BYTES_MIN", 1 << 60)
+    short.make()
+    monkeypatch.setattr(module, "MEMORY_BYTES_MIN", 0)
+    not_started.class_path = ""
+    not_started.make()
+    assert not (cache / "classes").exists()
+    cache.write_text("a file, where the folder is to be")
+    no_folder.make()
+    assert not (jar.parent / "runs").exists()
+
+
+def test_what_nobody_uses_goes(cache: Path, java: Path, jar: Path) -> None:
+    folder = cache / "classes"
+    folder.mkdir(parents=True)
+    old, used = folder / "test-old.jsa", folder / "test-used.jsa"
+    for path, age_s in ((old, module.UNUSED_S_MAX + 60), (used, module.UNUSED_S_MAX - 60)):
+        path.touch()
+        os.utime(path, (time.time() - age_s,) * 2)
+    recorded(java, jar).make()
+    assert not old.exists()
+    assert used.exists()
+
+
+def test_in_the_background(cache: Path, java: Path, jar: Path) -> None:
+    archive = recorded(java, jar)
+    make_later([archive], after_s=0.0)
+    assert archive.path is not None
+    until = time.monotonic() + 20
+    while not archive.path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_sparks_options(
+    cache: Path, java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the user come last; where Spark's home is another each time there are none."""
+    (tmp_path / "jars").mkdir()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    extra = {"spark.driver.extraJavaOptions": "-Dlast=1"}
+    for master, recording in (("local[2]", True), ("local-cluster[1,1,512]", False)):
+        settings = spark_settings(master=master, jars=[], extra=extra)
+        _add_archive(settings, JavaArchive("spark", tmp_path / "a b" / "spark.classes"), java)
+        options = settings["spark.driver.extraJavaOptions"]
+        assert options.endswith(" -Dlast=1")
+        quoted = f"'-XX:DumpLoadedClassList={tmp_path / 'a b' / 'spark.classes'}'"
+        assert (quoted in options) is recording
+
+
+@pytest.fixture
+def with_jars(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The jars of the usual cache, and no archive."""
+    monkeypatch.delenv("LAKEQUEUE_CACHE")
+    (folder,) = {path.parents[1] for path in ensure_jars().spark}
+    cache.mkdir()
+    (cache / folder.name).symlink_to(folder)
+    monkeypatch.setenv("LAKEQUEUE_CACHE", str(cache))
+    assert cache_directory() == cache
+    return cache
+
+
+def maps(pid: int | None, archive: JavaArchive) -> bool:
+    """Whether a Java process has it."""
+    return str(archive.path) in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.job
+def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Path) -> None:
+    kafka = EmbeddedKafka(tmp_path / "kafka")
+    with kafka:
+        assert not maps(kafka.pid, kafka.archive)
+        kafka.archive.make()
+    path = kafka.archive.path
+    assert path is not None
+    with kafka:
+        assert maps(kafka.pid, kafka.archive)
+    good = path.read_bytes()
+    path.chmod(0o644)
+    middle = len(good) // 2
+    damaged = good[:middle] + bytes(b ^ 255 for b in good[middle : middle + 64])
+    for bad in (damaged + good[middle + 64 :], good[:middle], b"no archive"):
+        path.write_bytes(bad)
+        with kafka:
+            assert not maps(kafka.pid, kafka.archive)
+            assert (kafka.home / "kafka.out").read_text() == ""
+
+
+SESSION = """
+import sys
+from pathlib import Path
+from lakequeue.streaming.jars import ensure_jars
+from lakequeue.streaming.java_archive import JavaArchive
+from lakequeue.streaming.spark import spark_session
+archive = JavaArchive("spark", Path(sys.argv[1]))
+spark = spark_session("test", master="local[1]", jars=ensure_jars().spark, archive=archive)
+assert spark.range(3).count() == 3
+java = spark.sparkContext._gateway.proc.pid
+print(str(archive.path) in Path(f"/proc/{java}/maps").read_text())
+spark.stop()
+archive.make()
+"""
+
+
+@pytest.mark.job
+def test_sparks_java_maps_it(with_jars: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SESSION, str(tmp_path / "spark.classes")]
+    for mapped in ("False", "True"):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[-1] == mapped, done.stdout + done.stderr
