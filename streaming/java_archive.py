@@ -97,10 +97,8 @@ class JavaArchive:
             finally:
                 child.kill()
             if made:
-                with partial.open("rb") as file:
-                    os.fsync(
-                        file.fileno()
-                    )  # else a machine that dies may leave its name and not it
+                with partial.open("rb") as file:  # a machine that dies must not leave its name only
+                    os.fsync(file.fileno())
                 partial.replace(self.path)
                 self._record.unlink()
         finally:
