@@ -7,11 +7,22 @@ only grow). So it does not matter whether a batch is tried again, the engine ran
 wrote its journal record twice, or the checkpoint of this query was lost. Delta's own mark for
 repeated batches (`txnAppId`) would rebuild the table's snapshot at every append, which takes three
 times as long as the append itself.
+
+On a file system of this machine the rows do not go back to Java: the Python worker that has them
+writes the files, and Delta commits these (`table_files`, `file_commit`). On an object store, and
+for a table that somebody altered, Spark writes them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time as clock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +32,17 @@ from pyspark.sql import functions as f
 
 from ..protocol import journal as journal_codec
 from ..protocol import topics
-from ..protocol.folders import Folder
+from ..protocol.folders import Folder, folder
 from ..protocol.wire import STEP
 from ..sources.kafka_source import headers_column, meta_column
 from .delta_tables import JOURNAL, MESSAGES, ROWS, append, stored_offsets
-from .run_rows import run_rows
+from .file_commit import FileCommits
+from .run_items import run_items
+from .run_rows import run_rows, with_run
+from .table_files import TableFiles
 
+SAID = "table STRING, said STRING"
+BELOW = 5  # what the worker that writes files takes from its priority: nobody waits for it
 TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
 
 
@@ -38,17 +54,20 @@ class TableWriter:
     are looked at only there: within one run of the query no batch comes twice.
     """
 
-    def __init__(self, spark: SparkSession, folder: Folder | str, on_batch: Callable | None = None):
-        self._folder = str(folder)
+    def __init__(self, spark: SparkSession, tables: Folder | str, on_batch: Callable | None = None):
+        self._folder = str(tables)
         self._on_batch = on_batch
+        place = folder(str(tables))
+        self._local = place if isinstance(place, Path) else None
+        self._commits = {n: FileCommits(spark, f"{tables}/{n}") for n in (MESSAGES, JOURNAL)}
         rows = (
-            spark.read.format("delta").load(f"{folder}/{JOURNAL}")
+            spark.read.format("delta").load(f"{tables}/{JOURNAL}")
             .groupBy("broker", "vpn").agg(f.max(f.struct("step", "part")).alias("last")).collect()
         )  # fmt: skip
         self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
         # Expressions are made once: PySpark asks the Java process for each function by name.
         journal = f.col("topic").endswith(f".{topics.JOURNAL}")
-        known = not_stored(stored_offsets(spark, folder, MESSAGES))
+        known = not_stored(stored_offsets(spark, tables, MESSAGES))
         self._is_journal = journal
         self._is_message = ~journal if known is None else ~journal & known
         self._message = [
@@ -65,7 +84,35 @@ class TableWriter:
             f.col("topic"), f.col("partition"), f.col("offset"), f.col("value"),
         ]  # fmt: skip
 
+        self._fresh = f.lit(True) if known is None else journal | known
+
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        if self._local is not None and all(c.possible() for c in self._commits.values()):
+            self._as_files(batch, self._local)
+        else:
+            self._as_rows(batch)
+        if self._on_batch is not None:
+            self._on_batch(batch_id)
+
+    def _as_files(self, batch: DataFrame, tables: Path) -> None:
+        by_day = frozenset(name for name, commits in self._commits.items() if commits.by_day())
+        work = _FilesOfABatch(str(tables), by_day, clock(), self._last)
+        step = self._record[1]
+        records = with_run(batch.where(self._fresh).select(*self._message, step))
+        said = records.coalesce(1).mapInArrow(work, SAID).collect()
+        added: dict[str, list[dict[str, Any]]] = {MESSAGES: [], JOURNAL: []}
+        last = dict(self._last)
+        for row in said:
+            found = json.loads(row.said)
+            if row.table:
+                added[row.table].append(found)
+            else:
+                last |= {(broker, vpn): (step, part) for broker, vpn, step, part in found}
+        for name, files in added.items():
+            self._commits[name].commit(files)
+        self._last = last
+
+    def _as_rows(self, batch: DataFrame) -> None:
         batch.persist()
         try:
             records = batch.where(self._is_message).select(*self._message)
@@ -77,8 +124,6 @@ class TableWriter:
             self._last = last
         finally:
             batch.unpersist()
-        if self._on_batch is not None:
-            self._on_batch(batch_id)
 
     def _new_only(
         self, batch: DataFrame, last: dict[tuple[str, str], tuple[int, int]]
@@ -129,6 +174,81 @@ def _step(text: str) -> tuple[int, int] | None:
     """Step and part of a journal record; None for a record that is not the engine's."""
     number, _, part = text.partition(".")
     return (int(number), int(part)) if number.isdecimal() and part.isdecimal() else None
+
+
+@dataclass
+class _FilesOfABatch:
+    """Runs in a Python worker: writes the files of a batch. tables: the folder that holds them;
+    by_day: those that are partitioned; last: see `TableWriter`.
+
+    Gives a row for each file, what Delta is to say of it as JSON, and one without a table for what
+    stands last in the journal now.
+    """
+
+    tables: str
+    by_day: frozenset[str]
+    now_s: float
+    last: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _yield_to_others()
+        files = TableFiles(Path(self.tables), self.by_day, self.now_s)
+        try:
+            for batch in batches:
+                is_journal = pc.ends_with(batch["topic"], f".{topics.JOURNAL}")
+                messages = batch.filter(pc.invert(is_journal))
+                if messages.num_rows:
+                    files.add(MESSAGES, _message_rows(messages))
+                for rows in self._new_journal(batch.filter(is_journal)):
+                    files.add(JOURNAL, rows)
+            said = [(table, json.dumps(file)) for table, file in files.close()]
+        except BaseException:
+            files.discard()
+            raise
+        last = [[*who, *at] for who, at in self.last.items()]
+        said.append(("", json.dumps(last)))
+        table, text = (list(column) for column in zip(*said, strict=True))
+        yield pa.RecordBatch.from_pydict({"table": table, "said": text})
+
+    def _new_journal(self, batch: pa.RecordBatch) -> Iterator[pa.Table]:
+        """The rows of records that are not in the table yet; advances ``last``."""
+        columns = (batch[name].to_pylist() for name in ("topic", "key", "step", "value"))
+        for topic, key, step, value in zip(*columns, strict=True):
+            at = _step(step) if step is not None else None
+            vpn = topics.split(topic)
+            broker = (key or b"").decode(errors="replace")
+            who = broker, vpn[0] if vpn else ""
+            if at is not None and at > self.last.get(who, (-1, 0)):
+                self.last[who] = at
+                if value is not None:
+                    yield from map(_as_table, _decode_record(broker, step, value))
+
+
+def _as_table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+def _message_rows(batch: pa.RecordBatch) -> pa.Table:
+    """A row for each message of records."""
+    record, item, payload = run_items(batch["value"], batch["run"])
+    of_record = batch.select(["topic", "partition", "offset", "time", "key", "lq", "headers"])
+    rows = of_record.take(pa.array(record))
+    columns = {name: rows[name] for name in ("topic", "partition", "offset")}
+    columns["item"] = pa.array(item.astype(np.int32))
+    columns |= {"time": rows["time"], "key": rows["key"], "payload": payload}
+    return pa.table(columns | {"lq": rows["lq"], "headers": rows["headers"]})
+
+
+def _yield_to_others() -> None:
+    """Once in the life of this worker: it comes behind those for whom somebody waits."""
+    global _yields
+    if not _yields:
+        _yields = True
+        with suppress(OSError):
+            os.nice(BELOW)
+
+
+_yields = False
 
 
 def _decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -65,7 +65,7 @@ _DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SN
 DAYS_BACK = 7
 DAY_S = 86_400
 # Minimum and maximum per file only of what people search by.
-_SKIPPING = {
+SKIPPING = {
     MESSAGES: "topic,partition,offset,time",
     JOURNAL: "step,queue,event,message_id,time",
     COMMANDS: "topic,partition,offset,time,command,queue",
@@ -86,7 +86,7 @@ def create_tables(
             f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS[name]}) "
             f"USING delta PARTITIONED BY ({DATE}) "
             f"TBLPROPERTIES ('delta.checkpointInterval' = '100', "
-            f"'delta.dataSkippingStatsColumns' = '{_SKIPPING[name]}', "
+            f"'delta.dataSkippingStatsColumns' = '{SKIPPING[name]}', "
             f"'{SCHEMA}' = '{SCHEMA_VERSION}')"
         )
         said = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}

@@ -22,8 +22,11 @@ from lakequeue.lake import TABLES, NoLake, create_views, open_lake, trace
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
+from lakequeue.protocol.journal import NO_END, Journal, Segment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
+from lakequeue.protocol.wire import STEP
+from lakequeue.sinks.delta import TableWriter
 from lakequeue.sinks.delta_tables import (
     COLUMNS,
     DAYS_BACK,
@@ -34,7 +37,8 @@ from lakequeue.sinks.delta_tables import (
     append,
     create_tables,
 )
-from lakequeue.sinks.run_rows import run_rows
+from lakequeue.sinks.run_items import run_items
+from lakequeue.sinks.run_rows import run_rows, with_run
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -189,6 +193,14 @@ def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
     assert {at: sorted(rows) for at, rows in found.items()} == {
         at: list(enumerate(payloads)) for at, payloads in wanted.items()
     }
+    counted = with_run(spark.createDataFrame(records, columns)).toArrow().combine_chunks()
+    values, run = (counted[name].chunk(0) for name in ("value", "run"))
+    record, item, payloads = run_items(values, run)
+    at = counted["offset"].to_pylist()
+    ours = zip([at[n] for n in record], item.tolist(), payloads.to_pylist(), strict=True)
+    assert sorted(ours, key=lambda o: o[:2]) == sorted(
+        (offset, n, payload) for offset, rows in wanted.items() for n, payload in enumerate(rows)
+    )
     runs = sum(len(payloads) > 1 for payloads in wanted.values())
     assert 150 < runs < 450
 
@@ -470,6 +482,68 @@ def test_R1_a_table_that_is_not_by_date_is_written_on(job: Job, tmp_path: Path) 
     create_tables(session, tmp_path, [SNAPSHOTS])
     wanted = session.createDataFrame([], ROWS[SNAPSHOTS]).schema["refs"]
     assert session.table(place).schema["refs"] == wanted
+
+
+KAFKA = (
+    "key BINARY, value BINARY, topic STRING, `partition` INT, `offset` LONG, timestamp TIMESTAMP, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+
+
+def records(offset: int, step: int) -> list[tuple[Any, ...]]:
+    """What Spark's source reads: a run, one with headers, one of another day, one without a value,
+    and two journal records, the second twice."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    run = [("lq", b'{"to": "q", "count": 3}')]
+    rows = [
+        (None, encode_run([b"a", b"", b"ccc"]), now, run),
+        (b"k", b"keyed", now, [("lq", b'{"to": "q"}'), ("a", b"b")]),
+        (None, b"old", now - timedelta(days=2), None),
+        (None, None, now, []),
+        (None, b"no header", now, [("lq", b"\x9d\xff")]),
+    ]
+    found = [(key, value, "t.publish", 0, offset + n, when, headers)
+             for n, (key, value, when, headers) in enumerate(rows)]  # fmt: skip
+    for n, at in enumerate((step, step + 1, step + 1)):
+        said = [Segment("spooled", "t", "q", [at, at + 1], topic="t.publish", partitions=[0, 0],
+                        offsets=[offset, offset], items=[0, 1], until=[5, NO_END])]  # fmt: skip
+        value = encode(Journal("b", at, round(now.timestamp() * 1000), said))
+        found.append((b"b", value, "t.journal", 0, offset + n, now, [(STEP, b"%d.0" % at)]))
+    return found
+
+
+@in_real_time
+def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path: Path) -> None:
+    """Delta checks its rows then; they are the same as those that we write as files."""
+    session = SparkSession.builder.getOrCreate()
+    ways = {}
+    for way in ("as files", "as rows"):
+        tables = tmp_path / way
+        create_tables(session, tables)
+        ways[way] = TableWriter(session, tables)
+        if way == "as rows":
+            session.sql(f"ALTER TABLE delta.`{tables}/messages` "
+                        "ADD CONSTRAINT few CHECK (`offset` < 1000)")  # fmt: skip
+    for offset, step in ((0, 1), (100, 2)):
+        frame = session.createDataFrame(records(offset, step), KAFKA)
+        for write in ways.values():
+            write(frame.coalesce(1), step)
+    for name in TABLES:
+        found = [
+            sorted(
+                map(repr, session.read.format("delta").load(f"{tmp_path}/{way}/{name}").collect())
+            )
+            for way in ways
+        ]
+        assert found[0] == found[1], name
+        assert len(found[0]) == {"messages": 14, "journal": 6}[name]
+    too_many = session.createDataFrame(records(1000, 5), KAFKA)
+    with pytest.raises(Exception, match="few"):
+        ways["as rows"](too_many, 5)
+    again = TableWriter(session, tmp_path / "as files")
+    again(frame.coalesce(1), 6)
+    assert session.read.format("delta").load(f"{tmp_path}/as files/messages").count() == 14
+    assert session.read.format("delta").load(f"{tmp_path}/as files/journal").count() == 6
 
 
 @in_real_time

@@ -1,0 +1,192 @@
+"""R1: the files that the tables' worker writes: rows as the codecs say, and true figures."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lake.on_files import MESSAGES
+from lakequeue.lake.opening import open_lake
+from lakequeue.protocol.journal import Journal, Segment, encode
+from lakequeue.protocol.messages import decode_run, encode_run
+from lakequeue.sinks.delta import _FilesOfABatch, _message_rows
+from lakequeue.sinks.run_items import run_items
+from lakequeue.sinks.table_files import TableFiles
+
+NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
+BOTH = frozenset({"messages", "journal"})
+RECORDS = pa.schema(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+        ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
+        ("lq", pa.string()), ("headers", pa.string()), ("run", pa.int32()), ("step", pa.string()),
+    ]
+)  # fmt: skip
+
+
+def message(offset: int, value: bytes | None, run: int | None = None, **more: Any) -> dict:
+    return {"topic": "default.publish", "partition": 3, "offset": offset, "time": NOW,
+            "value": value, "run": run, **more}  # fmt: skip
+
+
+def record(step: int, part: int = 0, ids: int = 2, topic: str = "default.journal") -> dict:
+    said = [Segment("spooled", "default", "orders", list(range(1, ids + 1)))]
+    value = encode(Journal("b", step, round(NOW.timestamp() * 1000), said))
+    return {"topic": topic, "partition": 0, "offset": step, "time": NOW, "key": b"b",
+            "value": value, "step": f"{step}.{part}"}  # fmt: skip
+
+
+def batch(*rows: dict) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), RECORDS)
+
+
+def written(home: Path, *batches: pa.RecordBatch, by_day: frozenset[str] = BOTH,
+            last: dict | None = None) -> list[tuple[str, Any]]:  # fmt: skip
+    """What the worker says of these batches."""
+    work = _FilesOfABatch(str(home / "tables"), by_day, NOW.timestamp(), last or {})
+    (said,) = work(iter(batches))
+    return [(row["table"], json.loads(row["said"])) for row in said.to_pylist()]
+
+
+def test_a_run_is_taken_apart_as_the_codec_does_it() -> None:
+    """Among records that are no runs, and in a part of a longer array."""
+    dice = random.Random(20261123)
+    rows, wanted = [], []
+    for offset in range(500):
+        payloads = [dice.randbytes(dice.choice([0, 1, 3, 300])) for _ in range(dice.randint(1, 8))]
+        value = encode_run(payloads)
+        if dice.random() < 0.3:
+            value = dice.choice([None, b"", b"no run"])
+            rows.append(message(offset, value))
+            wanted.append((offset, 0, value))
+        else:
+            rows.append(message(offset, value, len(payloads)))
+            wanted += [(offset, i, p) for i, p in enumerate(decode_run(value, len(payloads)))]
+    for begin, end in ((0, 500), (7, 11), (200, 500), (3, 3)):
+        part = batch(*rows).slice(begin, end - begin)
+        found = _message_rows(part).to_pylist()
+        ours = [w for w in wanted if begin <= w[0] < end]
+        assert [(r["offset"], r["item"], r["payload"]) for r in found] == ours
+    no_runs = batch(message(1, b"a"), message(2, None), message(3, b""))
+    _, _, payloads = run_items(no_runs["value"], no_runs["run"])
+    assert payloads.to_pylist() == [b"a", None, b""]
+
+
+def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:
+    rows = batch(
+        message(5, b"one"), message(9, encode_run([b"x", b"yy"]), 2, lq='{"count":2}'),
+        message(7, None, time=NOW - timedelta(milliseconds=1500)),
+    )  # fmt: skip
+    (table, file), (_, last) = written(tmp_path, rows)
+    assert (table, last) == ("messages", [])
+    assert file["partitionValues"] == {"date": "2026-03-05"}
+    place = tmp_path / "tables" / "messages" / file["path"]
+    assert place.stat().st_size == file["size"]
+    found = pq.ParquetFile(place).read()
+    assert found.schema.remove_metadata() == MESSAGES
+    assert found["offset"].to_pylist() == [5, 9, 9, 7]
+    assert json.loads(file["stats"]) == {
+        "numRecords": 4,
+        "minValues": {"topic": "default.publish", "partition": 3, "offset": 5,
+                      "time": "2026-03-05T11:59:58.500Z"},
+        "maxValues": {"topic": "default.publish", "partition": 3, "offset": 9,
+                      "time": "2026-03-05T12:00:00.000Z"},
+        "nullCount": {"topic": 0, "partition": 0, "offset": 0, "time": 0},
+    }  # fmt: skip
+
+
+def test_a_time_that_nobody_can_write_down_is_left_out_of_the_figures(tmp_path: Path) -> None:
+    files = TableFiles(tmp_path, BOTH, NOW.timestamp())
+    times = pa.array([(1 << 63) - 1, -(1 << 62), None], pa.int64()).cast(
+        MESSAGES.field("time").type
+    )
+    empty = pa.table({f.name: pa.nulls(3, f.type) for f in MESSAGES})
+    files.add("messages", empty.set_column(4, "time", times))
+    found = {
+        file["partitionValues"]["date"]: json.loads(file["stats"]) for _, file in files.close()
+    }
+    assert set(found) == {"2026-02-26", "2026-03-06"}
+    assert found["2026-03-06"]["minValues"] == {}
+    assert found["2026-03-06"]["nullCount"] == dict.fromkeys(
+        ("topic", "partition", "offset"), 2) | {"time": 1}  # fmt: skip
+
+
+def test_R1_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """Neither what the table has, nor what comes twice; who is no engine is passed over."""
+    stranger = {**record(9), "value": b"nonsense"}
+    said = written(
+        tmp_path, batch(record(4), record(5), record(5, part=1)),
+        batch(record(5, part=1), record(6), {**record(7), "step": "x"}, stranger),
+        batch(record(1, topic="other.journal")), last={("b", "default"): (4, 0)},
+    )  # fmt: skip
+    (table, file), (_, last) = said
+    rows = pq.ParquetFile(tmp_path / "tables" / table / file["path"]).read().to_pylist()
+    assert [(r["step"], r["part"]) for r in rows] == [
+        (5, 0), (5, 0), (5, 1), (5, 1), (6, 0), (6, 0), (1, 0), (1, 0),
+    ]  # fmt: skip
+    assert sorted(last) == [["b", "default", 9, 0], ["b", "other", 1, 0]]
+
+
+def test_the_rows_of_a_day_stand_in_its_file(tmp_path: Path) -> None:
+    """A table of an earlier version has no days: the file has the column itself."""
+    rows = batch(*(message(n, b"%d" % n, time=NOW + timedelta(days=n)) for n in range(-2, 4)))
+    by_day = {file["partitionValues"]["date"]: file for _, file in written(tmp_path, rows)[:-1]}
+    assert sorted(by_day) == ["2026-03-03", "2026-03-04", "2026-03-05", "2026-03-06"]
+    assert json.loads(by_day["2026-03-06"]["stats"])["numRecords"] == 3
+    older = written(tmp_path, rows, by_day=frozenset())[:-1]
+    assert [file["partitionValues"] for _, file in older] == [{}] * 4
+    place = tmp_path / "tables" / "messages"
+    days = [d for _, file in older for d in pq.read_table(place / file["path"])["date"].to_pylist()]
+    assert [day.day for day in days] == [3, 4, 5, 6, 6, 6]
+
+
+def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield batch(message(1, b"one"), record(1))
+        raise OSError("Kafka is away")
+
+    work = _FilesOfABatch(str(tmp_path / "tables"), BOTH, NOW.timestamp())
+    with pytest.raises(OSError, match="Kafka is away"):
+        list(work(broken()))
+    assert [p for p in (tmp_path / "tables").rglob("*") if p.is_file()] == []
+
+
+def test_large_batches_are_written_in_parts(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("lakequeue.sinks.table_files.GROUP_BYTES", 10_000)
+    parts = [batch(*(message(100 * k + n, bytes(500)) for n in range(20))) for k in range(5)]
+    (_, file), _ = written(tmp_path, *parts)
+    stored = pq.ParquetFile(tmp_path / "tables" / "messages" / file["path"])
+    assert stored.metadata.num_row_groups > 1
+    assert stored.read()["offset"].to_pylist() == [100 * k + n for k in range(5) for n in range(20)]
+    stats = json.loads(file["stats"])
+    assert (stats["numRecords"], stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (
+        100, 0, 419,
+    )  # fmt: skip
+
+
+def test_the_files_are_a_table_that_everybody_reads(tmp_path: Path) -> None:
+    """Committed by another writer of Delta, and asked through the views."""
+    said = written(tmp_path, batch(message(1, b"one"), record(1, ids=3)))
+    for table, file in said[:-1]:
+        place = tmp_path / "tables" / table
+        rows = pq.ParquetFile(place / file["path"]).read()
+        day = pa.repeat(pa.scalar(NOW.date()), len(rows))
+        schema = rows.append_column("date", day).schema
+        made = deltalake.DeltaTable.create(place, schema, partition_by="date")
+        action = deltalake.transaction.AddAction(
+            file["path"], file["size"], file["partitionValues"], file["modificationTime"],
+            file["dataChange"], file["stats"],
+        )  # fmt: skip
+        made.create_write_transaction([action], "append", schema, partition_by="date")
+    with open_lake(tmp_path) as lake:
+        asked = "SELECT count(*) FROM messages WHERE time = TIMESTAMPTZ '2026-03-05 12:00:00Z'"
+        assert lake.execute(asked).fetchone() == (1,)
+        asked = "SELECT count(*) FROM journal WHERE event = 'spooled' AND message_id = '2'"
+        assert lake.execute(asked).fetchone() == (1,)
