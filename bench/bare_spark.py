@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import LakequeueError
+from ..streaming.tied_child import start_tied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +28,9 @@ def spark_start_ms(home: Path) -> float:
     """From the start of a process to the first row in its operator; home: an empty folder."""
     begin = time.monotonic()
     with (home / "stderr").open("wb") as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(home)], stderr=errors, start_new_session=True
-        )
+        command = [sys.executable, "-m", __name__, str(home)]
+        # It ends with this process also where nobody reaches `finally`; its Java ends with it.
+        child = start_tied(command, stderr=errors, start_new_session=True)
     try:
         while not (home / FIRST).exists():
             if child.poll() is not None or time.monotonic() - begin > START_S_MAX:
