@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..protocol.outputs import is_alert
 from .common import (
     connect,
     connection_options,
@@ -59,8 +60,9 @@ def events(
     """
 
     def wanted(event: dict[str, Any]) -> bool:
-        is_alert = event["event"].endswith(("_high", "_cleared"))
-        return (not queue or event["queue"] == queue) and (is_alert or not alerts)
+        if alerts and not is_alert(event["event"]):
+            return False
+        return not queue or event["queue"] == queue
 
     with connect(url, home, vpn, "events") as connection, stop_on_signals() as stop:
         admin = connection.admin()

@@ -116,6 +116,15 @@ class Capture:
     topic: str
 
 
+ALERTS = frozenset({"spool_usage", "spool_files", "delivered_unacked"})  # S9, B4
+
+
+def is_alert(event: str) -> bool:
+    """Whether an event says that an alert was set (``<what>_high``) or cleared."""
+    what, _, end = event.rpartition("_")
+    return what in ALERTS and end in ("high", "cleared")
+
+
 @dataclass(slots=True)
 class Alert:
     """An alert was set (``<what>_high``) or cleared (``<what>_cleared``) (S9, B4); for logs.

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from ..protocol import journal, topics
-from ..protocol.outputs import Alert
+from ..protocol.outputs import Alert, is_alert
 from ..protocol.wire import STEP
 from ..sources.live import quiet_client
 
@@ -28,7 +28,6 @@ log = logging.getLogger("lakequeue.engine")
 POLL_S = 0.25
 Heard = Callable[[str, pa.Table], None]
 Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
-_ALERTS = ("_high", "_cleared")
 # Of an event's details, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
 
@@ -44,21 +43,27 @@ def decoded(value: bytes) -> pa.Table | None:
 
 def alerts_in(table: pa.Table) -> list[Alert]:
     """The alerts of a journal record."""
-    found = []
+    found: list[Alert] = []
     for batch in table.to_batches():
         names = batch["event"].dictionary.to_pylist()
-        codes = [code for code, name in enumerate(names) if name.endswith(_ALERTS)]
+        codes = [code for code, name in enumerate(names) if is_alert(name)]
         if codes:
             mask = pc.is_in(batch["event"].indices, value_set=pa.array(codes, pa.int32()))
-            found += [_alert(row) for row in batch.filter(mask).to_pylist()]
+            found += filter(None, map(_alert, batch.filter(mask).to_pylist()))
     return found
 
 
-def _alert(row: dict[str, Any]) -> Alert:
-    details: dict[str, Any] = dict(_DETAIL.findall(row["reason"]))
+def _alert(row: dict[str, Any]) -> Alert | None:
+    """None: no engine wrote that, whoever may write to the topic."""
+    details: dict[str, Any] = dict(_DETAIL.findall(row["reason"] or ""))
     left = details.pop("time_to_react_s", "None")
-    details["time_to_react_s"] = None if left == "None" else float(left)
-    return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
+    try:
+        details["time_to_react_s"] = None if left == "None" else float(left)
+        alert = Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
+        alert.text()
+    except (KeyError, ValueError):
+        return None
+    return alert
 
 
 def told(text: str, broker: str, alert: Alert) -> None:

@@ -101,3 +101,18 @@ def test_a_flow_has_its_consumers_name() -> None:
     assert alert.text() == (
         "delivered_unacked_high: consumer 'a' of queue 'small' of VPN 'east' at 80.0 % of 10"
     )
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ("bridge_cleared", "bridge=b, to=far, after_s=1.0"),  # H3: of a bridge, and no alert
+        ("spool_usage_high", ""),
+        ("spool_usage_high", "scope=queue, limit=1"),
+        ("spool_usage_high", "scope=queue, limit=1, percent=90, time_to_react_s=soon"),
+    ],
+)
+def test_what_only_looks_like_an_alert_is_none(event: str, reason: str) -> None:
+    journal = wire.Journal("broker-0", 5, 1_000, [wire.Segment(event, "east", "q", reason=reason)])
+    (record,) = wire.encode([journal], SIZES)
+    assert alerts_in(decoded(record.value or b"")) == []
