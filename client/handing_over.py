@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
@@ -23,7 +24,6 @@ from .transport import Acked, Headers
 AT_ONCE = 5  # librdkafka's RD_KAFKA_IDEMP_MAX_INFLIGHT
 BATCH_BYTES = 900_000  # its batch.size is 1,000,000, with what Kafka adds to a record
 BATCH_RECORDS = 10_000  # its batch.num.messages
-
 RECORD_BYTES = 36  # beside key, value and headers: its MESSAGE_V2_MAX_OVERHEAD
 HEADER_BYTES = 10  # two lengths
 
@@ -40,25 +40,18 @@ class _Partition:
         self.held: deque[_Given] = deque()
 
 
+@dataclass(slots=True, eq=False)
 class _Given:
     """One record on its way; the library calls it when it has delivered it, or never will."""
 
-    __slots__ = ("_over", "acked", "partition", "record", "size")
-
-    def __init__(
-        self, over: HandingOver, partition: _Partition, record: tuple[Any, ...], size: int,
-        acked: Acked | None,
-    ) -> None:  # fmt: skip
-        self._over, self.partition, self.record, self.size, self.acked = (
-            over,
-            partition,
-            record,
-            size,
-            acked,
-        )
+    over: HandingOver
+    partition: _Partition
+    record: tuple[Any, ...]
+    size: int
+    acked: Acked | None
 
     def __call__(self, error: Any, _: Any) -> None:
-        self._over.ended(self, None if error is None else error.str())
+        self.over.ended(self, None if error is None else error.str())
 
 
 class HandingOver:
@@ -91,9 +84,8 @@ class HandingOver:
             partition = self._partitions.get((topic, place))
             if partition is None:
                 partition = self._partitions[topic, place] = _Partition()
-            given = _Given(
-                self, partition, (topic, value, key, place, headers or None), size, acked
-            )
+            record = (topic, value, key, place, headers or None)
+            given = _Given(self, partition, record, size, acked)
             if partition.held or partition.on_way >= AT_ONCE:
                 partition.held.append(given)
             else:
@@ -124,7 +116,7 @@ class HandingOver:
             return lost
         size = count = 0
         while partition.held and count < BATCH_RECORDS:
-            size += partition.held[0].size + 100
+            size += partition.held[0].size
             if count and size > BATCH_BYTES:
                 break
             given = partition.held.popleft()

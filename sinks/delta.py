@@ -59,7 +59,8 @@ class TableWriter:
         self._on_batch = on_batch
         place = folder(str(tables))
         self._local = place if isinstance(place, Path) else None
-        self._commits = {n: FileCommits(spark, f"{tables}/{n}") for n in (MESSAGES, JOURNAL)}
+        local = (MESSAGES, JOURNAL) if self._local is not None else ()
+        self._commits = {name: FileCommits(spark, f"{tables}/{name}") for name in local}
         rows = (
             spark.read.format("delta").load(f"{tables}/{JOURNAL}")
             .groupBy("broker", "vpn").agg(f.max(f.struct("step", "part")).alias("last")).collect()
@@ -83,7 +84,6 @@ class TableWriter:
             ).alias("step"),
             f.col("topic"), f.col("partition"), f.col("offset"), f.col("value"),
         ]  # fmt: skip
-
         self._fresh = f.lit(True) if known is None else journal | known
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:

@@ -30,6 +30,7 @@ Heard = Callable[[str, pa.Table], None]
 Say = Callable[[str, str, Alert], None]  # a sentence, the broker, what it is of
 # Of an event's details, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
+_SAID = {"scope", "limit", "percent"}  # of every alert
 
 
 def decoded(value: bytes) -> pa.Table | None:
@@ -59,11 +60,11 @@ def _alert(row: dict[str, Any]) -> Alert | None:
     left = details.pop("time_to_react_s", "None")
     try:
         details["time_to_react_s"] = None if left == "None" else float(left)
-        alert = Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
-        alert.text()
-    except (KeyError, ValueError):
+    except ValueError:
         return None
-    return alert
+    if not details.keys() >= _SAID:
+        return None
+    return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
 
 
 def told(text: str, broker: str, alert: Alert) -> None:
