@@ -1,0 +1,93 @@
+"""What may be an alert stands in one table, `protocol.outputs.ALERTS` (S9, B4): by it who reads a
+journal tells alerts from other events. What the core says, what `usage` and `describe` show as set
+and what the reference lists are held against it, so that none can be added in one place alone.
+
+The core's names are read from its source: a run would show only those that it came to.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import lakequeue
+import pytest
+from lakequeue.protocol.outputs import ALERTS, is_alert
+
+STATE = Path(lakequeue.__file__).parent / "state"
+SAYS_THEM = STATE / "phases" / "alerts.py"
+# Who says an alert, and which of its arguments is the name.
+DOORS = {"_say": 1, "_watch_one": 2}
+NO_ALERTS = {"bridge_cleared"}  # H3: a bridge that was held up goes on; nothing fills up
+
+
+def calls(file: Path) -> Iterator[tuple[str, ast.Call, str]]:
+    """Each call of a file: the function that it stands in, itself, and what is called."""
+    for function in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                yield function.name, node, called
+
+
+def strings(node: ast.AST) -> set[str]:
+    """All literal strings below a node but those that are looked for or compared with."""
+    own = {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+    below = () if isinstance(node, ast.Compare) else ast.iter_child_nodes(node)
+    return own.union(*map(strings, below))
+
+
+def said() -> set[str]:
+    """The names that reach `_say`, followed through the door that hands one on."""
+    found = set()
+    for where, call, called in calls(SAYS_THEM):
+        if called not in DOORS:
+            continue
+        name = call.args[DOORS[called]]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            found.add(name.value)
+        else:  # `_watch_one` hands its own on; nothing else may
+            assert (where, ast.unparse(name)) == ("_watch_one", "what"), ast.unparse(call)
+    return found
+
+
+def test_the_core_says_those_of_the_table_and_no_others() -> None:
+    assert said() == ALERTS
+
+
+@pytest.mark.parametrize("file", sorted(STATE.rglob("*.py")), ids=lambda f: f.stem)
+def test_nothing_else_of_the_core_says_one(file: Path) -> None:
+    for where, call, called in calls(file):
+        assert called != "Alert" or (file, where) == (SAYS_THEM, "_say"), f"{file}: {where}"
+        if called == "event" and call.args:
+            for name in strings(call.args[0]) - NO_ALERTS:
+                assert not name.endswith(("_high", "_cleared")), f"{file}: {where}: {name}"
+
+
+def test_what_is_no_alert_is_not_taken_for_one() -> None:
+    assert not any(map(is_alert, NO_ALERTS))
+    assert all(is_alert(f"{name}_{end}") for name in ALERTS for end in ("high", "cleared"))
+
+
+def test_those_shown_as_set_are_of_the_table() -> None:
+    """`describe`, `queues` and `usage`; the broker's are the state's own list of keys."""
+    shown = set()
+    for node in ast.walk(ast.parse((STATE / "commands" / "inspection.py").read_text())):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "alerts":
+                    shown |= strings(value)
+    assert {"spool_usage", "delivered_unacked"} <= shown <= ALERTS
+
+
+def test_the_reference_lists_all(root: Path) -> None:
+    text = (root / "docs/reference/reasons-and-events.md").read_text()
+    table = text.partition("\n## Alerts\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)_high`, `(\w+)_cleared` \|", table, re.MULTILINE)
+    assert [high for high, _ in rows] == [cleared for _, cleared in rows]
+    assert sorted(high for high, _ in rows) == sorted(ALERTS)
+    assert len(re.findall(r"_high`|_cleared`", table)) == 2 * len(ALERTS)
