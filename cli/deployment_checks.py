@@ -189,19 +189,28 @@ def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
 
 
 def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
-    """Whether client and engine are of one version."""
-    from ..streaming.version import release
+    """Whether client and engine are of one release, and of the same code. own: as `code_version`
+    has it; other code of one release is told, and does not fail: a client may have other
+    libraries."""
+    from ..streaming.version import code_version
 
-    own = own or release()
-    engine = heard.get("version")
+    own = own or code_version()
+    engine, code = heard.get("version"), heard.get("code")
     if not isinstance(engine, str):
         return Check("versions", True, "the engine does not tell its own", own, required=False)
-    ok = engine == own
-    advice = "" if ok else (
-        f"Install {engine} here, or upgrade the engine (docs/how-to/upgrade.md): this is for the "
-        "time of an upgrade only."
-    )  # fmt: skip
-    return Check("versions", ok, f"engine {engine}, here {own}", "the same", advice)
+    ok, advice = engine == own.partition("+")[0], ""
+    if not ok:
+        advice = (
+            f"Install {engine} here, or upgrade the engine (docs/how-to/upgrade.md): this is for "
+            "the time of an upgrade only."
+        )
+    elif isinstance(code, str) and code != own:
+        advice = (
+            "Another build of the same release, or with other libraries: it runs since before this "
+            "one was installed, or from elsewhere. Where it was to be upgraded, start it again."
+        )
+    there = code if isinstance(code, str) else engine
+    return Check("versions", ok, f"engine {there}, here {own}", "the same", advice)
 
 
 # ------------------------------------------------------------ looking

@@ -25,6 +25,22 @@ class EnvironmentFault(LakequeueError):
     """Something around lakequeue is missing: Kafka, Java, a free port, a package (exit 3)."""
 
 
+def _version_option() -> click.Option:
+    """``--version``: the release and its code, as a log of steps and `doctor` name it."""
+
+    def say(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not ctx.resilient_parsing:
+            from ..streaming.version import code_version
+
+            click.echo(f"{ctx.info_name}, version {code_version()}")
+            ctx.exit()
+
+    return click.Option(
+        ["--version"], is_flag=True, expose_value=False, is_eager=True, callback=say,
+        help="Show the version and exit.",
+    )  # fmt: skip
+
+
 class LazyGroup(click.Group):
     """A group whose commands are named as ``module:attribute`` and imported when called."""
 
@@ -32,7 +48,7 @@ class LazyGroup(click.Group):
         context = {"auto_envvar_prefix": "LAKEQUEUE", "help_option_names": ["-h", "--help"]}
         super().__init__(name, context_settings=context, **settings)
         self._where = where
-        click.version_option(package_name="lakequeue")(self)
+        self.params.append(_version_option())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the table."""

@@ -259,7 +259,8 @@ class Driver:
             raise Refused(
                 f"broker {self.home.name!r} did not stop in good order, and steps from "
                 f"{record.step} on were taken by version {record.code}; this is {self.code}: "
-                "start that version once more and stop it, then start this one"
+                "start that version once more and stop it, then start this one (`lakequeue "
+                "--version` says which one an installation is)"
             )
         if record.step != self.step + 1:
             raise Refused(

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..protocol import LakequeueError
-from .version import release
+from .version import code_version, release
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -34,7 +34,7 @@ class EngineHeartbeat:
         self._every_s = every_s
         self._about: dict[str, object] = {
             "host": socket.gethostname(), "process": os.getpid(), "home": str(home),
-            "version": release(),
+            "version": release(), "code": code_version(),
         }  # fmt: skip
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-heartbeat")

@@ -108,11 +108,21 @@ def test_clocks(apart_s: float, ok: bool, said: str) -> None:
 
 
 def test_versions() -> None:
-    assert versions_check({"version": "0.1.0"}, "0.1.0").ok
-    check = versions_check({"version": "0.2.0"}, "0.1.0")
-    assert (check.ok, check.found) == (False, "engine 0.2.0, here 0.1.0")
+    same = versions_check({"version": "0.1.0", "code": "0.1.0+aa"}, "0.1.0+aa")
+    assert (same.ok, same.advice) == (True, "")
+    check = versions_check({"version": "0.2.0", "code": "0.2.0+bb"}, "0.1.0+aa")
+    assert (check.ok, check.found) == (False, "engine 0.2.0+bb, here 0.1.0+aa")
     assert "Install 0.2.0 here" in check.advice
+    older = versions_check({"version": "0.1.0"}, "0.1.0+aa")  # from before it told its code
+    assert (older.ok, older.found, older.advice) == (True, "engine 0.1.0, here 0.1.0+aa", "")
     assert versions_check({}).ok
+
+
+def test_another_build_of_the_same_release_is_told() -> None:
+    """As behind an upgrade whose engine was not started again: no failure, a client may differ."""
+    check = versions_check({"version": "0.1.0", "code": "0.1.0+bb"}, "0.1.0+aa")
+    assert (check.ok, check.found) == (True, "engine 0.1.0+bb, here 0.1.0+aa")
+    assert "start it again" in check.advice
 
 
 @pytest.fixture(scope="module")
