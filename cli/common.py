@@ -73,9 +73,9 @@ def find_url(url: str | None, home: Path | None) -> str:
     if home is not None:
         address = home / ADDRESS_FILE
         if not address.is_file():
-            raise EnvironmentFault(
-                f"Nothing runs at the home {home}: start it with `lakequeue up --home {home}`."
-            )
+            from .presence import what_to_start
+
+            raise EnvironmentFault(f"{what_to_start(home)}.")
         return address.read_text().strip()
     here = Path(DEFAULT_HOME) / ADDRESS_FILE
     return here.read_text().strip() if here.is_file() else DEFAULT_URL

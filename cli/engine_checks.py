@@ -100,7 +100,7 @@ def slots_check(master: str, brokers: int) -> Check:
     wanted = f"{needed} or more: one for each broker, one for the tables"
     found = slots(master)
     if found is None:
-        advice = f"Ask {master}: only the cluster knows how many cores it gives."
+        advice = f"How many cores {master} gives, its own page says: it is not asked here."
         return Check("task slots", True, "unknown", wanted, advice, required=False)
     advice = "" if found >= needed else f"Give Spark more: --master 'local[{needed}]'."
     return Check("task slots", found >= needed, f"{found} ({master})", wanted, advice)

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected, Timeout
+from ..protocol.home_places import ABOUT, TABLES
 from .deployment_checks import clocks_check, versions_check
 from .doctor import Check
 from .group import EnvironmentFault
@@ -46,7 +47,7 @@ def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
     """A sentence for a person: what is there, what is not, and what to do."""
     place = address.removeprefix(KAFKA)
     if problem := kafka_problem(place):
-        return f"{problem}. {_start(home)}"
+        return f"{problem}. {what_to_start(home)}"
     try:
         heard = heartbeat(place, vpn)
     except LakequeueError:
@@ -57,7 +58,7 @@ def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
     if heard is None:
         return (
             f"Kafka answers at {place}, but the engine is not there: nothing was heard of it for "
-            f"{HEARTBEAT_WAIT_S:.0f} s. {_start(home)}"
+            f"{HEARTBEAT_WAIT_S:.0f} s. {what_to_start(home)}"
         )
     return (
         f"Kafka answers at {place}, and the engine lives ({who(heard)}), but it does not answer: "
@@ -99,24 +100,34 @@ def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[st
 
 
 def home_is_held(home: Path) -> bool:
-    """Whether a process of this machine holds the lock of a home's embedded Kafka."""
-    try:
-        with (home / "kafka" / "home.lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    """Whether a process of this machine holds a lock of a home: that of its embedded Kafka, or, of
+    an engine that has Kafka elsewhere, that of its tables."""
+    from ..streaming.tables_lock import LOCK
+
+    for lock in (home / "kafka" / "home.lock", home / TABLES / LOCK):
+        try:
+            with lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
     return False
 
 
-def _start(home: Path | None) -> str:
+def what_to_start(home: Path | None) -> str:
     """What to do, from what this machine knows of a home."""
     if home is None:
         return "Start it with `lakequeue up`, or say with --url or --home where it is"
     if home_is_held(home):
-        return f"The home {home} is in use by a process that is starting, ending or in trouble"
-    return f"Nothing runs at the home {home}: start it with `lakequeue up --home {home}`"
+        return (
+            f"The home {home} is in use by a process that is starting, ending or in trouble: see "
+            "what it says, and ask again"
+        )
+    start = f"start it with `lakequeue up --home {home}`"
+    if (home / ABOUT).is_file() and not (home / "kafka").is_dir():  # Kafka was somebody else's
+        start = "start it as before, with `lakequeue run` or `lakequeue submit`"
+    return f"Nothing runs at the home {home}: {start}"
 
 
 # ---------------------------------------------------------------- the rows of `lakequeue doctor`
@@ -131,8 +142,10 @@ def presence_checks(
         return []
     place = address.removeprefix(KAFKA)
     problem = kafka_problem(place)
-    kafka = Check("Kafka", not (problem and required), problem or f"answers at {place}",
-                  "a broker that answers", _start(home) if problem else "", required)  # fmt: skip
+    kafka = Check(
+        "Kafka", not (problem and required), problem or f"answers at {place}",
+        "a broker that answers", what_to_start(home) if problem else "", required,
+    )  # fmt: skip
     if problem:
         return [kafka]
     out = [kafka, *_engine_checks(place, home, vpn, required)]
@@ -158,7 +171,7 @@ def _engine_checks(place: str, home: Path | None, vpn: str, required: bool) -> l
         return [Check("engine", not required, f"never here: {error}", wanted, advice, required)]
     if heard is None:
         found = f"none for {HEARTBEAT_WAIT_S:.0f} s"
-        return [Check("engine", not required, found, wanted, _start(home), required)]
+        return [Check("engine", not required, found, wanted, what_to_start(home), required)]
     lives = Check("engine", True, f"lives: {who(heard)}", wanted, required=required)
     return [lives, clocks_check(heard), versions_check(heard)]
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -26,6 +26,9 @@ from .before_running import check_master
 from .common import option
 from .engine_options import engine_options, engine_settings
 from .group import EnvironmentFault
+
+if TYPE_CHECKING:
+    import psutil
 
 PROGRAM = Path(__file__).resolve().parent / "engine_program.py"
 PACKAGE = "lakequeue-packages"
@@ -114,7 +117,7 @@ def submit(
     if only_print:
         click.echo(shlex.join(command))
         return
-    sys.exit(_run(command, as_json))
+    sys.exit(_run(command, as_json, home / "spark.log" if deploy_mode == "client" else None))
 
 
 def words(what: Submission) -> Iterator[str]:
@@ -171,8 +174,9 @@ def _package() -> Path:
     return package_zip(cache_directory() / PACKAGE)
 
 
-def _run(command: list[str], as_json: bool) -> int:
-    """Run it; its exit status. In a process group of its own: a Ctrl-C must not reach Java.
+def _run(command: list[str], as_json: bool, log: Path | None) -> int:
+    """Run it; its exit status. In a process group of its own: a Ctrl-C must not reach Java. log:
+    of a driver here, for what Java says beside it.
 
     spark-submit writes what Python says on standard error to standard output; programs read only
     what is JSON there.
@@ -186,7 +190,7 @@ def _run(command: list[str], as_json: bool) -> int:
         command, env=environment, process_group=0, stdout=output, stderr=subprocess.PIPE, text=True
     )
     # Nobody waits for it behind the end of the process: others may hold the pipe open.
-    errors = threading.Thread(target=_pass_on, args=(process.stderr,), daemon=True)
+    errors = threading.Thread(target=_pass_on, args=(process.stderr, process.pid, log), daemon=True)
     errors.start()
 
     def end(number: int, frame: object) -> None:
@@ -203,12 +207,22 @@ def _run(command: list[str], as_json: bool) -> int:
             signal.signal(which, handler)
 
 
-def _pass_on(errors: IO[str] | None) -> None:
+def _pass_on(errors: IO[str] | None, pid: int, log: Path | None) -> None:
     """What Java says on standard error, without what it says at each start and nobody can change:
-    Spark's launcher asks for that module, and Java has no option to be silent about it."""
-    for line in errors or ():
-        if not line.startswith(INCUBATOR):
-            print(line, end="", file=sys.stderr, flush=True)
+    Spark's launcher asks for that module, and Java has no option to be silent about it.
+
+    As with `run`, it goes to the home's log once the driver's Python runs, which says in sentences
+    what its user has to know: a batch that is cut off at the end is a thousand lines to Java.
+    """
+    with contextlib.ExitStack() as closing:
+        file: IO[str] | None = None
+        for line in errors or ():
+            if line.startswith(INCUBATOR):
+                continue
+            if file is None and log is not None and _drivers(pid):
+                with contextlib.suppress(OSError):
+                    file = closing.enter_context(log.open("a"))
+            print(line, end="", file=file or sys.stderr, flush=True)
 
 
 def _end(pid: int) -> None:
@@ -217,13 +231,20 @@ def _end(pid: int) -> None:
 
     with contextlib.suppress(psutil.Error):
         whole = psutil.Process(pid)
-        family = whole.children(recursive=True)
-        drivers = []
-        for one in family:
+        for one in _drivers(pid) or [whole, *whole.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                one.terminate()
+
+
+def _drivers(pid: int) -> list[psutil.Process]:
+    """The Python processes below that run the driver."""
+    import psutil
+
+    drivers = []
+    with contextlib.suppress(psutil.Error):
+        for one in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 line = one.cmdline()  # Java has the program's name among its arguments too
                 if len(line) > 1 and line[1] == str(PROGRAM):
                     drivers.append(one)
-        for one in drivers or [whole, *family]:
-            with contextlib.suppress(psutil.Error):
-                one.terminate()
+    return drivers

@@ -18,6 +18,7 @@ from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import topics
 from lakequeue.streaming.heartbeat import EngineHeartbeat
 from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port
+from lakequeue.streaming.tables_lock import TablesLock
 from lakequeue.streaming.topics_admin import ensure_topics
 
 _numbers = count()
@@ -59,6 +60,23 @@ def test_a_home_whose_lock_is_held(nowhere: str, tmp_path: Path) -> None:
     with lock(tmp_path):
         result = run("queues", "--home", str(tmp_path))
     assert f"The home {tmp_path} is in use" in result.stderr
+
+
+def test_a_home_that_has_no_address_yet_or_any_more(tmp_path: Path) -> None:
+    """Before it serves, and behind its end: who starts is not told to start, and the home of `run`
+    is not told of `up`."""
+    said = run("queues", "--home", str(tmp_path)).stderr
+    assert f"start it with `lakequeue up --home {tmp_path}`" in said
+    (tmp_path / "lakequeue.json").write_text("{}")
+    said = run("queues", "--home", str(tmp_path)).stderr
+    assert "start it as before, with `lakequeue run` or `lakequeue submit`" in said
+    (tmp_path / "tables").mkdir()
+    tables = TablesLock(tmp_path / "tables")
+    tables.take()
+    result = run("queues", "--home", str(tmp_path))
+    tables.release()
+    assert result.exit_code == 3
+    assert f"The home {tmp_path} is in use by a process that is starting" in result.stderr
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,37 @@ def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path:
     assert rest == ""
     assert "noise of Java" in errors
     assert "Java ends" not in errors
+
+
+LOUD_SUBMIT = """#!/bin/sh
+echo 'Error: before the driver' >&2
+{python} {program} monitor --url memory://loud --port 0 --json 2>&1 &
+until [ -e said ]; do sleep 0.05; done
+echo 'java.lang.InterruptedException' >&2
+wait $!
+"""
+
+
+def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: Path) -> None:
+    """As with `run`: where a batch is cut off at the end, Java prints a thousand lines."""
+    script = tmp_path / "bin" / "spark-submit"
+    script.parent.mkdir()
+    script.write_text(LOUD_SUBMIT.format(python=sys.executable, program=PROGRAM))
+    script.chmod(0o755)
+    command = ["submit", "--master", "yarn", "--home", str(tmp_path), "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lakequeue.cli", *command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["event"] == "ready"
+    (tmp_path / "said").touch()
+    log, deadline = tmp_path / "spark.log", time.monotonic() + 30
+    while not (log.is_file() and log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert log.read_text() == "java.lang.InterruptedException\n"
+    assert "Error: before the driver" in errors
+    assert "InterruptedException" not in errors
