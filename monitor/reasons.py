@@ -160,7 +160,7 @@ def _barrier(queue: Queue, messages: Messages, now: datetime) -> str:
     delayed = [m for m in before if m.ready_at is not None]
     if delayed:
         due = _at(max(m.ready_at for m in delayed if m.ready_at is not None), now)
-        parts.append(f"{_are(len(delayed))} delayed, the last until {due}")
+        parts.append(f"{_are(len(delayed))} delayed, the last due {due}")
     behind = queue["ready"] - sum(m.state == "ready" for m in messages[: at + 1])
     return (
         f"Barrier {messages[at].id} waits for {_count(len(before), 'message')} before it: "

@@ -121,7 +121,7 @@ CASES = (
          "An ack makes room."),
     Case("barrier", {"barrier_expression": "/sync = 1"}, barrier,
          "Barrier {4} waits for 4 messages before it: worker-2 holds 3, 1 is delayed, the last "
-         "until in 5 min. Behind it 1 is ready."),
+         "due in 5 min. Behind it 1 is ready."),
     Case("key_busy", {"partition_key": "/customer"}, key_busy,
          "The key (/customer) of each ready message is busy, and one message of a key is under "
          "way at a time. key 'c-7': message {0} is with worker-3."),

@@ -265,7 +265,7 @@ def test_brokers_queries_and_times(engine: Any) -> None:
     assert "broker-0" in text
     assert "lakequeue-tables" in text
     assert "250 ms" in text
-    assert "<dt>waited</dt><dd>300 ms <small>median, 99 %: 496 ms</small>" in page.get(
+    assert "<dt>waited</dt><dd>300 ms <small>median, 99\u00a0%: 496 ms</small>" in page.get(
         "/queue?name=orders"
     )
     page.close()
