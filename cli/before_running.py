@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..protocol.errors import LakequeueError
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 from .presence import heartbeat, who
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from .common import (
     say_json,
 )
 from .engine_options import PACKAGE_CONFIGURATION
-from .group import EXIT_FAILED, EnvironmentFault
+from .environment_fault import EnvironmentFault
+from .group import EXIT_FAILED
 
 if TYPE_CHECKING:
     from .doctor import Check

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 
 if TYPE_CHECKING:
     from rich.console import Console

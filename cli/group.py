@@ -12,17 +12,12 @@ from typing import Any
 import click
 
 from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
+from .environment_fault import EnvironmentFault
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_ENVIRONMENT = 3
-
-
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell sees of a tool that SIGPIPE has ended
-
-
-class EnvironmentFault(LakequeueError):
-    """Something around lakequeue is missing: Kafka, Java, a free port, a package (exit 3)."""
 
 
 def _version_option() -> click.Option:
@@ -80,7 +75,7 @@ class LazyGroup(click.Group):
         except Exception as error:
             if os.environ.get("LAKEQUEUE_DEBUG", "0") not in ("", "0"):
                 raise
-            from .common import one_line  # which needs this module
+            from .common import one_line  # what it imports, most commands do not need to fail
 
             for line in sentences(error):
                 click.echo(one_line(line), err=True)

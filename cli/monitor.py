@@ -19,7 +19,7 @@ from .common import (
     say_json,
     stop_on_signals,
 )
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 
 if TYPE_CHECKING:
     from ..monitor.engine_figures import EngineFigures

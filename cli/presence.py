@@ -20,7 +20,7 @@ from ..protocol.errors import LakequeueError, NotConnected, Timeout
 from ..protocol.home_places import ABOUT, TABLES
 from .deployment_checks import clocks_check, versions_check
 from .doctor import Check
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 
 HEARTBEAT_WAIT_S = 7.0  # it comes every 2 s; a machine with too much to do is late
 KAFKA = "kafka://"

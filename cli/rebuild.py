@@ -10,7 +10,7 @@ import click
 from ..lake import NoLake
 from ..lake.rebuilding import rebuild as made_again
 from .common import DEFAULT_HOME, counted, json_option, note, option, say_json
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 

@@ -17,7 +17,8 @@ import click
 
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import ADDRESS_FILE, console, interrupt_on_sigterm, note, say_json
-from .group import EnvironmentFault, forget_standard_output
+from .environment_fault import EnvironmentFault
+from .group import forget_standard_output
 from .log_lines import TEXT, PlainLines, line_format
 
 if TYPE_CHECKING:

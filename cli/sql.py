@@ -16,7 +16,7 @@ import click
 from ..lake import NoLake, open_lake
 from ..protocol.errors import ConfigError, LakequeueError
 from .common import DEFAULT_HOME, json_option, json_text, one_line, option, plain_value, say_json
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 
 if TYPE_CHECKING:
     import duckdb

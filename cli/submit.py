@@ -25,7 +25,7 @@ import click
 from .before_running import check_master
 from .common import option
 from .engine_options import engine_options, engine_settings
-from .group import EnvironmentFault
+from .environment_fault import EnvironmentFault
 
 if TYPE_CHECKING:
     import psutil

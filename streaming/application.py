@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     from ..client.transport import Transport
-    from .loop import Options
+    from .loop_options import Options
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -187,7 +187,7 @@ class SparkApplication:
     def _loop_options(
         self, spark: SparkSession, home: Home, run: str, closed: bool = False
     ) -> Options:
-        from .loop import Options
+        from .loop_options import Options
         from .version import code_version
 
         default = Options({}, "", 0, 0, [], "", "")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..protocol.folders import Folder
     from ..state import Home
-    from .loop import Options
+    from .loop_options import Options
 
 REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
 TRIGGERS = (REAL_TIME, MICRO_BATCH)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
 
-    from .loop import Options
+    from .loop_options import Options
 
 OBSERVATION = "engine"
 ENVIRONMENT = "LAKEQUEUE_BROKER"

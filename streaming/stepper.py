@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..protocol import topics
 from ..sinks.log_writer import StepLog
@@ -32,9 +31,7 @@ from ..sources.live import LiveInputs, closed_places, own_places, places_of
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
-
-if TYPE_CHECKING:
-    from .loop import Options
+from .loop_options import Options
 
 IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
 JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pandas as pd
 
 from .figures import rows
-from .loop import Loop, Options, _decode
+from .loop import Loop, _decode
+from .loop_options import Options
 from .priority import share_out
 from .state_store import StatePages
 

@@ -38,8 +38,9 @@ from ..storage import NEVER
 from . import given_definitions
 from .moving import because
 from .places import wanted_rows
+from .task import Task
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
-from .turns import Task, begin, cancel_all, resume
+from .turns import begin, cancel_all, resume
 
 
 def configure(broker: Broker, vpn: str, command: Configure) -> None:

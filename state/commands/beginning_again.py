@@ -12,7 +12,7 @@ from ..broker import Broker
 from ..limits import Budget
 from ..message import LEASED, Event, apply
 from ..queue import Queue
-from .turns import Task
+from .task import Task
 
 WHY = "rebuilt"
 

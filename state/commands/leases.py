@@ -34,7 +34,7 @@ from .places import (
     without_effect,
     without_effect_of,
 )
-from .turns import Task
+from .task import Task
 
 ROWS_OF_ONE = 100  # in which a message of another broker may stand here
 

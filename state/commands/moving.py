@@ -31,7 +31,7 @@ from ..rules.entering import Match, program_of, way_in
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
 from .places import messages_at, wanted_rows
-from .turns import Task
+from .task import Task
 
 LEASED_HERE = "leased"  # a consumer holds it
 ALREADY_THERE = "already_there"  # the other queue has this message

@@ -17,7 +17,7 @@ from ..rules import deferred
 from ..rules.active_set import first_inactive
 from ..rules.filters import matching
 from ..storage import Array, Content
-from .turns import Task
+from .task import Task
 
 FEW_PAGES = 4
 ROWS_OF_OTHERS = 10_000  # ids that other brokers gave are looked up one by one, up to so many

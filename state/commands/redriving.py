@@ -36,7 +36,7 @@ from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
 from .answers import ELSEWHERE
 from .places import messages_at, wanted_rows
-from .turns import Task
+from .task import Task
 
 NOT_DEAD = "not_dead"  # it was published here
 LEASED_HERE = "leased"  # a consumer of the dead message queue holds it

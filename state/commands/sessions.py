@@ -19,7 +19,8 @@ from ..queue import Queue
 from ..rules.fairness import backlog_of, own_backlog
 from ..storage import NEVER
 from .leases import return_held
-from .turns import Task, begin
+from .task import Task
+from .turns import begin
 
 BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255

@@ -14,7 +14,6 @@ A handler does what its budget allows, from ``task.cursor`` on, and says whether
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...protocol import commands as c
@@ -24,24 +23,7 @@ from ..limits import Budget
 from ..mesh.redrive_tickets import abandon
 from ..queue import Queue
 from .answers import answer, refuse
-
-
-@dataclass(slots=True)
-class Task:
-    """A command on its way. cursor: where it goes on; done: what it has done so far; result: its
-    answer in the end; why: what the engine itself says in a command of its own."""
-
-    vpn: str
-    command: bytes
-    cursor: int = 0
-    done: dict[str, Any] = field(default_factory=dict)
-    result: Any = None
-    why: str = ""
-
-    def packed(self) -> list[Any]:
-        """As it stands in the queue's page of tasks."""
-        return [self.vpn, self.command, self.cursor, self.done, self.result, self.why]
-
+from .task import Task
 
 Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
 IN_TURN: dict[type, Handler] = {}  # filled by the table

@@ -38,7 +38,7 @@ from .taking_back import MOVES, NO_QUEUE
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..commands.turns import Task
+    from ..commands.task import Task
     from ..queue import Queue
 
 TRIES = 3  # brokers at which a queue is looked for

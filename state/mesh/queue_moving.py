@@ -35,8 +35,9 @@ from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueState
 from ..bridges import trails
 from ..bridges.bases import base_of
 from ..commands import administration
+from ..commands.task import Task
 from ..commands.topic_subscriptions import add, remove, topics_of
-from ..commands.turns import Task, begin
+from ..commands.turns import begin
 from ..limits import Budget
 from ..message import DELAYED, READY
 from ..rules.deferred import take_over

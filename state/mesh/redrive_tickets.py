@@ -15,7 +15,7 @@ from ...protocol.outputs import Reply
 
 if TYPE_CHECKING:
     from ..broker import Broker
-    from ..commands.turns import Task
+    from ..commands.task import Task
 
 Counts = dict[str, int]
 

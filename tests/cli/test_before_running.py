@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import before_running, main
 from lakequeue.cli.before_running import check_alone, check_ports
-from lakequeue.cli.group import EnvironmentFault
+from lakequeue.cli.environment_fault import EnvironmentFault
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import NotConnected
 from lakequeue.streaming.home import ABOUT

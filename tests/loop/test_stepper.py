@@ -15,7 +15,7 @@ from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.driver import Driver, Snapshot
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.loop import Options
+from lakequeue.streaming.loop_options import Options
 from lakequeue.streaming.stepper import Mark, Stepper
 from loop.memory import COMMANDS, HOME, SIZES, Some, World
 

@@ -1,0 +1,42 @@
+"""What the engine tells a broker's loop, once for the life of its query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..sources.live_reader import InputLimits
+from ..sources.step_batch import Place
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the engine tells the loop. keep: batches that Spark may go back to; run: the engine's
+    name on the control topic; secret: of the home, see `Home`; alone: there is no other broker;
+    alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
+    with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
+    snapshots need, for the tables; closed: nothing of clients is read, the broker is being removed;
+    removed: numbers of brokers that are no more, whose partitions this one reads on; read: up to
+    where they had."""
+
+    kafka: dict[str, Any]
+    broker: str
+    number: int
+    epoch: int
+    vpns: list[str]
+    code: str
+    run: str
+    alone: bool = True
+    secret: bytes = field(default=b"", repr=False)
+    keep: int = 8
+    batch_s: float = 30.0
+    batch_bytes: int = 128_000_000
+    replay_s: float = 2.0
+    alone_s: float = 10.0
+    rebuilt: str = ""
+    log_kept_s: float = 0.0
+    closed: bool = False
+    removed: list[int] = field(default_factory=list)
+    read: dict[Place, int] = field(default_factory=dict)
+    cache_bytes: int = 160_000_000
+    limits: InputLimits = field(default_factory=InputLimits)
