@@ -8,6 +8,7 @@ lost, which is not the same as empty.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -35,27 +36,44 @@ class Blocks:
         """Bytes of a block; None if they are not there."""
         if not length:
             return b""
-        if number in self._read:
-            self._read.move_to_end(number)
-            data = self._read[number]
-        else:
-            data = self._read[number] = self._store.get(f"b/{number}")
-            if len(self._read) > BLOCKS_CACHED:
-                self._read.popitem(last=False)
+        data = self._block(number)
         if data is None or len(data) < offset + length:
             return None
         return data[offset : offset + length]
 
-    def content(
-        self, number: int, offset: int, length: int, key_length: int, header_length: int
-    ) -> Content | None:
-        """Payload, key and headers of a message; None if they are not there."""
-        key_end = length + (0 if key_length == NO_KEY else key_length)
-        data = self.span(number, offset, key_end + header_length)
-        if data is None:
-            return None
-        key = None if key_length == NO_KEY else data[length:key_end]
-        return data[:length], key, data[key_end:] if header_length else None
+    def contents(self, places: Iterable[tuple[int, int, int, int, int]]) -> list[Content | None]:
+        """Payload, key and headers of messages; None if they are not there.
+
+        places: of each the block, the offset there, and the lengths of payload, key and headers.
+        """
+        out: list[Content | None] = []
+        last, data, size = -1, None, 0
+        for number, offset, length, key_length, header_length in places:
+            key_end = offset + length + (0 if key_length == NO_KEY else key_length)
+            end = key_end + header_length
+            if number != last and end > offset:  # what has no bytes needs no block
+                last, data = number, self._block(number)
+                size = -1 if data is None else len(data)
+            if end == offset:
+                out.append((b"", None if key_length == NO_KEY else b"", None))
+            elif data is None or end > size:
+                out.append(None)
+            elif key_length == NO_KEY and not header_length:
+                out.append((data[offset:end], None, None))
+            else:
+                key = None if key_length == NO_KEY else data[offset + length : key_end]
+                headers = data[key_end:end] if header_length else None
+                out.append((data[offset : offset + length], key, headers))
+        return out
+
+    def _block(self, number: int) -> bytes | None:
+        if number in self._read:
+            self._read.move_to_end(number)
+            return self._read[number]
+        data = self._read[number] = self._store.get(f"b/{number}")
+        if len(self._read) > BLOCKS_CACHED:
+            self._read.popitem(last=False)
+        return data
 
 
 def cut_into_blocks(spans: Array, block_bytes: int) -> list[tuple[int, int]]:

@@ -21,6 +21,8 @@ from .files import Files, SpoolHeader
 from .message_pages import NO_KEY, Messages
 from .store import Store
 
+_PLACE = ("block", "offset", "length", "key_length", "header_length")
+
 
 @dataclass(slots=True)
 class Staged:
@@ -193,21 +195,18 @@ class Spool(Messages):
     def contents(self, ids: Array) -> list[Content | None]:
         """Payload, key and headers of each message, in order of ``ids``; None where lost."""
         counters = (np.asarray(ids, np.uint64) & np.uint64(COUNTER_MASK)).tolist()
-        arrived = self._arrived
-        if all(c in arrived for c in counters):
-            return [arrived[c] for c in counters]
-        out: list[Content | None] = [None] * len(counters)
+        out: list[Content | None] = [self._arrived.get(c) for c in counters]
+        if None not in out:
+            return out
         for page, rows, where in self.rows(ids):
             if page is None:
                 continue
             positions = range(len(counters)) if isinstance(where, slice) else where.tolist()
-            columns = [
-                getattr(page, name)[rows].tolist()
-                for name in ("block", "offset", "length", "key_length", "header_length")
-            ]
-            for position, *place in zip(positions, *columns, strict=True):
-                known = arrived.get(counters[position])
-                out[position] = known or self._blocks.content(*place)
+            places = zip(*(getattr(page, name)[rows].tolist() for name in _PLACE), strict=True)
+            here = [at for at in zip(positions, places, strict=True) if out[at[0]] is None]
+            found = self._blocks.contents(place for _, place in here)
+            for (position, _), content in zip(here, found, strict=True):
+                out[position] = content
         return out
 
     def spans(self, ids: Array) -> Array:
