@@ -159,6 +159,7 @@ def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path:
 
 LOUD_SUBMIT = """#!/bin/sh
 echo 'Error: before the driver' >&2
+until [ -e heard ]; do sleep 0.05; done
 {python} {program} monitor --url memory://loud --port 0 --json 2>&1 &
 until [ -e said ]; do sleep 0.05; done
 echo 'java.lang.InterruptedException' >&2
@@ -179,6 +180,9 @@ def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: 
         env={**os.environ, "SPARK_HOME": str(tmp_path)},
     )  # fmt: skip
     assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stderr.readline() == "Error: before the driver\n"
+    (tmp_path / "heard").touch()
     assert json.loads(process.stdout.readline())["event"] == "ready"
     (tmp_path / "said").touch()
     log, deadline = tmp_path / "spark.log", time.monotonic() + 30
@@ -187,5 +191,4 @@ def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: 
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert log.read_text() == "java.lang.InterruptedException\n"
-    assert "Error: before the driver" in errors
     assert "InterruptedException" not in errors
