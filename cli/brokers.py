@@ -14,6 +14,7 @@ from .common import (
     console,
     json_option,
     number,
+    one_line,
     option,
     say_json,
 )
@@ -21,13 +22,14 @@ from .common import (
 
 @click.command()
 @option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
-@option("--remove", metavar="NAME", help="Remove this broker, which must be empty, first.")
+@option("--remove", metavar="NAME", help="Remove this broker first; its local queues move away.")
+@option("--to", metavar="NAME", help="Where all of these go; by default each where there is room.")
 @option("--group", metavar="GROUP", help="The group of brokers that it is in; by default none.")
 @connection_options
 @json_option
 def brokers(
-    add: str | None, remove: str | None, group: str | None, url: str | None, home: Path | None,
-    vpn: str, as_json: bool,
+    add: str | None, remove: str | None, to: str | None, group: str | None, url: str | None,
+    home: Path | None, vpn: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every broker: its number, its state, where it steps, and how much it has to do.
 
@@ -41,15 +43,22 @@ def brokers(
       lakequeue brokers
       lakequeue brokers --add west-2 --group west
       lakequeue brokers --remove west-2
+      lakequeue brokers --remove west-2 --to west
       lakequeue brokers --json | jq '.[] | select(.state != "running")'
     """
     if group is not None and add is None:
         raise click.UsageError(f"--group {group}: is of a broker that --add adds")
+    if to is not None and remove is None:
+        raise click.UsageError(
+            f"--to {to}: is where the queues of a broker go that --remove removes"
+        )
     with connect(url, home, vpn, "brokers") as connection:
         if add is not None:
             connection.admin().add_broker(add, group)
         if remove is not None:
-            connection.admin().remove_broker(remove)
+            for one in connection.admin().remove_broker(remove, to):
+                text = f"queue {one['queue']!r} of VPN {one['vpn']!r} is on {one['broker']!r} now"
+                click.echo(one_line(text), err=True)
         found = connection.admin().brokers()
     if as_json:
         say_json(found)

@@ -120,12 +120,16 @@ class Admin:
         it does not answer."""
         self._session.wish({"wish": "add", "group": group or ""}, name)
 
-    def remove_broker(self, name: str) -> None:
-        """Remove a broker from a running engine; returns when it is no more. Nothing may be left
-        there: local queues are moved (`move_queue`), others deleted, before. Raises LakequeueError
-        with the reason when the engine refuses, and the broker goes on then; Timeout when it does
-        not answer."""
-        self._session.wish({"wish": "remove"}, name)
+    def remove_broker(self, name: str, to: str | None = None) -> list[dict[str, str]]:
+        """Remove a broker from a running engine; returns when it is no more. Its local queues move
+        to the other brokers before: each where a new one would be made, or all to the broker `to`.
+        Gives which moved where, each `vpn`, `queue` and `broker`; of more than 1,000 the first.
+        Raises LakequeueError with the reason when the engine refuses; then the broker goes on, and
+        what had moved, which the error says, stays where it is now. Timeout when it does not
+        answer."""
+        said = self._session.wish({"wish": "remove", "to": to or ""}, name)
+        moved = said.get("moved", [])
+        return [{"vpn": vpn, "queue": queue, "broker": at} for vpn, queue, at in moved]
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""

@@ -16,6 +16,7 @@ from .transport import Transport
 
 PREFIX, WISH = b"broker/", b"wish/"
 ASK_S, WISH_S_MAX = 0.5, 120.0
+REMOVAL_S_MAX = 1_800.0  # queues move away before
 NOT_YET = {
     "epoch": 0, "group": "", "state": "", "why": "", "worker": None, "steps": None, "load": None,
 }  # fmt: skip
@@ -39,23 +40,24 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
 
 def ask_for_broker(
     transport: Transport, vpn: str, wish: dict[str, str], name: str, number: str
-) -> None:
+) -> dict[str, Any]:
     """Put a wish about a broker into the directory, and wait for the answer that stands there
-    then. number: what tells this wish from others. Raises LakequeueError when it is refused,
-    Timeout."""
+    then, and is given. number: what tells this wish from others. Raises LakequeueError when it is
+    refused, Timeout."""
     directory, key = topics.topic(vpn, topics.DIRECTORY), WISH + name.encode()
     asked = msgspec.json.encode({**wish, "id": number})
     transport.publish(directory, asked, key, [], 0)
     transport.flush(ASK_S)
-    deadline = time.monotonic() + WISH_S_MAX
+    wait_s = REMOVAL_S_MAX if wish["wish"] == "remove" else WISH_S_MAX
+    deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
         answer = msgspec.json.decode(transport.newest(directory).get(key, b"{}"))
         if answer.get("id") == number and "wish" not in answer:
             if "refused" in answer:
                 raise LakequeueError(answer["refused"])
-            return
+            return dict(answer)
         time.sleep(ASK_S)
-    raise Timeout(f"the engine did not answer within {WISH_S_MAX:.0f} s; is it running?")
+    raise Timeout(f"the engine did not answer within {wait_s:.0f} s; is it running?")
 
 
 def number_of(name: str, known: list[dict[str, Any]]) -> int:

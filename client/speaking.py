@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -133,13 +134,14 @@ class Speaking:
         self.check_open()
         return known_brokers(self._transport, self.vpn)
 
-    def wish(self, wish: dict[str, str], broker: str) -> None:
-        """Ask for a broker more or less, see `Admin.add_broker` and `Admin.remove_broker`."""
+    def wish(self, wish: dict[str, str], broker: str) -> dict[str, Any]:
+        """Ask for a broker more or less, see `Admin.add_broker` and `Admin.remove_broker`; what the
+        engine says to it."""
         self.check_open()
         if not self.runner.waits:
             what = f"{wish['wish']}_broker"
             raise ConfigError(f"{what}: only over Kafka; a configuration names those in memory")
-        ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
+        return ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting
 
@@ -243,6 +245,28 @@ class Speaking:
         """
         return self._answer_to(command, timeout, broker, heard)["result"]
 
+    def request_all(
+        self, asked: Sequence[commands.Command], timeout: float
+    ) -> list[LakequeueError | None]:
+        """Send commands to their brokers all at once, and wait for all answers; what each was
+        refused with, None: it is done."""
+        answers: dict[int, Answer] = {}
+
+        self.check_open()
+        for at, command in enumerate(asked):
+            self.ask(command, partial(answers.__setitem__, at))
+        self.wait(lambda: len(answers) == len(asked), timeout)
+        return [self._refusal(answers.get(at), timeout) for at in range(len(asked))]
+
+    def _refusal(self, answer: Answer | None, timeout: float) -> LakequeueError | None:
+        try:
+            if answer is None:
+                raise _no_answer(timeout)
+            self._checked(answer)
+        except LakequeueError as error:
+            return error
+        return None
+
     def request_where_it_is(self, command: commands.Command) -> tuple[Any, int]:
         """As `request`, of a queue's broker: the answer, and the number of who gave it."""
         answer = self._answer_to(command, REQUEST_TIMEOUT_S)
@@ -343,10 +367,7 @@ class Speaking:
         request = self.ask(command, told, broker)
         if not self.wait(lambda: bool(answers), timeout):
             self._asked.pop(request, None)
-            raise Timeout(
-                f"the engine did not answer within {timeout:.1f} s; is it running? "
-                "(lakequeue doctor)"
-            )
+            raise _no_answer(timeout)
         return answers[0]
 
     def _checked(self, answer: Answer) -> Answer:
@@ -363,3 +384,9 @@ class Speaking:
         if answer["kind"] == "PermissionDenied":
             raise PermissionDenied(answer["error"])
         raise LakequeueError(answer["error"])
+
+
+def _no_answer(timeout: float) -> Timeout:
+    return Timeout(
+        f"the engine did not answer within {timeout:.1f} s; is it running? (lakequeue doctor)"
+    )

@@ -104,12 +104,15 @@ class MoveQueue(Command, frozen=True, tag="move_queue"):
 
 
 class RemoveBroker(Command, frozen=True, tag="remove_broker"):
-    """Begin to remove a broker, on which no local queue may be (round: 0); or say how far a removal
-    is that was begun. topics: the captured topics that there are, as far as the engine knows."""
+    """Begin to remove a broker (round: 0), or say how far a removal is that was begun. While local
+    queues are on it the answer is which of them are to be moved where; to: all there, empty:
+    wherever a new one would be made. topics: the captured topics that there are, as far as the
+    engine knows."""
 
     broker: Name
     round: Count = 0
     topics: list[Text] = []
+    to: Text = ""
 
 
 class CloseBroker(Command, frozen=True, tag="close_broker"):

@@ -75,7 +75,7 @@ class QueueTakes(Said, frozen=True):
 
 
 class TrailReads(Said, frozen=True):
-    """To the keeper: plain records of a queue that has moved away are read here."""
+    """To the keeper: plain records are read here of a queue that was made here, wherever it is."""
 
     kind: ClassVar[str] = "trail_reads"
     vpn: Name

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ..client.kafka_library import open_kafka
+from ..client.moving_out import MovedOut
 from ..client.transport import Transport
 from ..conf.client_keys import clients_command
 from ..definitions import Configuration
@@ -297,9 +298,10 @@ class Engine:
         assert self._transport is not None
         self._transport.flush(10.0)  # as at the start: before its loop reads
 
-    def remove_broker(self, name: str) -> None:
-        """Remove a broker from the engine while it runs. Raises LakequeueError."""
-        self.removal.remove(name)
+    def remove_broker(self, name: str, to: str = "") -> list[MovedOut]:
+        """Remove a broker from the engine while it runs; gives which local queues have moved where.
+        to: a broker for all of them. Raises LakequeueError."""
+        return self.removal.remove(name, to)
 
     def _listener(self) -> StreamingQueryListener:
         from .progress import ProgressListener

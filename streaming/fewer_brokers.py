@@ -1,6 +1,6 @@
 """A broker is removed from a running engine.
 
-    ask the keeper       nothing may be on it; from now on nothing is placed there
+    ask the keeper       from now on nothing is placed there; local queues move away
     start it closed      its loop hears the engine and other brokers, and no client
     wait                 until it has taken its leave (`state/mesh/parting.py`)
     end it               it says up to where it had read its clients' partitions
@@ -8,8 +8,9 @@
     first broker anew    it reads these partitions too; the others are told
 
 What was done before the line binds nobody: whatever fails there, or dies, the broker goes on as it
-was, and a start of the engine begins again. All that is behind the line follows from what the home
-says. Names and numbers are not given again: topics, checkpoint and ids are for ever of this broker.
+was, but for queues that have moved, and a start of the engine begins again. All that is behind the
+line follows from what the home says. Names and numbers are not given again: topics, checkpoint and
+ids are for ever of this broker.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from ..client.connection import Connection
 from ..client.kafka_library import open_kafka
+from ..client.moving_out import MovedOut, move_out, with_moved
 from ..protocol import LakequeueError, commands
 from .application import END_S_MAX, SparkApplication
 from .broker_query import RUNNING, BrokerQuery
@@ -57,15 +59,21 @@ class BrokerRemoval:
         self._lock = lock
         self._tell, self._tell_peers, self._gone = tell, tell_peers, gone
 
-    def remove(self, name: str) -> None:
-        """Remove a broker. Raises LakequeueError with what stands in the way, and then it goes on
-        as before."""
-        leaving = self._check(name)
-        topics = self._captured.reads
-        begun = self.ask(commands.RemoveBroker(broker=name, topics=topics))
-        self._folder.remember_leaving(name)
+    def remove(self, name: str, to: str = "") -> list[MovedOut]:
+        """Remove a broker; gives which local queues have moved where. to: a broker for all of them.
+        Raises LakequeueError with what stands in the way, and then it goes on as before."""
+        moved: list[MovedOut] = []
         try:
-            self._take_leave(leaving, begun["round"])
+            self._remove(self._check(name), to, moved)
+        except LakequeueError as error:
+            raise with_moved(error, moved) from error
+        return moved
+
+    def _remove(self, leaving: BrokerQuery, to: str, moved: list[MovedOut]) -> None:
+        name = leaving.name
+        number = self._move_out(name, to, moved)
+        try:
+            self._take_leave(leaving, number)
         except BaseException:
             self._stay(leaving)
             raise
@@ -73,13 +81,33 @@ class BrokerRemoval:
         fields = {"event": "broker_removed", "broker": name, "number": leaving.number}
         log.info("broker %r is removed from this home", name, extra={"fields": fields})
 
+    def _move_out(self, name: str, to: str, moved: list[MovedOut]) -> int:
+        """Have its local queues moved; the number of the removal's round."""
+        until = time.monotonic() + LEAVE_S_MAX
+
+        def wait() -> bool:
+            time.sleep(LOOK_S)
+            return time.monotonic() < until
+
+        asked = commands.RemoveBroker(broker=name, topics=self._captured.reads, to=to)
+        try:
+            return move_out(
+                self.ask, self._connect, asked,
+                lambda: self._folder.remember_leaving(name, to), wait, moved,
+            )  # fmt: skip
+        except BaseException:
+            if self._folder.leaving:
+                self._tell_peers()
+                self._folder.remember_leaving("")
+            raise
+
     def go_on(self) -> None:
         """Begin again with what an engine that died had not done."""
-        name = self._folder.leaving
+        name, to = self._folder.leaving, self._folder.leaving_to
         if not name:
             return
         try:
-            self.remove(name)
+            self.remove(name, to)
         except LakequeueError as error:
             log.warning("the removal of a broker that was begun is given up: %s", error)
             self._folder.remember_leaving("")
@@ -103,14 +131,12 @@ class BrokerRemoval:
 
     def ask(self, command: commands.RemoveBroker) -> dict[str, Any]:
         """Ask the keeper. Raises what it answers, and Timeout."""
-        transport = open_kafka(self._bootstrap, "lakequeue-remove")
-        connection = Connection(
-            transport, self._vpn, "lakequeue-remove", credentials=self._folder.credentials
-        )
-        try:
+        with self._connect(self._vpn) as connection:
             return dict(connection.request(command))
-        finally:
-            connection.close()
+
+    def _connect(self, vpn: str) -> Connection:
+        transport = open_kafka(self._bootstrap, "lakequeue-remove")
+        return Connection(transport, vpn, "lakequeue-remove", credentials=self._folder.credentials)
 
     def _take_leave(self, leaving: BrokerQuery, number: int) -> None:
         """Up to the home's word. number: of the round."""

@@ -286,6 +286,7 @@ class HomeFolder:
         about.get("groups", {}).pop(name, None)
         about["removed"] = {**about.get("removed", {}), name: {"number": number, "read": read}}
         about.pop("leaving", None)
+        about.pop("leaving_to", None)
         _write(self.path / ABOUT, about)
 
     @property
@@ -293,10 +294,17 @@ class HomeFolder:
         """The broker whose removal was begun and is not done; empty: none."""
         return str(self._about().get("leaving", ""))
 
-    def remember_leaving(self, name: str) -> None:
+    @property
+    def leaving_to(self) -> str:
+        """The broker where its local queues are to go; empty: each where it fits."""
+        return str(self._about().get("leaving_to", ""))
+
+    def remember_leaving(self, name: str, to: str = "") -> None:
         """Keep it, should the engine die meanwhile; empty: none any more."""
-        about = {key: value for key, value in self._about().items() if key != "leaving"}
-        _write(self.path / ABOUT, {**about, "leaving": name} if name else about)
+        kept = {key: value for key, value in self._about().items() if not key.startswith("leaving")}
+        about = kept | {k: v for k, v in (("leaving", name), ("leaving_to", to)) if v}
+        if about != self._about():
+            _write(self.path / ABOUT, about)
 
     @property
     def numbers(self) -> int:

@@ -1,8 +1,9 @@
 """A broker more on a running engine, or one less: asked for in a VPN's directory, answered there.
 
 Whoever may write `<vpn>.directory` may ask: key `wish/<name>`, JSON `{"id": …, "wish": "add"}`, and
-`"group"` where it is to be in one; or `"wish": "remove"` (`fewer_brokers`). The engine answers
-under the same key, with the same id: `done`, or `refused` with a sentence.
+`"group"` where it is to be in one; or `"wish": "remove"`, and `"to"` where one broker is to have
+all its local queues (`fewer_brokers`). The engine answers under the same key, with the same id:
+`done`, and `moved` (VPN, queue, broker of each), or `refused` with a sentence.
 
 A broker that is alone reads all partitions of its VPNs' topics. So it is stopped in good order
 first, and goes on with its own when the topics have the new broker's; the others do not notice.
@@ -15,9 +16,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from ..client.moving_out import MovedOut
 from ..client.transport import Transport
 from ..definitions.broker_section import BROKERS_MAX
 from ..definitions.configuration import names_within_others
@@ -33,6 +36,7 @@ log = logging.getLogger("lakequeue.engine")
 
 PREFIX = "wish/"
 POLL_S = 0.5
+MOVED_TOLD = 1_000  # queues that an answer names
 ASK_S_MAX = 10.0
 
 
@@ -113,7 +117,7 @@ class Wishes(threading.Thread):
         vpns: list[str],
         add: Callable[[str, str], None],
         answer: Callable[[bytes, bytes], None],
-        remove: Callable[[str], None],
+        remove: Callable[[str, str], list[MovedOut]],
         first: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-wishes")
@@ -158,17 +162,17 @@ class Wishes(threading.Thread):
         try:
             asked = json.loads(value)
             wish, number = asked["wish"], str(asked["id"])[:100]
-            group = str(asked.get("group") or "")[:100]
+            group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
         except (ValueError, KeyError, TypeError, AttributeError):
             return  # an answer of ours, or nothing that we know
         name = key.decode("utf-8", "replace").removeprefix(PREFIX)
-        said = {"id": number, "done": True}
+        said: dict[str, Any] = {"id": number, "done": True}
         try:
             match wish:
                 case "add":
                     self._add(name, group)
                 case "remove":
-                    self._remove(name)
+                    said["moved"] = self._remove(name, to)[:MOVED_TOLD]
                 case _:
                     allowed = "allowed are 'add' and 'remove'"
                     raise LakequeueError(f"wish: {str(wish)[:100]!r} – {allowed}")

@@ -37,7 +37,7 @@ from ..mesh import known_places
 from ..mesh.saying import say
 from ..routing import add_route, drop_route
 from . import link as links
-from .bases import base_of
+from .bases import base_of, is_based_at
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -108,6 +108,15 @@ def reads(broker: Broker, trail: Queue) -> None:
         trail.header.plain = True
         vpn, name = broker.vpn_of(trail), broker.header.trails[trail.number]
         tell(broker, known_places.KEEPER, TrailReads(vpn, name))
+
+
+def base_reads(broker: Broker, vpn: str, queue: Queue) -> None:
+    """The first plain record comes for a queue that is here: its base, where that is here, stays,
+    wherever the queue goes."""
+    from ..mesh.queue_moving import tell
+
+    if broker.header.peers and is_based_at(broker, queue, (broker.header.number,)):
+        tell(broker, known_places.KEEPER, TrailReads(vpn, queue.definition.name))
 
 
 def arrived(broker: Broker, vpn: str, queue: Queue) -> None:

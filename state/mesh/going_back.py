@@ -84,7 +84,8 @@ def _send(
 ) -> None:  # fmt: skip
     """Say these, each with where it is to go and how often it was tried, in their order."""
     parting = broker.header.parting
-    leaver = -1 if parting is None else parting.number  # who may hear nothing more
+    leaves = parting is not None and not parting.begins
+    leaver = parting.number if parting is not None and leaves else -1  # may hear nothing more
     by_place: dict[tuple[int, str], list[tuple[int, list[str], int]]] = {}
     for seq, names, tries in going:
         to = better if better >= 0 else place_of(broker, ticket.vpn, names[0])

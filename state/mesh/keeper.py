@@ -116,7 +116,7 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
     check_elsewhere(broker, name, known)
     _check_settled(name, known)
     parting = broker.header.parting
-    if parting is not None and known is not None and known.whole:
+    if parting is not None and not parting.begins and known is not None and known.whole:
         check_stays(broker, parting.number, f"queue {name!r}")
     if own is not None:
         administration.delete(broker, vpn, own, command)
@@ -160,8 +160,8 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
 
 
 def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
-    """A queue has moved, and its plain records are read where it was made: that broker stays. No
-    client is told, for where the queue is has not changed."""
+    """A queue's plain records are read where it was made: that broker stays, also when the queue
+    moves. No client is told, for where the queue is has not changed."""
     known = known_places.find(broker, said.vpn, said.queue)
     if known is not None:
         entry = msgspec.structs.replace(known, reads=True)

@@ -12,8 +12,10 @@
       │ ◀───────────────────────────────────────────── HeardLast │
       │ done: its query may end    │
 
-A removal begins only where the directory has no local queue on the broker, and nothing is placed
-there from then on. What it has of distributed queues it gives away first (`emptying`). The channels
+Local queues go first, as `move-queue` moves them: who is asked to begin names some, and where each
+is to go (`placement.moves_from`); whoever asks has them moved, and asks again. Nothing is placed
+there from the first answer on. The removal begins when the directory has no local queue there.
+What it has of distributed queues it gives away first (`emptying`). The channels
 keep their order, so who hears `Part` knows the directory as it is, and who hears `Quiet` knows that
 no pattern leads there. Then nobody has anything more to ask of it.
 
@@ -45,7 +47,7 @@ from .emptying import captures, is_empty, why_it_stays
 from .known_places import KEEPER
 from .partitions import agrees
 from .peer import Parting
-from .placement import LOCAL
+from .placement import LOCAL, moves_from
 from .saying import say, say_to_all
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 NAMES_SHOWN = 5
 HISTORIES = 1_000  # in a step
+MOVES = 100  # of local queues, in an answer
 
 _pack = msgspec.msgpack.encode
 _unpack = msgspec.msgpack.decode
@@ -79,7 +82,10 @@ def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
         raise LakequeueError(
             f"broker {name!r}: cannot be removed, for as the home's first it keeps the directory"
         )
+    to = _where_to(names, name, command.to)
     shared = _check_empty(broker, number, name, captures(broker, command.topics))
+    if _has_local(broker, number) or header.tickets_open:
+        return _moves(broker, number, to)
     for of_vpn, queue, entry in shared:  # each hears this before it hears of the removal
         hosts = [host for host in entry.hosts if host != number]
         note(broker, of_vpn, queue, msgspec.structs.replace(entry, hosts=hosts))
@@ -88,6 +94,38 @@ def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
     say_to_all(broker, Part(header.partings, number))
     say(broker, number, Aware(header.partings))
     return {"round": header.partings, "done": False, "waits_for": []}
+
+
+def _where_to(names: dict[str, int], name: str, to: str) -> int | None:
+    """The broker that is to have all local queues; None: each its own. Raises ConfigError."""
+    if to and (to == name or to not in names):
+        others = ", ".join(other for other in names if other != name)
+        raise ConfigError(f"to: {to!r} – allowed are the brokers that stay: {others}")
+    return names[to] if to else None
+
+
+def _has_local(broker: Broker, number: int) -> bool:
+    return any(
+        number in entry.hosts and entry.type == LOCAL
+        for vpn in sorted(broker.header.vpns)
+        for entry in known_places.entries_of(broker, vpn).values()
+    )
+
+
+def _moves(broker: Broker, number: int, to: int | None) -> dict[str, Any]:
+    """Nothing comes to the broker any more, and these queues are to go; or what is waited for."""
+    header = broker.header
+    header.parting = Parting(number, 0, begins=True)
+    names = {n: name for name, n in known_places.names_of(broker).items()}
+    found = moves_from(broker, number, to, MOVES)
+    why = ""
+    if not found:
+        why = (
+            f"{header.tickets_open} definitions, deletions or moves of queues are not done yet: "
+            "try again when they are"
+        )
+    moves = [(vpn, queue, names[there]) for vpn, queue, there in found]
+    return {"round": 0, "done": False, "waits_for": [], "moves": moves, "why": why}
 
 
 def _how_far(broker: Broker, command: c.RemoveBroker) -> dict[str, Any]:
@@ -107,26 +145,18 @@ def _how_far(broker: Broker, command: c.RemoveBroker) -> dict[str, Any]:
 def _check_empty(
     broker: Broker, number: int, name: str, captured: set[int]
 ) -> list[tuple[str, str, Entry]]:
-    """Nothing that the keeper knows of holds a broker, or LakequeueError is raised; gives the
-    distributed queues that it hosts. captured: numbers of queues whose topic is there."""
+    """Nothing that the keeper knows of holds a broker, but for local queues that move, or
+    LakequeueError is raised; gives the distributed queues that it hosts. captured: numbers of
+    queues whose topic is there."""
     header = broker.header
-    local: list[str] = []
     shared: list[tuple[str, str, Entry]] = []
     read: list[str] = []
     for vpn in sorted(header.vpns):
         for queue, entry in known_places.entries_of(broker, vpn).items():
-            if number in entry.hosts:
-                if entry.type == LOCAL:
-                    local.append(f"{queue!r} of VPN {vpn!r}")
-                else:
-                    shared.append((vpn, queue, entry))
-            elif entry.reads and entry.base == number:
+            if number in entry.hosts and entry.type != LOCAL:
+                shared.append((vpn, queue, entry))
+            elif entry.reads and _made_at(entry) == number:
                 read.append(f"{queue!r} of VPN {vpn!r}")
-    if local:
-        raise LakequeueError(
-            f"broker {name!r}: has {_some(local)}; move what is a LocalQueue to another broker "
-            "(`lakequeue move-queue`), or delete it"
-        )
     for vpn, queue, entry in shared:
         why = why_it_stays(broker, vpn, queue, entry, number, captured)
         if why is not None:
@@ -136,20 +166,19 @@ def _check_empty(
             )
     if read:
         raise LakequeueError(
-            f"broker {name!r}: reads plain Kafka records for {_some(read)}, made there and moved "
-            "since; how far it has read is known there alone: delete that, or let the broker stay"
+            f"broker {name!r}: reads plain Kafka records for {_some(read)}, made there; "
+            "how far it has read is known there alone: delete that, or let the broker stay"
         )
     bridges = bridges_at(broker, name)
     if bridges:
         raise LakequeueError(
             f"broker {name!r}: is an end of {_some(bridges, 'bridge')}: delete that first"
         )
-    if header.tickets_open:
-        raise LakequeueError(
-            f"broker {name!r}: {header.tickets_open} definitions, deletions or moves of queues are "
-            "not done yet: try again when they are"
-        )
     return shared
+
+
+def _made_at(entry: Entry) -> int:
+    return entry.hosts[0] if entry.base < 0 and entry.hosts else entry.base
 
 
 def _some(names: list[str], what: str = "queue") -> str:

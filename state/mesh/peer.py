@@ -35,3 +35,4 @@ class Parting(msgspec.Struct, array_like=True):
     heard: list[int] = []  # at who is removed: who has nothing to say; at the keeper: who heard all
     cursor: str = ""  # the last producer that was told of
     aware: list[int] = []  # at who is removed: who grants it nothing more
+    begins: bool = False  # at the keeper: local queues go from there before it begins

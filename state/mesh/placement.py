@@ -3,15 +3,18 @@
 A `Queue` is hosted by all brokers, or by its group, and a `GroupLocalQueue` by the group of its
 initial owner (`definitions.hosts`). A `LocalQueue` is on one: the one that its definition names,
 else that of its dead message queue, or of queues that name it as theirs, so that dead messages have
-no way to go, else the one with the fewest local queues, and of these the first.
+no way to go, else the one with the fewest local queues, and of these the first. So are those of a
+broker that is to be removed, which move away before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...definitions import QueueDefinition, dead_message_ring, hosts_of, wrong_hosts
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ..broker import Broker, bucket
-from .known_places import LOADS, find, groups_of, names_of
+from .known_places import LOADS, THERE, entries_of, find, groups_of, names_of
 
 LOCAL = "LocalQueue"
 
@@ -25,14 +28,21 @@ def place(broker: Broker, definition: QueueDefinition) -> list[int]:
     if parting is not None and parting.number in hosts:
         if definition.type == LOCAL and len(hosts) > 1:
             hosts.remove(parting.number)
-        else:
+        elif definition.type == LOCAL or not parting.begins:
             check_stays(broker, parting.number, where)
     if definition.type != LOCAL:
         return sorted(hosts)
-    near = _near(broker, definition)
-    if near in hosts:
-        return [near]
-    return [min(hosts, key=lambda number: (loads(broker).get(number, 0), number))]
+    dead = definition.dead_message_queue or ""
+    return [_best(broker, definition.vpn, definition.name, dead, hosts, loads(broker))]
+
+
+def _best(
+    broker: Broker, vpn: str, name: str, dead: str, hosts: list[int], known: dict[int, int]
+) -> int:
+    """Of these brokers the one for a local queue; known: how many each has."""
+    near = (number for number in _near(broker, vpn, name, dead) if number in hosts)
+    least = min(hosts, key=lambda number: (known.get(number, 0), number))
+    return next(near, least)
 
 
 def check_stays(broker: Broker, number: int, where: str) -> None:
@@ -71,15 +81,41 @@ def check_dead_messages(broker: Broker, definition: QueueDefinition) -> None:
         raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
 
 
-def _near(broker: Broker, definition: QueueDefinition) -> int | None:
-    """The broker where the queue's dead message queue is, or the queues whose it is; None: there is
-    none."""
-    vpn, dead = definition.vpn, definition.dead_message_queue
+def _near(broker: Broker, vpn: str, name: str, dead: str) -> Iterator[int]:
+    """The broker where the queue's dead message queue is, and those of the queues whose it is."""
     found = find(broker, vpn, dead) if dead else None
     if found is not None and found.type == LOCAL:
-        return found.hosts[0]
-    wanted = (broker.values.read(_key(vpn, definition.name)) or {}).get(definition.name)
-    return next(iter(wanted.values())) if wanted else None
+        yield found.hosts[0]
+    yield from ((broker.values.read(_key(vpn, name)) or {}).get(name) or {}).values()
+
+
+def moves_from(
+    broker: Broker, number: int, to: int | None, most: int
+) -> list[tuple[str, str, int]]:
+    """Local queues that are to leave a broker, some of them: VPN, name, where each is to go. That
+    is where a new one would be made, a queue and its dead message queue together; to: all there."""
+    stay = [n for n in names_of(broker).values() if n != number] if to is None else [to]
+    known, moves = loads(broker), list[tuple[str, str, int]]()
+    for vpn in sorted(broker.header.vpns):
+        here = {
+            name: entry for name, entry in entries_of(broker, vpn).items()
+            if entry.type == LOCAL and entry.hosts == [number] and entry.state == THERE
+        }  # fmt: skip
+        placed: dict[str, int] = {}
+        for name in here:
+            line = [name]  # and the dead message queues behind it: the last one is placed first
+            while (dead := here[line[-1]].dead) in here and dead not in line:
+                line.append(dead)
+            for one in reversed(line if len(moves) < most else ()):
+                if one not in placed:
+                    dead = here[one].dead
+                    best = placed.get(dead)
+                    if best is None:
+                        best = _best(broker, vpn, one, dead, stay, known)
+                    placed[one] = best
+                    known[best] = known.get(best, 0) + 1
+                    moves.append((vpn, one, best))
+    return moves
 
 
 def loads(broker: Broker) -> dict[int, int]:

@@ -43,6 +43,8 @@ def entered(
             continue
         if queue.number in broker.header.trails:
             trails.reads(broker, queue)
+        elif not queue.header.plain:
+            trails.base_reads(broker, vpn, queue)
         queue.header.plain = True
         at = time_of(record.timestamp, broker.now)
         if not recovers(queue, at, broker.spool.header.next_counter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 from typing import Any
 
@@ -9,6 +10,7 @@ import lakequeue
 import pytest
 from lakequeue.cli.brokers import _table
 from lakequeue.cli.usage import _rows
+from lakequeue.client.admin import Admin
 from memory_shell import Engine
 from rich.console import Console
 
@@ -44,6 +46,25 @@ def test_groups_are_shown_where_there_are_some(shell: Engine) -> None:
     refused = shell.run("brokers", "--group", "east")
     assert refused.exit_code == 2
     assert "--group east: is of a broker that --add adds" in refused.stderr
+    refused = shell.run("brokers", "--add", "west", "--to", "east")
+    assert refused.exit_code == 2
+    assert "--to east: is where the queues of a broker go that --remove removes" in refused.stderr
+
+
+def test_what_moved_away_from_a_removed_broker_is_said_beside_the_table(
+    shell: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def remove(admin: Admin, name: str, to: str | None) -> list[dict[str, str]]:
+        asked.append((name, to))
+        return [{"vpn": "default", "queue": "q", "broker": "east"}]
+
+    monkeypatch.setattr(Admin, "remove_broker", remove)
+    result = shell.run("brokers", "--remove", "west", "--to", "east", "--json")
+    assert asked == [("west", "east")]
+    assert result.stderr == "queue 'q' of VPN 'default' is on 'east' now\n"
+    assert json.loads(result.stdout)[0]["name"] == "broker-0"
 
 
 @pytest.mark.parametrize("option", ["--add", "--remove"])

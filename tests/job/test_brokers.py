@@ -341,9 +341,6 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         admin, producer = connection.admin(), old.producer()
         for name in BROKERS[1:3]:
             running[name].goes_on(30, 60)
-        with pytest.raises(LakequeueError, match=rf"'{gone}': has queue 'orders-{gone}' of VPN"):
-            admin.remove_broker(gone)
-        admin.move_queue(f"orders-{gone}", broker=BROKERS[1])
         for why, name in (("keeps the directory", BROKERS[0]), ("is not of this home", "nobody")):
             with pytest.raises(LakequeueError, match=why):
                 admin.remove_broker(name)
@@ -368,8 +365,11 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         sending.start()
         killing = threading.Timer(1.0, workers(process.family())[gone].kill)
         killing.start()
-        admin.remove_broker(gone)
+        moved = admin.remove_broker(gone, to=BROKERS[1])
         killing.join()
+        left = {"vpn": "default", "queue": f"orders-{gone}", "broker": BROKERS[1]}
+        assert left in moved
+        assert admin.describe(f"orders-{gone}")["broker"] == BROKERS[1]
         before = len(sent)
         assert [b["name"] for b in admin.brokers()] == list(BROKERS[:3])
         deadline = time.monotonic() + BACK_S_MAX
@@ -401,7 +401,6 @@ def test_the_engine_dies_while_a_broker_is_removed(engine: tuple[EngineProcess, 
     gone, stays = BROKERS[2], BROKERS[1]
     with lakequeue.connect(url) as connection, lakequeue.connect(url, broker=gone) as old:
         admin, producer = connection.admin(), old.producer()
-        admin.move_queue(f"orders-{gone}", broker=stays)
         admin.define(
             {"name": "last", "message_type": "text", "type": "LocalQueue",
              "broker": stays, "subscriptions": ["last/>"]}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lakequeue.definitions import Configuration
 from lakequeue.protocol import LakequeueError
-from lakequeue.protocol.commands import CloseBroker, Peers, RemoveBroker, decode_command
+from lakequeue.protocol.commands import CloseBroker, MoveQueue, Peers, RemoveBroker, decode_command
 from lakequeue.sources.live import closed_places, own_places
 from lakequeue.streaming import Engine, fewer_brokers
 from lakequeue.streaming.broker_query import RUNNING, BrokerQuery
@@ -27,6 +28,10 @@ class Removing:
         monkeypatch.setattr(fewer_brokers, "LEAVE_S_MAX", 0.0)
         monkeypatch.setattr(fewer_brokers, "READ_S_MAX", 0.0)
         self.did: list[str] = []
+        self.moves: list[
+            list[tuple[str, str, str]]
+        ] = []  # what the keeper names, one after another
+        self.refusals: list[LakequeueError | None] = []
         self.done = True
         self.read: list[tuple[str, int, int]] | None = READ
         self.engine = Engine(NOBODY, path, Configuration(brokers=("a", "b", "c")))
@@ -39,6 +44,7 @@ class Removing:
         monkeypatch.setattr(application, "end", self._end)
         monkeypatch.setattr(application, "start_query", self._start)
         monkeypatch.setattr(engine.removal, "ask", self._ask)
+        monkeypatch.setattr(engine.removal, "_connect", lambda vpn: nullcontext(self))
         engine._transport = self  # type: ignore[assignment]
 
     def _end(self, brokers: list[BrokerQuery], wait_s: float) -> None:
@@ -52,8 +58,14 @@ class Removing:
         self.did.append(f"start {broker.name}{closed} of {len(self.engine.brokers)}")
 
     def _ask(self, command: RemoveBroker) -> dict[str, Any]:
-        self.did.append(f"ask {command.round}")
+        self.did.append(f"ask {command.round}" + (f" to {command.to}" if command.to else ""))
+        if self.moves and not command.round:
+            return {"round": 0, "done": False, "moves": self.moves.pop(0), "why": "2 definitions"}
         return {"round": 7, "done": self.done, "waits_for": ["b"]}
+
+    def request_all(self, asked: list[MoveQueue], timeout: float) -> list[LakequeueError | None]:
+        self.did += [f"move {one.queue} to {one.broker}" for one in asked]
+        return [self.refusals.pop(0) if self.refusals else None for _ in asked]
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         command = decode_command(value)
@@ -91,6 +103,59 @@ def test_it_leaves_and_the_first_reads_on(removing: Removing) -> None:
         LakequeueError, match="'d': is not of this home, whose brokers are 'a', 'b'"
     ):
         engine.remove_broker("d")
+
+
+def test_its_local_queues_move_before(removing: Removing) -> None:
+    one, two, three = ("v", "q1", "a"), ("w", "q2", "b"), ("v", "q3", "b")
+    removing.moves = [[one, two], [three]]
+    assert removing.engine.remove_broker("c", "b") == [one, two, three]
+    assert removing.did[:-6] == [
+        "ask 0 to b", "move q1 to a", "move q2 to b", "ask 0 to b", "move q3 to b", "ask 0 to b",
+        *BEGINS[1:],
+    ]  # fmt: skip
+    folder = removing.engine._folder
+    assert (folder.leaving, folder.leaving_to) == ("", "")
+
+
+def test_a_queue_that_does_not_move_ends_the_removal(removing: Removing) -> None:
+    """Nothing was closed: the broker is told that it stays, and the home forgets."""
+    removing.moves = [[("v", "q1", "a"), ("v", "q2", "b")]]
+    removing.refusals = [LakequeueError("queue 'q1': holds 9 bytes")]
+    with pytest.raises(LakequeueError, match=r"holds 9 bytes; moved .*: 'q2' of VPN 'v' to 'b'$"):
+        removing.engine.remove_broker("c")
+    assert removing.did == [
+        "ask 0", "move q1 to a", "move q2 to b", "peers a", "peers b", "peers c",
+    ]  # fmt: skip
+    assert removing.engine._folder.leaving == ""
+
+
+def test_what_is_not_done_yet_is_waited_for(removing: Removing) -> None:
+    removing.moves = [[]]
+    with pytest.raises(LakequeueError, match=r"'c': 2 definitions$"):
+        removing.engine.remove_broker("c")
+    assert removing.did[-1] == "peers c"
+
+
+def test_a_start_goes_on_with_where_queues_are_to_go(
+    removing: Removing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removing.moves = [[("v", "q1", "b")]]
+    with monkeypatch.context() as patch:
+
+        def dies(*given: Any) -> list[Any]:
+            raise KeyboardInterrupt
+
+        patch.setattr(removing.engine.removal, "_tell_peers", lambda: None)
+        patch.setattr(removing.engine._folder, "remember_leaving", lambda *_: None)
+        removing.engine._folder.__class__.remember_leaving(removing.engine._folder, "c", "b")
+        patch.setattr(removing, "request_all", dies)
+        with pytest.raises(KeyboardInterrupt):
+            removing.engine.remove_broker("c", "b")
+    removing.moves = [[("v", "q1", "b")]]
+    removing.did.clear()
+    removing.engine.removal.go_on()
+    assert removing.did[:3] == ["ask 0 to b", "move q1 to b", "ask 0 to b"]
+    assert removing.engine._folder.removed() == {"c": (2, READ)}
 
 
 def test_names_and_numbers_are_not_given_again(removing: Removing) -> None:

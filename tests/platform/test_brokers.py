@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.client.known_brokers import known_brokers, number_of
+from lakequeue.client.moving_out import MovedOut
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.protocol import ConfigError, topics
 from lakequeue.protocol.commands import Begin, Clients, Configure, Peers, decode_command
@@ -308,13 +309,21 @@ def test_a_wish_is_answered_under_its_key() -> None:
             raise LakequeueError("broker 'b' is there already")
         added.append(name + group)
 
-    removed: list[str] = []
+    removed: list[tuple[str, str]] = []
+
+    def remove(name: str, to: str) -> list[MovedOut]:
+        removed.append((name, to))
+        return [MovedOut("v", f"q{n}", to) for n in range(1_001 if to else 0)]
+
     wishes = Wishes(
-        NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))),
-        removed.append,
-    )  # fmt: skip
+        NOBODY, ["v"], add, lambda key, value: answers.append((key, json.loads(value))), remove
+    )
     wishes.read(b"wish/a", b'{"wish": "remove", "id": "0"}')
-    assert (removed, answers.pop()) == (["a"], (b"wish/a", {"id": "0", "done": True}))
+    assert answers.pop() == (b"wish/a", {"id": "0", "done": True, "moved": []})
+    wishes.read(b"wish/a", b'{"wish": "remove", "id": "0", "to": "b"}')
+    moved = answers.pop()[1]["moved"]
+    assert (len(moved), moved[-1]) == (1_000, ["v", "q999", "b"])
+    assert removed == [("a", ""), ("a", "b")]
     wishes.read(b"wish/c", b'{"wish": "add", "id": "1", "group": "-west"}')
     wishes.read(b"wish/b", b'{"wish": "add", "id": "2"}')
     wishes.read(b"wish/c", b'{"wish": "sing", "id": "3"}')
