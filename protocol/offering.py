@@ -7,15 +7,24 @@ The broker that took it in *offers* it to the others; each *votes*; then all hea
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Annotated, ClassVar, Self
 
 import msgspec
 
 from .bounds import Count, Name, Partition, Text, Topic
 from .granting import Id
-from .mesh import BrokerNumber, Said, slices
+from .mesh import BROKERS_MAX, BrokerNumber, Said, slices
 
 Kind = Annotated[int, msgspec.Meta(ge=0, le=2)]
+OUTSIDE_BITS = 45
+Outside = Annotated[int, msgspec.Meta(ge=BROKERS_MAX, lt=BROKERS_MAX + (1 << OUTSIDE_BITS))]
+
+
+def outside(far_home: str) -> int:
+    """The number by which brokers know another home or VPN to which bridges lead."""
+    hashed = blake2b(far_home.encode(), digest_size=8).digest()
+    return BROKERS_MAX + (int.from_bytes(hashed) >> (64 - OUTSIDE_BITS))
 
 
 class Offer(Said, frozen=True):
@@ -23,7 +32,8 @@ class Offer(Said, frozen=True):
     brokers that are asked, or left out on purpose; went: queues that have moved away from the one
     that hears this, as far as who says it knows. Columns: which of `topics` a message goes to; its
     header ``lq``; its place on the publish topic; time, key, payload and application headers. led:
-    for each of `topics`, the brokers whose queues get it over bridges."""
+    for each of `topics`, the brokers whose queues get it over bridges; out: for each of them, by
+    home or VPN (`Outside`), the broker over whose bridges it goes there."""
 
     kind: ClassVar[str] = "offer"
     number: Count
@@ -42,6 +52,7 @@ class Offer(Said, frozen=True):
     payloads: list[bytes]
     headers: list[str | None]
     led: list[list[BrokerNumber]] = msgspec.field(default_factory=list)
+    out: list[dict[Outside, BrokerNumber]] = msgspec.field(default_factory=list)
 
 
 COLUMNS = (
@@ -77,7 +88,7 @@ class Verdict(Said, frozen=True):
 
 class TopicRoutes(Said, frozen=True):
     """For each pattern what queues the one who says this has for it now: `HERE`, and of bridges
-    where they lead to. kinds: see `state/mesh/topic_routes.py`."""
+    where they lead to, a broker or `Outside`. kinds: see `state/mesh/topic_routes.py`."""
 
     kind: ClassVar[str] = "topic_routes"
     vpn: Name

@@ -27,11 +27,12 @@ from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.outputs import BridgeEntry
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse
-from ..commands.topic_subscriptions import follow_definition
+from ..commands.topic_subscriptions import follow_definition, topics_of
 from ..commands.turns import resume
 from ..mesh.peer import Peer
 from ..mesh.peers import check_name
 from ..mesh.saying import say
+from ..mesh.topic_routes import changed, kind_of_topics
 from . import home_door
 from . import link as links
 from .endpoint import definition_of, endpoint_name
@@ -247,6 +248,8 @@ def _make(broker: Broker, vpn: str, bridge: BridgeDefinition, far: int) -> None:
     if link.to == links.ELSEWHERE and link.to_name != bridge.to:
         link.to_name = bridge.to
         links.save(broker, queue.number, link)
+        for topic in topics_of(broker, queue):
+            changed(broker, vpn, kind_of_topics(topic), topic)
     if queue.definition == definition and link.lanes == bridge.lanes:
         return
     follow_definition(broker, vpn, queue, queue.definition, definition)

@@ -20,6 +20,7 @@ class Peer(msgspec.Struct, array_like=True):
     undecided: int = 0  # messages that it was offered and has not voted on (S5)
     group: str = ""  # the group of brokers that it is in; none: empty
     lost_words: list[list[int]] = []  # [first, last] number from it of steps that are lost (R3)
+    knows_ways_out: bool = False  # and which bridges here lead to other homes and VPNs
 
 
 class Parting(msgspec.Struct, array_like=True):

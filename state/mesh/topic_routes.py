@@ -12,17 +12,24 @@ it (`docs/concepts/topics.md`).
 
 Where a matching bridge leads, it brings the message: to ask there as well would double it. So
 bridges are told too, and whoever can be reached over them is left out.
+
+A bridge that leads out of the home, or to another VPN, takes what is published anywhere here, as a
+local queue of its near broker would. Where several lead to the same place, those of one broker take
+a message: of the one that took it in, if it has such a bridge; else of one where other bridges
+bring it; else, by an offer, of the first. So a broker's own bridges suffice it, and a message goes
+out once, whichever of the brokers have some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from ...definitions import is_regex
+from ...definitions.far_address import far_home
 from ...protocol.carrying import Entry
 from ...protocol.mesh import BROKERS_MAX
-from ...protocol.offering import RoutesWent, TopicRoutes
+from ...protocol.offering import OUTSIDE_BITS, RoutesWent, TopicRoutes, outside
 from ...protocol.patterns import REGEX, TOPIC, WILDCARD, compiled, kind_of, wildcard_matches
 from ..bridges.bases import base_of
 from ..bridges.endpoint import is_endpoint
@@ -35,9 +42,10 @@ if TYPE_CHECKING:
     from ..queue import Queue
 
 PLAIN, WILD, REGULAR = range(3)  # kinds of patterns, on the wire too
-HERE = -1  # a queue of who says it, made there; below: made at broker `-2 - it`; else the number
-# of the broker that a bridge leads to
+HERE = -1  # a queue of who says it, made there; below: made at broker `-2 - it`; else where bridges
+# lead: the number of a broker, or from `BROKERS_MAX` on of another home or VPN (`outside`)
 LOCAL = "LocalQueue"
+_OUTSIDE_MAX = BROKERS_MAX + (1 << OUTSIDE_BITS)
 _WAYS = 1 << 17  # a route is one number: (where it leads + 1) * _WAYS + who said it
 
 
@@ -66,7 +74,7 @@ def tell_routes(broker: Broker) -> None:
     peers = broker.header.peers
     if not peers:
         return
-    new = [number for number, peer in peers.items() if not peer.knows_routes]
+    new = [n for n, peer in peers.items() if not (peer.knows_routes and peer.knows_ways_out)]
     if broker.routes_changed:
         known = [number for number in peers if number not in new]
         _tell(broker, known, broker.routes_changed)
@@ -74,7 +82,7 @@ def tell_routes(broker: Broker) -> None:
     if new:
         _tell(broker, new, dict.fromkeys(_all(broker)))
         for number in new:
-            peers[number].knows_routes = True
+            peers[number].knows_routes = peers[number].knows_ways_out = True
 
 
 def _tell(broker: Broker, to: list[int], patterns: Iterable[tuple[str, int, str]]) -> None:
@@ -135,8 +143,8 @@ def _routes_for(broker: Broker, peer: int, queues: list[Queue]) -> set[int]:
     found: set[int] = set()
     for queue in queues:
         if is_endpoint(queue.definition.name):
-            far = _far_of(broker, queue)
-            found.update(() if far is None else (far,))
+            ways = (_far_of(broker, queue), way_out(broker, queue))
+            found.update(way for way in ways if way is not None)
         elif takes_from(broker, queue, peer):
             found.add(HERE if queue.header.base < 0 else -2 - queue.header.base)
     return found
@@ -151,11 +159,23 @@ def _far_of(broker: Broker, queue: Queue) -> int | None:
     return None if link is None or link.to == ELSEWHERE or link.far_vpn else link.to
 
 
+def way_out(broker: Broker, queue: Queue) -> int | None:
+    """The other home or VPN to which the bridge of an endpoint leads; None: it leads to a broker,
+    is being deleted, or follows a queue."""
+    from ..bridges.link import ELSEWHERE, load
+
+    link = None if queue.number in broker.header.trails else load(broker, queue.number)
+    if link is None or not (link.to == ELSEWHERE or link.far_vpn):
+        return None
+    return outside(far_home(link.to_name, link.vpn))
+
+
 def takes_from(broker: Broker, queue: Queue, entry: int) -> bool:
-    """Whether a queue here takes what another broker took in."""
+    """Whether a queue here takes what another broker took in; see `takes_offered` for endpoints of
+    bridges."""
     d = queue.definition
     if is_endpoint(d.name):
-        return False  # a bridge brings what its near broker takes in
+        return False
     if d.type == LOCAL:
         return True
     hosts = [broker.header.number, *other_hosts(broker, queue)]
@@ -164,6 +184,15 @@ def takes_from(broker: Broker, queue: Queue, entry: int) -> bool:
     return d.initial_owner == broker.header.name or (
         d.initial_owner is None and min(hosts) == broker.header.number
     )
+
+
+def takes_offered(broker: Broker, queue: Queue, entry: int, out: dict[int, int]) -> bool:
+    """As `takes_from`, of what is offered. out: over whose bridges it goes where. A bridge within
+    the home brings only what its near broker takes in itself."""
+    if not is_endpoint(queue.definition.name):
+        return takes_from(broker, queue, entry)
+    way = way_out(broker, queue) if out else None
+    return way is not None and out.get(way) == broker.header.number
 
 
 # ---------------------------------------------------------------- what was told
@@ -186,8 +215,9 @@ def hear_routes(broker: Broker, sender: int, said: TopicRoutes) -> None:
     """Another broker says what its queues take. Raises ValueError for what is no pattern."""
     _check(said.kinds, said.patterns)
     for routes in said.routes:
-        if not all(HERE - BROKERS_MAX <= where < BROKERS_MAX for where in routes):
-            raise ValueError(f"routes: {routes[:10]} – allowed are {HERE} and numbers of brokers")
+        if not all(HERE - BROKERS_MAX <= where < _OUTSIDE_MAX for where in routes):
+            allowed = f"allowed are {HERE}, numbers of brokers and of other homes"
+            raise ValueError(f"routes: {routes[:10]} – {allowed}")
     for kind, pattern, routes in zip(said.kinds, said.patterns, said.routes, strict=True):
         known = _routes_of(broker, said.vpn, kind, pattern)
         others = [route for route in known if route % _WAYS != sender]
@@ -272,22 +302,47 @@ def _routes(broker: Broker, vpn: str, topic: str) -> set[int]:
     return found
 
 
-def brokers_of(
-    broker: Broker, vpn: str, topic: str, local: Iterable[Queue]
-) -> tuple[list[int], list[int]]:
-    """The other brokers that may have queues for a topic that do not get it over bridges, and those
-    whose queues do: the ones that were made there. local: the queues here that take it, endpoints
-    of bridges among them."""
+class Others(NamedTuple):
+    """Who else gets a message. asked: the brokers that may have queues for it that do not get it
+    over bridges; led: those whose queues do: the ones that were made there; out: over whose bridges
+    it goes to other homes and VPNs, if it is not those of brokers to which it comes anyway."""
+
+    asked: list[int]
+    led: list[int]
+    out: dict[int, int]
+
+
+NOBODY = Others([], [], {})
+
+
+def brokers_of(broker: Broker, vpn: str, topic: str, local: Iterable[Queue]) -> Others:
+    """Who else gets what is published here to a topic. local: the queues here that take it,
+    endpoints of bridges among them."""
     own, routes = broker.header.number, _routes(broker, vpn, topic)
+    peers = broker.header.peers
     found = {(route % _WAYS, _base_in(route)) for route in routes if route < _WAYS}
     found.update(_of_that_name(broker, vpn, topic))
-    ways = {(own, _far_of(broker, q)) for q in local if q.number in broker.header.links}
+    endpoints = [queue for queue in local if queue.number in broker.header.links]
+    ways = {(own, way(broker, q)) for q in endpoints for way in (_far_of, way_out)}
     ways |= {(route % _WAYS, route // _WAYS - 1) for route in routes if route >= _WAYS}
     led: set[int] = set()
-    while more := {far for near, far in ways if far is not None and near in {own, *led}} - led:
+    while more := {to for at, to in ways if _is_broker(to) and at in {own, *led}} - led:
         led |= more
     there = {host for host, base in found if base not in led and host != own}
-    return sorted(there & set(broker.header.peers)), sorted(led)
+    bridges: dict[int, set[int]] = {}
+    for near, to in ways:
+        if to is not None and not _is_broker(to):
+            bridges.setdefault(to, set()).add(near)
+    out = {
+        to: min(near & set(peers)) for to, near in sorted(bridges.items())
+        if near & set(peers) and not near & {own, *led}
+    }  # fmt: skip
+    return Others(sorted({*there, *out.values()} & set(peers)), sorted(led), out)
+
+
+def _is_broker(to: int | None) -> TypeGuard[int]:
+    """Whether a bridge that leads there stays in its VPN and home."""
+    return to is not None and to < BROKERS_MAX
 
 
 def _base_in(route: int) -> int:

@@ -265,15 +265,17 @@ def ask_again(broker: Broker, name: str) -> None:
     tally = OfferTally(before.attempt + 1, [])
     found = set(before.also) & set(broker.header.peers)
     led: list[list[int]] = []
+    out: list[dict[int, int]] = []
     for topic in offer.topics:
-        others, over_bridges = brokers_of(broker, offer.vpn, topic, here[topic])
-        found.update(others)
-        led.append(over_bridges)
-        here[topic] = [q for q in here[topic] if not is_based_at(broker, q, over_bridges)]
+        others = brokers_of(broker, offer.vpn, topic, here[topic])
+        found.update(others.asked)
+        led.append(others.led)
+        out.append(others.out)
+        here[topic] = [q for q in here[topic] if not is_based_at(broker, q, others.led)]
     _look_here(broker, admission, bundle, here, tally)
     tally.waits = sorted(found)
     asked = sorted(found.union(*led))
-    again = msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked, led=led)
+    again = msgspec.structs.replace(offer, attempt=tally.attempt, asked=asked, led=led, out=out)
     bundle.kept.offer = again
     bundles.keep_bundle(broker, number, bundle)
     bundles.keep_tally(broker, number, tally)

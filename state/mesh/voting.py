@@ -40,8 +40,9 @@ def hear_offer(broker: Broker, sender: int, offer: Offer) -> None:
         raise ValueError(f"offer {offer.number}: columns of different lengths")
     if n and max(offer.to) >= len(offer.topics):
         raise ValueError(f"offer {offer.number}: a topic that is not named")
-    if offer.led and len(offer.led) != len(offer.topics):
-        raise ValueError(f"offer {offer.number}: {len(offer.led)} of {len(offer.topics)} are led")
+    for each in (offer.led, offer.out):
+        if each and len(each) != len(offer.topics):
+            raise ValueError(f"offer {offer.number}: {len(each)} of {len(offer.topics)} are led")
     admission = OfferAdmission(broker, Refusals())
     also = _to_ask_besides(broker, sender, offer, admission)
     if also is not None:
@@ -103,7 +104,7 @@ def _to_ask_besides(
             also.update(set(entry.hosts) - known)
             again |= bool(also) or is_about_to_come(broker, vpn, topic)
         if again:
-            also.update(brokers_of(broker, vpn, topic, ())[0])
+            also.update(brokers_of(broker, vpn, topic, ()).asked)
     return sorted(also - {sender, broker.header.number}) if again else None
 
 

@@ -23,6 +23,7 @@ from ..broker import Broker
 from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
 from ..mesh.known_places import is_moving
+from ..mesh.topic_routes import NOBODY
 from ..message import enter
 from ..producers import Answered, ProducerHistory, home_of
 from ..queue import Queue
@@ -46,7 +47,7 @@ from .spreading import Spreading, Way
 from .storing import Storing
 
 RECORD_MAX = 12_000_000  # of Kafka, with headers and key
-NOWHERE_ELSE = Way("", [], [])
+NOWHERE_ELSE = Way("", *NOBODY)
 
 
 def admit(broker: Broker, records: Records, refused: Refusals, only: str | None = None) -> None:

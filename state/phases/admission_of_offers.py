@@ -12,7 +12,7 @@ from ...protocol.errors import Reason
 from ...protocol.messages import PublishHeader
 from ...protocol.offering import Offer
 from ..bridges.bases import is_based_at
-from ..mesh.topic_routes import takes_from
+from ..mesh.topic_routes import takes_offered
 from ..producers import Answered
 from ..rules.entering import Match
 from .admission import Admission
@@ -56,9 +56,11 @@ class OfferAdmission(Admission):
         that get it over a bridge."""
         found = self._routes.of_topic(offer.vpn, offer.topics[at])
         led = offer.led[at] if offer.led else ()
+        out = offer.out[at] if offer.out else {}
         return [
             queue for queue in found
-            if takes_from(self._broker, queue, entry) and not is_based_at(self._broker, queue, led)
+            if takes_offered(self._broker, queue, entry, out)
+            and not is_based_at(self._broker, queue, led)
         ]  # fmt: skip
 
     def here(self, vpn: str, topic: str) -> list[Queue]:

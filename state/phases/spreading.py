@@ -23,7 +23,7 @@ from ...protocol.offering import Offer
 from ..mesh import bundles
 from ..mesh.bundles import Bundle, Kept, LanePlace, OfferTally
 from ..mesh.saying import say
-from ..mesh.topic_routes import brokers_of
+from ..mesh.topic_routes import NOBODY, brokers_of
 from ..producers import Answered, ProducerHistory
 from .incoming import Incoming, time_of
 from .judging import Judged
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 
 class Way(NamedTuple):
-    """Where a destination's messages go besides: its topic, the brokers to ask, and those that are
-    left out since a bridge leads there."""
+    """Where a destination's messages go besides: its topic, and as `Others`."""
 
     topic: str
     others: list[int]
     led: list[int]
+    out: dict[int, int]
 
 
 class Spreading:
@@ -60,7 +60,7 @@ class Spreading:
         found = self._ways.get((vpn, to))
         if found is None:
             topic = self._routes.target_of(vpn, to)
-            others: tuple[list[int], list[int]] = ([], [])
+            others = NOBODY
             if not to.startswith("#"):  # to one queue alone, or to an endpoint
                 others = brokers_of(self._broker, vpn, topic, queues)
             found = self._ways[vpn, to] = Way(topic, *others)
@@ -101,6 +101,7 @@ class Spreading:
         if topic not in offer.topics:
             offer.topics.append(topic)
             offer.led.append(way.led)
+            offer.out.append(way.out)
         offer.asked.extend(n for n in way.led if n not in offer.asked)
         _append(offer, topic, meta, record, time_of(record.timestamp, self._broker.now))
         kept.sizes.append(0)

@@ -252,7 +252,7 @@ def test_an_offer_that_fails_is_refused_and_says_so(spread: Spread) -> None:
         (1, "a//*", [-1]),
         (1, "a", [-1]),
         (0, "a", [-2 - (1 << 16)]),
-        (0, "a", [1 << 16]),
+        (0, "a", [(1 << 16) + (1 << 45)]),
     ],
 )
 def test_what_is_no_route_is_refused(kind: int, pattern: str, routes: list[int]) -> None:
