@@ -81,6 +81,7 @@ class BrokerHeader(msgspec.Struct):
     group: str = ""  # the group of brokers that this one is in; none: empty
     parting: Parting | None = None  # a broker is being removed
     partings: int = 0  # how often the keeper has begun with that
+    unread: list[int] = []  # numbers of queues for which records are put aside meanwhile
     heirs: dict[int, str] = {}  # removed brokers whose producers this one answers
     removed: list[int] = []  # numbers of brokers that were; nobody gets one of them again
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open

@@ -126,6 +126,7 @@ class QueueHeader(msgspec.Struct):
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
     next_hosts: list[int] = []  # those that stay, while one of them is being removed
     plain: bool = False  # it has taken records of plain Kafka producers
+    unread: list[int] = []  # first and next page of records put aside, bytes of the last (`unread`)
     base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)
     pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}

@@ -27,6 +27,7 @@ from .limits import Limits, beside
 from .mesh.channel import hear
 from .mesh.parting import take_leave
 from .mesh.topic_routes import tell_routes
+from .mesh.unread import take_up
 from .mesh.verdicts import decide_voted
 from .phases.admission import admit
 from .phases.alerts import watch
@@ -65,6 +66,7 @@ PHASES: tuple[Callable[[Broker, Input], None], ...] = (
     lambda broker, _: cross(broker),
     lambda broker, _: decide_voted(broker),
     lambda broker, given: take_commands(broker, given.commands),
+    lambda broker, given: take_up(broker, given.refused),
     lambda broker, given: admit(broker, given.publishes, given.refused),
     lambda broker, _: say_held(broker),
     lambda broker, _: act_on_deadlines(broker),

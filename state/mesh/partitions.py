@@ -19,10 +19,9 @@ dies when: what is known here is in the state, and the channel says everything o
 Nobody waits, and nothing is kept but a row of numbers for each partition that was given away.
 
 A broker is removed only where no host has read any record: then partitions are shared among those
-that stay as if there had been no other, and nothing is handed over. Until it is gone a host takes
-what is its own with that broker or without it, whichever view others have by now; for who reads
-first may be one that has not heard. So none is left out, a first record may be taken twice, and
-the removal does not go through (`agrees`). Once it is gone, or stays, there is one view again.
+that stay as if there had been no other, and nothing is handed over. What begins to come meanwhile
+is put aside until it is known whether that broker goes (`unread`); who had read some before it knew
+takes what is its own with that broker, and the removal does not go through (`agrees`).
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from ...protocol.messages import Records
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..isolation import Refusals
 from .saying import say
+from .unread import drop, is_undecided, put_aside
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -114,6 +114,7 @@ def settle(broker: Broker) -> None:
 
 def forget(broker: Broker, queue: Queue) -> None:
     """The queue is gone."""
+    drop(broker, queue)
     if len(queue.header.shares) > 1:
         broker.values.write(_key(queue), None)
 
@@ -130,14 +131,15 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
         return True
     if not queue.header.shares:  # it is older than these
         queue.header.shares = [all_hosts(broker, queue)]
+    if is_undecided(queue):
+        put_aside(broker, queue, record)
+        return False
+    return is_mine(broker, queue, record)
+
+
+def is_mine(broker: Broker, queue: Queue, record: Incoming) -> bool:
+    """As `takes`, of what can be decided: by the hosts that there are until one is gone."""
     queue.header.plain = True
-    stays = queue.header.next_hosts
-    mine = bool(stays) and _taker(stays, record.partition) == broker.header.number
-    return _takes_so_far(broker, queue, record) or mine
-
-
-def _takes_so_far(broker: Broker, queue: Queue, record: Incoming) -> bool:
-    """As `takes`, if no host is being removed."""
     shares, own = queue.header.shares, broker.header.number
     if len(shares) == 1:
         return _taker(shares[0], record.partition) == own

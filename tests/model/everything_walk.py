@@ -1,7 +1,8 @@
 """Random walks over three brokers in which everything happens at once while it takes its time and
-brokers die: queues move, messages die into a dead message queue that moves too and are redriven, a
-bridge brings some, a broker is removed, or all are made again from what was written down. Each
-message is in each queue that takes it once, or dead of it (S1, S5, X5, X6, H1, H4, R3).
+brokers die: queues move, messages die into a dead message queue that moves too and are redriven,
+bridges bring some, also to another VPN, a broker is removed, or all are made again from what was
+written down. Each message is in each queue that takes it once, or dead of it (S1, S5, X5, X6, H1,
+H4, R3).
 
 More than once may be there what a step refused as moved that is lost then: its producer has heard
 that, and sent it where the queue was; and whoever refused it takes it in again, as what it is now
@@ -16,6 +17,7 @@ from typing import Any
 
 from lakequeue.client.following import PAUSE_S
 from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LeaseLost
 from lakequeue.protocol import commands as c
 from rules.kept import KeptEngine
@@ -31,6 +33,7 @@ QUEUES = ("q", "r", "s", "all")
 TAKES = {
     "q": ("q",), "r": ("r", "t/1", "t/2"), "s": ("s", "t/1", "t/2", "t/3"), "all": ("all", "t/3"),
 }  # fmt: skip
+OVER = ("t/1", "t/2")  # go to another VPN too, wherever they are published
 DESTINATIONS = ("q", "r", "all", "t/1", "t/2", "t/3")
 OPERATIONS = (
     ["send"] * 8 + ["some"] * 24 + ["move"] * 2 + ["time"] * 2 + ["take"] * 2 + ["redrive", "again"]
@@ -52,12 +55,18 @@ class EverythingWalk(MovingWalk):
             local("s", "b", "t/>", **keys), local("dead", "a"),
             {"name": "all", "message_type": "json", "subscriptions": ["t/3"], **keys},
         ]  # fmt: skip
-        config = parse_configuration({"brokers": list(BROKERS), "queues": queues})
+        vpns = {"default": None, "far": None}
+        config = parse_configuration({"brokers": list(BROKERS), "queues": queues, "vpns": vpns})
         self.engine = (KeptEngine if rebuilt else SlowEngine)(config, TINY if seed % 2 else None)
         self.engine.checking = True
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.admin = self.engine.connect("a", "admin").admin()
         self.admin.bridge({"name": "ab", "from": "a", "to": "b", "subscriptions": ["t/1"]})
+        self.far = MemoryConnection(self.engine, "far", "over", "a").admin()
+        self.far.define(local("over", "a", "t/>"))
+        out = {"name": "out", "subscriptions": list(OVER)}
+        self.far.bridge(out | {"from": "vpn://default", "to": "a"})
+        self.admin.bridge(out | {"from": "b", "to": "vpn://far?broker=a"})
         self.producers = {name: at.producer(pub_ack_time="1h") for name, at in self.at.items()}
         self.sent: dict[int, tuple[str, str, Any]] = {}
         self.consumers = {} if rebuilt else {
@@ -93,7 +102,7 @@ class EverythingWalk(MovingWalk):
     def send(self) -> None:
         n, name = len(self.sent) + 1, self.random.choice(BROKERS)
         to = self.random.choice(DESTINATIONS)
-        ttl = None if to == "t/1" else self.random.choice((None, None, "100ms"))  # not on a bridge
+        ttl = None if to in OVER else self.random.choice((None, None, "100ms"))  # not on a bridge
         self.sent[n] = name, to, self.producers[name].send_async(to, b'{"n":%d}' % n, ttl=ttl)
 
     def say(self, command: Any, broker: str = "a") -> None:
@@ -133,11 +142,10 @@ class EverythingWalk(MovingWalk):
             self.some()
         if not self.round:
             answer = self._ask(c.RemoveBroker(broker="c"))
-            if answer["error"] is not None:  # a queue is there, or on its way
-                for queue in ("q", "r", "s", "dead"):
-                    self.move_to(queue, "a")
-            else:
-                self.round, self.leaving = answer["result"]["round"], self.engine.broker("c")
+            result = answer["result"] or {"round": 0, "moves": []}
+            self.round, self.leaving = result["round"], self.engine.broker("c")
+            for _, queue, to in result.get("moves", ()):
+                self.move_to(queue, to)
         elif self.leaving.unread is None:
             self.leaving.unread = []
             self.say(c.CloseBroker(round=self.round), "c")
@@ -198,6 +206,7 @@ class EverythingWalk(MovingWalk):
                 died = [headers.get("lq-dead-queue"), *filter(None, also)]
                 for queue in died if name == "dead" else [name]:
                     there[str(queue), n] += 1
+        over = Counter(int(m.payload[5:-1]) for m in self.far.browse("over", limit=10_000))
         for n, (producer, to, future) in self.sent.items():
             what = f"{n}, of {producer} to {to}"
             assert future.done(), f"{what}: has no answer"
@@ -205,9 +214,12 @@ class EverythingWalk(MovingWalk):
             known = {future.result(0).message_id}
             may_differ = self.rebuilt or to == "t/1"  # taken in again, or by a bridge's far end
             assert may_differ or ids.get(n, set()) <= known, f"{what}: {ids[n]}"
+            again = self.rebuilt and any(b'{"n":%d}' % n in b.moved for b in self.engine.brokers)
+            times = min(over[n], 1) if again else over[n]
+            assert times == (to in OVER), f"{what}: {over[n]} times in the other VPN"
             found = {queue: there[queue, n] for queue in QUEUES if there[queue, n]}
             wanted = {queue: 1 for queue in QUEUES if to in TAKES[queue]}
-            if self.rebuilt and any(b'{"n":%d}' % n in b.moved for b in self.engine.brokers):
+            if again:
                 found = dict.fromkeys(found, 1)
             assert found == wanted, f"{what}: in {found}, not {wanted}"
         RebuiltWalk.nothing_open(self.engine)

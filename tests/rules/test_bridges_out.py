@@ -127,7 +127,7 @@ def test_S5_a_near_broker_that_is_away_votes_when_it_is_back() -> None:
 @pytest.mark.parametrize("far", ["far", "far2"])
 def test_H1_of_bridges_to_one_home_those_of_one_broker_take_a_message(far: str) -> None:
     """Of the one where it is published, else of the first that has one."""
-    homes = SpreadHomes(bridges={"b-out": "b"})
+    homes = SpreadHomes(local("qc", "c", "t/>"), bridges={"b-out": "b"})  # so that c is asked
     homes.bridge("c-out", "c", f"memory://east?broker={far}", far)
     everything(homes)
     homes.far.define(local("all2", "far2", "t/>"))
@@ -159,7 +159,9 @@ def test_H1_bridges_to_several_homes_all_take_it() -> None:
 def test_H1_what_a_bridge_of_the_home_brings_is_not_offered_too(also: bool) -> None:
     """a ─▶ b ─▶ east: from b on it goes by that way alone, also where c leads there too; what is
     published at c comes to east by an offer, or over c's own bridge."""
-    homes = SpreadHomes(bridges={"out": "b", **({"out-c": "c"} if also else {})})
+    homes = SpreadHomes(
+        local("qc", "c", "t/>"), bridges={"out": "b", **({"out-c": "c"} if also else {})}
+    )
     homes.admin.bridge({"name": "ab", "from": "a", "to": "b", "subscriptions": ["t/>"]})
     everything(homes)
     for n, broker in enumerate("abcabc"):

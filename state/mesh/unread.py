@@ -1,0 +1,92 @@
+"""Records of a captured topic that begins while a broker is removed: put aside (Q2, Q5).
+
+Whose such a record is depends on whether that broker goes. So who knows that it is to go, and has
+read none of the topic before, puts the queue's records aside; it takes them up when the broker is
+gone or stays, as if it had read them only then. Who does not know yet takes what is its own with
+that broker. If anybody took one so, it says no `farewell` (`partitions.agrees`), so the broker
+stays, and all decide by the same view; if nobody did, all of the topic is aside everywhere, and is
+shared among those who are left. What was put aside stays in its order, and in front of what comes
+later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...protocol.messages import Records
+from ..isolation import Refusals
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+    from ..phases.incoming import Incoming
+    from ..queue import Queue
+
+ROWS = 1_000  # of a page
+BYTES = 500_000
+PAGES = 4  # that a step takes up
+
+
+def is_undecided(queue: Queue) -> bool:
+    """Whether a record that is read now is put aside."""
+    header = queue.header
+    return bool(header.unread) or bool(header.next_hosts and not header.plain)
+
+
+def put_aside(broker: Broker, queue: Queue, record: Incoming) -> None:
+    """Keep a record for later."""
+    header = queue.header
+    if not header.unread:
+        header.unread = [0, 1, 0]
+        broker.header.unread.append(queue.number)
+    _, after, size = header.unread
+    rows = broker.values.read(_key(queue, after - 1)) or []
+    if rows and (len(rows) >= ROWS or size >= BYTES):
+        rows, size = [], 0
+        header.unread[1] = after = after + 1
+    header.unread[2] = size + len(record.value) + 100
+    broker.values.write(_key(queue, after - 1), [*rows, list(record[:8])])
+
+
+def take_up(broker: Broker, refused: Refusals) -> None:
+    """Decide what can be decided by now, some in each step."""
+    for number in list(broker.header.unread):
+        queue = broker.queue(number)
+        if queue is None or queue.header.deleted:
+            broker.header.unread.remove(number)
+        elif queue.header.plain or not queue.header.next_hosts:
+            _take_up(broker, queue, refused)
+
+
+def _take_up(broker: Broker, queue: Queue, refused: Refusals) -> None:
+    from ..phases.admission import admit
+    from ..phases.incoming import Incoming
+    from .partitions import is_mine
+
+    header, name = queue.header, queue.definition.name
+    at, after, _ = header.unread
+    for page in range(at, min(at + PAGES, after)):
+        rows = [Incoming(*row) for row in broker.values.read(_key(queue, page)) or ()]
+        broker.values.write(_key(queue, page), None)
+        header.unread[0] = page + 1
+        mine = [row[:8] for row in rows if is_mine(broker, queue, row)]
+        if mine:
+            admit(broker, Records(*map(list, zip(*mine, strict=True))), refused, name)
+    if header.unread[0] == after:
+        header.unread = []
+        broker.header.unread.remove(queue.number)
+    else:
+        broker.more_to_do = True
+
+
+def drop(broker: Broker, queue: Queue) -> None:
+    """The queue is gone."""
+    if queue.header.unread:
+        at, after, _ = queue.header.unread
+        for page in range(at, after):
+            broker.values.write(_key(queue, page), None)
+        queue.header.unread = []
+        broker.header.unread.remove(queue.number)
+
+
+def _key(queue: Queue, page: int) -> str:
+    return f"V/{queue.number}/{page}"
