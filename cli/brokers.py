@@ -23,7 +23,7 @@ from .common import (
 @click.command()
 @option("--add", metavar="NAME", help="Add a broker of this name to the running engine first.")
 @option("--remove", metavar="NAME", help="Remove this broker first; its local queues move away.")
-@option("--to", metavar="NAME", help="Where all of these go; by default each where there is room.")
+@option("--to", metavar="NAME", help="Where all of these go; by default as new ones would.")
 @option("--group", metavar="GROUP", help="The group of brokers that it is in; by default none.")
 @connection_options
 @json_option
