@@ -3,6 +3,7 @@ nothing is lost, nothing comes twice, and of each source the order is kept (H1, 
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -59,7 +60,8 @@ class Joined:
         """Everything arrives, and what waits goes on."""
         self.engine.fated(None)
         self.engine.haste()
-        for _ in range(30):  # clients ask again, too
+        for n in range(30):  # clients ask again, too, after a pause of their own
+            time.sleep(following.PAUSE_S if n % 5 == 4 else 0)
             self.engine.advance("1s")
             self.publisher.attend()
 
