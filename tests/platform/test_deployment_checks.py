@@ -24,7 +24,7 @@ from lakequeue.cli.deployment_checks import (
 )
 from lakequeue.cli.doctor import Check
 from lakequeue.streaming.kafka_broker import EmbeddedKafka
-from lakequeue.streaming.version import release
+from lakequeue.streaming.version import code_version
 
 BIG = {"max.message.bytes": "12000000", "min.insync.replicas": "2"}
 ALL = frozenset(("READ", "WRITE", "DESCRIBE"))
@@ -163,7 +163,7 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
     found = {check["name"]: check for check in json.loads(done.stdout)}
     assert found["engine"]["ok"]
     assert found["clocks"]["found"].endswith("s ahead of the engine's")
-    assert found["versions"]["found"] == f"engine 9.9, here {release()}"
+    assert found["versions"]["found"] == f"engine 9.9, here {code_version()}"
     assert found["partitions"]["found"] == "default.commands has 1; default.publish has 8"
     assert found["record size"]["ok"]
     assert done.exit_code == 1
