@@ -50,15 +50,25 @@ demo: setup ## real flights through real queues, then the accounts
 
 # Two processes for what runs in memory. Then one for what needs Kafka and Spark, so that nothing takes
 # the machine, and the ports that the documentation names, from under it. It waits a third of its
-# time, and WALKS, which wait for nothing, compute then and only then.
+# time, and WALKS, which wait for nothing, compute then and only then. Each part runs whatever another
+# one finds; what failed before the last one is told once more at the end, and its closing line.
 WALKS := tests/fuzz tests/model tests/reference tests/rules tests/storage
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
-MEMORY := $(BIN)/pytest -m "not job" --numprocesses 2 --dist loadfile
-test: setup tools lint ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
-	@$(MEMORY) $(WALKS:%=--ignore=%)
-	@($(IDLY) $(MEMORY) $(WALKS) >.venv/walks.log 2>&1; walked=$$?; cat .venv/walks.log; exit $$walked) & \
+PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
+MEMORY := $(PYTEST) -m "not job" --numprocesses 2 --dist loadfile
+PARTS := lint memory walks jobs
+part = { $(2); echo $$? >.venv/$(1).status; } 2>&1 | tee -i .venv/$(1).log
+test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
+	@rm -f $(PARTS:%=.venv/%.status)
+	@$(call part,lint,$(MAKE) --no-print-directory lint)
+	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
+	@($(IDLY) $(MEMORY) $(WALKS) >.venv/walks.log 2>&1; echo $$? >.venv/walks.status; cat .venv/walks.log) & \
 		walks=$$!; trap 'pkill -P $$walks; kill $$walks' INT TERM; \
-		$(BIN)/pytest -m job; jobs=$$?; wait $$walks; walked=$$?; exit $$((jobs + walked))
+		$(call part,jobs,$(PYTEST) -m job); wait $$walks
+	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0") ;; "0 0 0 "*) exit 1 ;; \
+		*) for part in $(PARTS); do [ "$$(cat $$part.status)" != 0 ] || { tail -n 1 $$part.log; continue; }; \
+			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \
+		exit 1 ;; esac
 
 soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
