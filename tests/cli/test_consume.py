@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from itertools import count
@@ -34,6 +36,17 @@ def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     return json.loads(said.splitlines()[-1])
 
 
+def wait_until_written(process: subprocess.Popen[bytes]) -> None:
+    """Until something lies in the pipe, and what writes has had time to think it taken."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + 30
+    while fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)) == bytes(4):
+        assert process.poll() is None, "it has ended, and printed nothing"
+        assert time.monotonic() < deadline, "nothing was printed"
+        time.sleep(0.01)
+    time.sleep(0.1)
+
+
 def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
     shell = f"{' '.join(PROCESS)} 200 | head -1"
     done = subprocess.run(shell, shell=True, capture_output=True, timeout=30)
@@ -52,8 +65,7 @@ def test_l1_a_reader_that_reads_all_gets_all() -> None:
 
 def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
     process = start(3)
-    assert process.stdout is not None
-    time.sleep(2)  # the first message lies in the pipe
+    wait_until_written(process)
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     left = json.loads(process.stderr.read())
