@@ -36,6 +36,7 @@ from ..protocol.home_places import (
 )
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
+from .moved_home import follow
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
 log = logging.getLogger("lakequeue.engine")
@@ -80,6 +81,8 @@ class HomeFolder:
             problem = self.problem(trigger)
             if problem:
                 raise LakequeueError(problem)
+            if follow(self.checkpoint):
+                log.info("home %s stood elsewhere when its checkpoint was written", self.path)
             self._drop_rebuilt()
             about = self._about()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1

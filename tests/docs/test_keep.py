@@ -47,12 +47,12 @@ def command(start: str) -> str:
 
 
 @contextmanager
-def up(folder: Path) -> Iterator[str]:
+def up(folder: Path, home: str = ".lakequeue") -> Iterator[str]:
     """`lakequeue up` in a folder, ended in good order; gives its address."""
     log = folder / "up.stderr"
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lakequeue.cli", "up", "--home", ".lakequeue", "--config",
+            [sys.executable, "-m", "lakequeue.cli", "up", "--home", home, "--config",
              "queues.yaml", "--port", "0", "--json"],
             cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
@@ -83,10 +83,10 @@ def test_backup_restore_and_another_disk(tmp_path: Path) -> None:
     shell(command("tar -cSzf"), tmp_path)
     shutil.rmtree(tmp_path / ".lakequeue")
     shell(command("tar -xSzf"), tmp_path)
-    disk = tmp_path / "disk"
-    shell(command("mv").replace("/data/lakequeue", str(disk)), tmp_path)
-    assert disk.is_dir()
-    with up(tmp_path) as address, lakequeue.connect(address) as connection:
+    disk = tmp_path / "another disk"
+    shell(command("mv").replace("/data/lakequeue", f"'{disk}'"), tmp_path)
+    assert not (tmp_path / ".lakequeue").exists()
+    with up(tmp_path, str(disk)) as address, lakequeue.connect(address) as connection:
         with connection.consumer("orders", ack_mode="individual", max_backlog=10) as consumer:
             message = consumer.receive(30)
             assert message is not None

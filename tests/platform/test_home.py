@@ -181,3 +181,64 @@ def test_room_for_the_state(tmp_path: Path) -> None:
     assert found == f"{home.path / 'checkpoint'} cannot be written (File too large)"
     assert sorted(home.path.rglob("*")) == before
     assert HomeFolder(tmp_path).unwritable() == ""  # no query has begun
+
+
+# ------------------------------------------------------------ at another path
+
+
+def with_schema(checkpoint: Path, said: str) -> Path:
+    """A broker's checkpoint as Spark writes it, whose schema is said to be there; its metadata."""
+    operator = checkpoint / "broker-0" / "state" / "0"
+    metadata, schema = operator / "_metadata" / "v2", operator / "_stateSchema" / "default"
+    for folder in (metadata, schema):
+        folder.mkdir(parents=True)
+    (schema / "0_uuid").touch()
+    store = {"storeName": "default", "stateSchemaFilePaths": [f"{said}/default/0_uuid"]}
+    about = {"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]}
+    (metadata / "0").write_text("v2\n" + json.dumps(about))
+    (metadata / ".0.crc").touch()
+    return metadata / "0"
+
+
+def schemas(metadata: Path) -> list[str]:
+    version, text = metadata.read_text().split("\n")
+    assert version == "v2"
+    (store,) = json.loads(text)["stateStoreInfo"]
+    return store["stateSchemaFilePaths"]
+
+
+@pytest.mark.parametrize("original", ["gone", "there"])
+def test_a_home_may_be_moved_or_copied(tmp_path: Path, original: str) -> None:
+    """Its checkpoint names its own schema, not that of another home, or a file that is gone."""
+    lived(tmp_path / "old")
+    before = tmp_path / "old" / "checkpoint" / "broker-0" / "state" / "0" / "_stateSchema"
+    with_schema(tmp_path / "old" / "checkpoint", f"file:{before}")
+    home = tmp_path / "a new plåce"
+    (shutil.move if original == "gone" else shutil.copytree)(tmp_path / "old", home)
+    metadata = home / "checkpoint" / "broker-0" / "state" / "0" / "_metadata" / "v2" / "0"
+    HomeFolder(home).open("real-time")
+    now = home / "checkpoint" / "broker-0" / "state" / "0" / "_stateSchema" / "default" / "0_uuid"
+    assert schemas(metadata) == [f"file:{now}"]
+    assert [p.name for p in metadata.parent.iterdir()] == ["0"], "Spark would find it damaged"
+    assert list(home.rglob("*.draft")) == []
+    written = metadata.stat().st_mtime_ns
+    HomeFolder(home).open("real-time")
+    assert metadata.stat().st_mtime_ns == written
+
+
+def test_a_home_that_is_where_it_was_is_left_alone(tmp_path: Path) -> None:
+    """Also where it is known by another name; and a schema that is nowhere is Spark's to tell."""
+    home = tmp_path / "home"
+    lived(home)
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    said = f"file:{link}/checkpoint/broker-0/state/0/_stateSchema"
+    metadata = with_schema(home / "checkpoint", said)
+    before = metadata.read_bytes()
+    HomeFolder(home).open("real-time")
+    (
+        home / "checkpoint" / "broker-0" / "state" / "0" / "_stateSchema" / "default" / "0_uuid"
+    ).unlink()
+    HomeFolder(home).open("real-time")
+    assert metadata.read_bytes() == before
+    assert (metadata.parent / ".0.crc").exists()
