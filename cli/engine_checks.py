@@ -42,21 +42,29 @@ def look(
     return checks
 
 
-def whole_home_check(home: Path) -> Check:
-    """Whether the home and its checkpoint belong together."""
+def home_problem(home: Path) -> str:
+    """Why no engine of this version starts with a home, with what to do; empty when one does, or
+    when there is none yet."""
     from ..streaming.home import ABOUT, HomeFolder
 
-    name, wanted = "checkpoint", "this home's own"
     if not home.is_dir() or (not (home / ABOUT).exists() and not (home / "checkpoint").exists()):
-        return Check(name, True, "none yet", wanted)
+        return ""
     try:
-        problem = HomeFolder(home).problem()
+        return HomeFolder(home).problem()
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        problem = f"{home / ABOUT} cannot be read: {error}"
-    if not problem:
-        return Check(name, True, f"that of {home}", wanted)
-    what, _, advice = problem.partition(": ")
-    return Check(name, False, what, wanted, advice)
+        return f"{home / ABOUT} cannot be read: {error}"
+
+
+def whole_home_check(home: Path) -> Check:
+    """Whether the home and its checkpoint belong together."""
+    from ..streaming.home import ABOUT
+
+    name, wanted = "checkpoint", "this home's own"
+    if problem := home_problem(home):
+        what, _, advice = problem.partition(": ")
+        return Check(name, False, what, wanted, advice)
+    lived = (home / ABOUT).exists()
+    return Check(name, True, f"that of {home}" if lived else "none yet", wanted)
 
 
 def places_checks(home: Path) -> list[Check]:

@@ -20,6 +20,7 @@ from ..protocol.errors import LakequeueError, NotConnected, Timeout
 from ..protocol.home_places import ABOUT, TABLES
 from .deployment_checks import clocks_check, versions_check
 from .doctor import Check
+from .engine_checks import home_problem
 from .environment_fault import EnvironmentFault
 
 HEARTBEAT_WAIT_S = 7.0  # it comes every 2 s; a machine with too much to do is late
@@ -124,6 +125,8 @@ def what_to_start(home: Path | None) -> str:
             f"The home {home} is in use by a process that is starting, ending or in trouble: see "
             "what it says, and ask again"
         )
+    if problem := home_problem(home):
+        return f"Nothing runs at the home {home}, and it cannot be started as it is: {problem}"
     start = f"start it with `lakequeue up --home {home}`"
     if (home / ABOUT).is_file() and not (home / "kafka").is_dir():  # Kafka was somebody else's
         start = "start it as before, with `lakequeue run` or `lakequeue submit`"

@@ -16,7 +16,10 @@ from click.testing import CliRunner, Result
 from lakequeue.cli import main, presence
 from lakequeue.client.kafka_library import open_kafka
 from lakequeue.protocol import topics
+from lakequeue.protocol.home_places import ABOUT
+from lakequeue.state import FORMAT
 from lakequeue.streaming.heartbeat import EngineHeartbeat
+from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port
 from lakequeue.streaming.tables_lock import TablesLock
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -108,6 +111,25 @@ def test_doctor_on_a_home_that_has_not_been_started(tmp_path: Path) -> None:
     found, _ = row("Kafka", "--home", str(tmp_path))
     assert found["ok"]
     assert "Nothing runs at the home" in found["found"]
+
+
+def test_nobody_is_told_to_start_a_home_that_is_refused(tmp_path: Path) -> None:
+    """Neither by `doctor` nor by a command that finds nothing there; each says what to do."""
+    HomeFolder(tmp_path).open()
+    about = json.loads((tmp_path / ABOUT).read_text())
+    assert "lakequeue run" in row("Kafka", "--home", str(tmp_path))[0]["advice"]
+    (tmp_path / ABOUT).write_text(json.dumps({**about, "format": FORMAT - 1}))
+    found, _ = row("Kafka", "--home", str(tmp_path))
+    for said in (
+        f"{found['found']}: {found['advice']}",
+        run("queues", "--home", str(tmp_path)).stderr,
+    ):
+        assert f"it cannot be started as it is: {tmp_path} was written by a version with" in said
+        assert "use that version, or another --home" in said
+        assert "`lakequeue" not in said
+    assert row("checkpoint", "--home", str(tmp_path))[0]["ok"] is False
+    (tmp_path / ABOUT).write_text("{")
+    assert "lakequeue.json cannot be read" in row("Kafka", "--home", str(tmp_path))[0]["advice"]
 
 
 # ---------------------------------------------------------------- with a Kafka
