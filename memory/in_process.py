@@ -102,8 +102,9 @@ class MemoryEngine:
             told = clients_command(configuration, self.secret)
             for broker in self.brokers:  # all, before one has another carry out something
                 self.instruct(DEFAULT_VPN, told, broker.home.name)
+        numbers = {broker.home.name: broker.home.number for broker in self.brokers}
         for broker in self.brokers:
-            for vpn, command in configure_commands(complete, broker=broker.home.name):
+            for vpn, command in configure_commands(complete, broker.home.name, numbers):
                 self.instruct(vpn, command, broker.home.name)
 
     def instruct(self, vpn: str, command: bytes, broker: str | None = None) -> None:
@@ -166,13 +167,13 @@ class MemoryEngine:
         meta = next((v for k, v in headers if k == HEADER), None)
         own = wire.headers_json([(k, v) for k, v in headers if k != HEADER])
         found = topics.split(topic)
-        takers = self.brokers
-        if found is not None and found[1] == topics.PUBLISH:
-            takers = [self.at(partition // topics.PUBLISH_PARTITIONS)]
         with self._lock:
             records = self._records(topic, value, key, meta, own, timestamp, partition)
-            for taker in takers:
-                self.give(taker, Batch(publishes=records))
+            if found is not None and found[1] == topics.PUBLISH:
+                self.give(self.at(partition // topics.PUBLISH_PARTITIONS), Batch(publishes=records))
+            else:
+                for taker in self.brokers:
+                    self._step(taker, Batch(publishes=records))
             self._settle()
         self.homes.carry()
 

@@ -116,7 +116,7 @@ class RemoveBroker(Command, frozen=True, tag="remove_broker"):
 
 
 class CloseBroker(Command, frozen=True, tag="close_broker"):
-    """To the broker that is removed: nothing of clients is read any more."""
+    """To the broker that is removed: of clients nothing is read any more but captured topics."""
 
     round: Count
 

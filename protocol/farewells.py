@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self
 
 import msgspec
 
-from .bounds import Count, Name
+from .bounds import Count, Name, Partition, Topic
 from .mesh import PART_ROWS, BrokerNumber, Said, slices
 
 
@@ -28,6 +28,50 @@ class Aware(Said, frozen=True):
 
     kind: ClassVar[str] = "aware"
     round: Count
+
+
+_rows = msgspec.Meta(max_length=PART_ROWS)
+_ROW_BYTES = 20  # more than a partition and an offset take
+
+
+class ReadTo(Said, frozen=True):
+    """To who is removed, before I say that I know it: up to there I have read captured topics, in
+    columns. offsets: the next ones."""
+
+    kind: ClassVar[str] = "read_to"
+    round: Count
+    topics: Annotated[list[Topic], _rows]
+    partitions: Annotated[list[Partition], _rows]
+    offsets: Annotated[list[Count], _rows]
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        for part in slices([len(topic) + _ROW_BYTES for topic in self.topics]):
+            columns = self.topics[part], self.partitions[part], self.offsets[part]
+            yield type(self)(self.round, *columns)
+
+
+class LastRead(Said, frozen=True):
+    """Who is removed, to those who host the queue with it: I have taken all that is before these
+    offsets, and take nothing behind; -1: what I took there another host takes already. Of
+    partitions that are not named I have read nothing; claims: on which of these would be mine."""
+
+    kind: ClassVar[str] = "last_read"
+    round: Count
+    vpn: Name
+    queue: Name
+    claims: list[list[list[BrokerNumber]]]
+    topics: Annotated[list[Topic], _rows]
+    partitions: Annotated[list[Partition], _rows]
+    offsets: Annotated[list[Annotated[int, msgspec.Meta(ge=-1)]], _rows]
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        if not self.topics:
+            yield self
+        for part in slices([len(topic) + _ROW_BYTES for topic in self.topics]):
+            columns = self.topics[part], self.partitions[part], self.offsets[part]
+            yield type(self)(self.round, self.vpn, self.queue, self.claims, *columns)
 
 
 class HandIn(Said, frozen=True):
@@ -56,9 +100,6 @@ class Farewell(Said, frozen=True):
 
     kind: ClassVar[str] = "farewell"
     round: Count
-
-
-_rows = msgspec.Meta(max_length=PART_ROWS)
 
 
 class Bequest(Said, frozen=True):

@@ -82,6 +82,7 @@ class BrokerHeader(msgspec.Struct):
     parting: Parting | None = None  # a broker is being removed
     partings: int = 0  # how often the keeper has begun with that
     unread: list[int] = []  # numbers of queues for which records are put aside meanwhile
+    notes_reads: bool = False  # it has always noted how far captured topics were read (`positions`)
     heirs: dict[int, str] = {}  # removed brokers whose producers this one answers
     removed: list[int] = []  # numbers of brokers that were; nobody gets one of them again
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
@@ -137,6 +138,7 @@ class Broker:
         self.early: list[tuple[Queue, int]] = []  # arrivals that were acknowledged before (L9)
         self.arrived_in: list[Queue] = []  # queues that got messages since the last look
         self.routes_changed: dict[tuple[str, int, str], None] = {}  # patterns to tell others of
+        self.read_to: dict[tuple[str, int], int] = {}  # of captured topics, not yet written down
         self.voted: dict[str, None] = {}  # lanes of which something may be decided now (S5)
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
@@ -156,6 +158,7 @@ class Broker:
             header = _decoder.decode(data)
         else:
             header = BrokerHeader(FORMAT, home.name, home.number, home.epoch)
+            header.notes_reads = True
         header.step += first
         header.time = max(header.time, now)
         broker = cls(store, header, header.time, limits)

@@ -125,6 +125,7 @@ class QueueHeader(msgspec.Struct):
     without: list[int] = []  # brokers that hosted it, and do no longer, as the directory says
     shares: list[list[int]] = []  # its hosts, at first and after each change (`partitions`)
     next_hosts: list[int] = []  # those that stay, while one of them is being removed
+    left: dict[int, list[list[list[int]]]] = {}  # by place in `shares`: the claims of who went
     plain: bool = False  # it has taken records of plain Kafka producers
     unread: list[int] = []  # first and next page of records put aside, bytes of the last (`unread`)
     base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)

@@ -1,7 +1,8 @@
 """A broker is removed from a running engine.
 
     ask the keeper       from now on nothing is placed there; local queues move away
-    start it closed      its loop hears the engine and other brokers, and no client
+    start it closed      its loop hears the engine and other brokers, and reads captured topics; of
+                         clients it hears nothing
     wait                 until it has taken its leave (`state/mesh/parting.py`)
     end it               it says up to where it had read its clients' partitions
     ── the home says that it is no more, and where the first broker reads on ──
@@ -26,7 +27,7 @@ from ..client.kafka_library import open_kafka
 from ..client.moving_out import MovedOut, move_out, with_moved
 from ..protocol import LakequeueError, commands
 from .application import END_S_MAX, SparkApplication
-from .broker_query import RUNNING, BrokerQuery
+from .broker_query import FAILED, RUNNING, BrokerQuery
 from .captured import CapturedTopics
 from .home import HomeFolder
 
@@ -34,6 +35,7 @@ log = logging.getLogger("lakequeue.engine")
 
 LEAVE_S_MAX = 60.0
 READ_S_MAX = 10.0
+BEGIN_S_MAX = 60.0  # until brokers that are being started run
 LOOK_S = 0.2
 
 
@@ -120,6 +122,11 @@ class BrokerRemoval:
                 raise LakequeueError(f"broker {name!r}: was removed from this home before")
             known = ", ".join(map(repr, brokers))
             raise LakequeueError(f"broker {name!r}: is not of this home, whose brokers are {known}")
+        until = time.monotonic() + BEGIN_S_MAX
+        while time.monotonic() < until and any(
+            broker.state not in (RUNNING, FAILED) for broker in brokers.values()
+        ):
+            time.sleep(LOOK_S)
         for broker in brokers.values():
             if broker.state != RUNNING:
                 why = f" ({broker.failure})" if broker.failure else ""

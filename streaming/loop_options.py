@@ -15,9 +15,9 @@ class Options:
     name on the control topic; secret: of the home, see `Home`; alone: there is no other broker;
     alone_s: how long steps go on when no batch follows; rebuilt: a file with the state to begin
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
-    snapshots need, for the tables; closed: nothing of clients is read, the broker is being removed;
-    removed: numbers of brokers that are no more, whose partitions this one reads on; read: up to
-    where they had."""
+    snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
+    broker is being removed; removed: numbers of brokers that are no more, whose partitions this one
+    reads on; read: up to where they had."""
 
     kafka: dict[str, Any]
     broker: str

@@ -197,9 +197,9 @@ class Stepper(threading.Thread):
         driver.learn(sizes)
         o, read = self._options, driver.offsets
         if o.closed:
-            self._inputs.also({p: read.get(p, 0) for p in closed_places(sizes, o.broker)})
-            return
-        places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
+            places = closed_places(sizes, o.broker)
+        else:
+            places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
         places += places_of(sizes, captured_topics(sizes, driver.captured))
         self._inputs.also({place: read.get(place, o.read.get(place, 0)) for place in places})
 

@@ -11,9 +11,9 @@ What dies meanwhile goes to its dead message queue here, and from there in anoth
 stay, empty, until the broker is gone: where a removal is given up, the directory names it again,
 and each goes on as it was.
 
+Before that it ends reading captured topics (`last_reading`), so no record enters here any more.
 Not so handed over is a queue with barriers, for these wait for all hosts, by counts of what each
-gave and got; one that keeps its last message only, which is each broker's own; and one that takes
-plain records, whose positions are known to nobody else (`partitions`).
+gave and got; and one that keeps its last message only, which is each broker's own.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def why_it_stays(
         return "has barriers, which wait for all hosts"
     if not d.max_spool_usage:
         return "keeps its last message only (max_spool_usage: 0), which is each broker's own"
-    if header.plain or queue.number in captured:
-        return "takes plain Kafka records, and how far a broker has read them is known there alone"
+    if not broker.header.notes_reads and (header.plain or queue.number in captured):
+        return "takes plain Kafka records, and an earlier version did not note how far it read them"
     return None
 
 
@@ -96,7 +96,7 @@ def _is_empty(broker: Broker, vpn: str, queue: Queue) -> bool:
     if not header.leaving:
         entry = known_places.find(broker, vpn, name)
         hosted = entry is None or broker.header.number in entry.hosts
-        if hosted or header.plain or queue.definition.type == LOCAL:
+        if hosted or queue.definition.type == LOCAL:
             return False
         owner = initial_owner(broker, queue)
         header.leaving = [KEEPER if owner is None else owner, 0]

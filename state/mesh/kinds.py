@@ -19,9 +19,11 @@ from ...protocol.farewells import (
     Farewell,
     HandIn,
     HeardLast,
+    LastRead,
     Left,
     Part,
     Quiet,
+    ReadTo,
 )
 from ...protocol.granting import (
     Drained,
@@ -53,6 +55,7 @@ from . import (
     going_back,
     keeper,
     known_places,
+    last_reading,
     ownership,
     parting,
     partitions,
@@ -104,6 +107,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "verdict": (Verdict, voting.hear_verdict),
     "part": (Part, parting.hear_part),
     "aware": (Aware, parting.hear_aware),
+    "read_to": (ReadTo, last_reading.hear_read_to),
+    "last_read": (LastRead, last_reading.hear_last_read),
     "hand_in": (HandIn, emptying.handed_in),
     "quiet": (Quiet, parting.hear_quiet),
     "farewell": (Farewell, parting.hear_farewell),

@@ -43,8 +43,7 @@ def entries_of(broker: Broker, vpn: str) -> dict[str, Entry]:
 
 def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """Note what stands in the directory about a queue; nothing where it has no hosts."""
-    known, own = find(broker, vpn, name), broker.header.number
-    partitions.follow(broker.find(vpn, name), known, entry, own)
+    partitions.follow(broker, broker.find(vpn, name), find(broker, vpn, name), entry)
     _forget_gone(broker, vpn, name)
     amend(broker, vpn, name, entry)
 

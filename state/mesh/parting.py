@@ -2,7 +2,8 @@
 
     keeper                    who is removed              each other broker, the keeper too
       │ Part ────────────────────▶ │ ◀── Part ─────────────────▶ │
-      │                            │ ◀──────────────────── Aware │ it grants nothing more to it
+      │                            │ ◀──────────── ReadTo, Aware │ it grants nothing more to it
+      │                            │ LastRead ─────────────────▶ │ it goes on behind these offsets
       │             its loop reads nothing of clients any more (`CloseBroker`)
       │                            │ no message is here          │
       │                            │ Quiet ────────────────────▶ │ nothing asked of it is open
@@ -15,7 +16,8 @@
 Local queues go first, as `move-queue` moves them: who is asked to begin names some, and where each
 is to go (`placement.moves_from`); whoever asks has them moved, and asks again. Nothing is placed
 there from the first answer on. The removal begins when the directory has no local queue there.
-What it has of distributed queues it gives away first (`emptying`). The channels
+What it has of distributed queues it gives away first (`emptying`), and before that it ends reading
+captured topics, which it alone goes on with when it is closed (`last_reading`). The channels
 keep their order, so who hears `Part` knows the directory as it is, and who hears `Quiet` knows that
 no pattern leads there. Then nobody has anything more to ask of it.
 
@@ -45,7 +47,7 @@ from .carried_out import note
 from .dead_ways import close_all, waits_for
 from .emptying import captures, is_empty, why_it_stays
 from .known_places import KEEPER
-from .partitions import agrees
+from .last_reading import end_reading, say_read
 from .peer import Parting
 from .placement import LOCAL, moves_from
 from .saying import say, say_to_all
@@ -92,6 +94,7 @@ def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
     header.partings += 1
     header.parting = Parting(number, header.partings, told=True)
     say_to_all(broker, Part(header.partings, number))
+    say_read(broker, number, header.partings)
     say(broker, number, Aware(header.partings))
     return {"round": header.partings, "done": False, "waits_for": []}
 
@@ -208,6 +211,7 @@ def hear_part(broker: Broker, sender: int, said: Part) -> None:
     if parting is not None:
         parting.told = True
         if said.broker != broker.header.number:
+            say_read(broker, said.broker, said.round)
             say(broker, said.broker, Aware(said.round))
 
 
@@ -280,14 +284,17 @@ def take_leave(broker: Broker) -> None:
     if parting.number != header.number:
         peer = header.peers.get(parting.number)
         waits = peer is not None and (peer.undecided or waits_for(broker, parting.number))
-        if peer is not None and parting.quiet and not (parting.said or waits) and agrees(broker):
+        if peer is not None and parting.quiet and not (parting.said or waits):
             say(broker, parting.number, Farewell(parting.round))
             parting.said = True
     elif not parting.quiet:
         close_idle(broker)
         close_all(broker)
         nothing = not any(header.queues.values())
-        may_begin = parting.closed and not set(header.peers) - set(parting.aware)
+        aware = not set(header.peers) - set(parting.aware)
+        if aware and not parting.ended:
+            parting.ended = end_reading(broker, parting.round)
+        may_begin = parting.closed and parting.ended
         if not header.links and (nothing or (may_begin and is_empty(broker))):
             say_to_all(broker, Quiet(parting.round))
             parting.quiet = True

@@ -18,15 +18,15 @@ the offset as it read it. So each record is taken once, however far apart the tw
 dies when: what is known here is in the state, and the channel says everything once and in order.
 Nobody waits, and nothing is kept but a row of numbers for each partition that was given away.
 
-A broker is removed only where no host has read any record: then partitions are shared among those
-that stay as if there had been no other, and nothing is handed over. What begins to come meanwhile
-is put aside until it is known whether that broker goes (`unread`); who had read some before it knew
-takes what is its own with that broker, and the removal does not go through (`agrees`).
+A broker that is removed cannot pass on what it has not read, for it goes for good. So it ends at an
+offset, and who stays begins there, in its place in the list of hosts (`heirs`): a change of hosts
+of its own, in which nobody else's partitions change hands (`last_reading`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +36,7 @@ from ...protocol.messages import Records
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..isolation import Refusals
 from .saying import say
-from .unread import drop, is_undecided, put_aside
+from .unread import drop, put_aside
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 TAKES, PASSES, IGNORES = range(3)
 THERE = "there"
+HOSTS_MAX = 256  # in the list of a queue that lost some
 
 
 class Share(msgspec.Struct, array_like=True):
@@ -59,6 +60,7 @@ class Share(msgspec.Struct, array_like=True):
     giver: int = -1  # who passed it, and at which turn of its own
     giver_turn: int = 0
     bounds: dict[int, list[int]] = {}  # by giver: [turn, offset from which its records are dropped]
+    gap: list[int] = []  # [from, to): what a broker took that was removed
 
 
 # ---------------------------------------------------------------- hosts
@@ -70,46 +72,73 @@ def begin(queue: Queue, hosts: list[int]) -> None:
         queue.header.shares = [list(hosts)]
 
 
-def follow(queue: Queue | None, before: Entry | None, entry: Entry, own: int) -> None:
-    """The directory says who hosts a queue now; before: what it said; own: this broker."""
+def follow(broker: Broker, queue: Queue | None, before: Entry | None, entry: Entry) -> None:
+    """The directory says who hosts a queue now; before: what it said."""
     if queue is None or queue.definition.type == "LocalQueue":
         return
     if entry.state != THERE or not entry.hosts:
         return
     header = queue.header
-    known = header.shares or [list((before or entry).hosts)]
-    gone = {*header.without, *known[-1]} - {*entry.hosts}
+    header.shares = header.shares or [list((before or entry).hosts)]
+    gone = {*header.without, *header.shares[-1]} - {*entry.hosts}
     header.without = sorted(gone)
-    if own in entry.hosts and header.leaving:  # it was to be removed, and stays
+    if broker.header.number in entry.hosts and header.leaving:  # it was to be removed, and stays
         header.leaving, queue.wanted = [], True
-    if header.next_hosts not in ([], entry.hosts) and not {*known[-1]} <= {*entry.hosts}:
-        known = [header.next_hosts]  # that one is gone, and there are new ones
+    known = {*header.shares[-1]}
+    if header.next_hosts not in ([], entry.hosts) and not known <= {*entry.hosts}:
+        _inherit(broker, queue)  # that one is gone, and there are new ones
+        known = {*header.shares[-1]}
+    if header.next_hosts:
+        broker.values.write(last_key(queue), None)
     header.next_hosts = []
-    if not {*known[-1]} <= {*entry.hosts}:
-        header.shares, header.next_hosts = known, list(entry.hosts)
-    elif known[-1] != entry.hosts:
-        header.shares = [*known, list(entry.hosts)]
+    if not known <= {*entry.hosts}:
+        header.next_hosts = list(entry.hosts)
+    elif known != {*entry.hosts}:
+        header.shares = [*header.shares, list(entry.hosts)]
 
 
-def _less(broker: Broker) -> Iterator[Queue]:
-    """The queues of which a host is being removed."""
+def less(broker: Broker) -> Iterator[Queue]:
+    """The queues of which a host is being removed, and whose records are shared out."""
+    for vpn in sorted(broker.header.vpns):
+        for name in broker.queue_names(vpn):
+            queue = broker.find(vpn, name)
+            if queue is not None and queue.header.next_hosts and queue.definition.max_spool_usage:
+                yield queue
+
+
+def heirs(hosts: list[int], stay: list[int]) -> list[int]:
+    """A list of hosts in which those that stay have taken the places of one that goes, by turns;
+    what was another's stays so."""
+    times = len(stay) if len(hosts) * len(stay) <= HOSTS_MAX else 1
+    turns = cycle(stay)
+    return [host if host in stay else next(turns) for host in hosts * times]
+
+
+def settle(broker: Broker) -> None:
+    """It is gone: who stays goes on where it ended."""
     for vpn in sorted(broker.header.vpns):
         for name in broker.queue_names(vpn):
             queue = broker.find(vpn, name)
             if queue is not None and queue.header.next_hosts:
-                yield queue
+                _inherit(broker, queue)
 
 
-def agrees(broker: Broker) -> bool:
-    """Whether nothing was read here that a broker which is being removed would have to go on
-    with."""
-    return not any(queue.header.plain for queue in _less(broker))
-
-
-def settle(broker: Broker) -> None:
-    """It is gone: partitions are shared among those that stay."""
-    for queue in _less(broker):
-        queue.header.shares, queue.header.next_hosts = [queue.header.next_hosts], []
+def _inherit(broker: Broker, queue: Queue) -> None:
+    """One host is gone, and has said where it ended."""
+    header, own = queue.header, broker.header.number
+    hosts = heirs(header.shares[-1], header.next_hosts)
+    header.shares, header.next_hosts = [*header.shares, hosts], []
+    _, claims, ended = broker.values.read(last_key(queue)) or (0, [], {})
+    broker.values.write(last_key(queue), None)
+    for topic, places in ended.items():
+        for partition, offset in places.items():
+            if _taker(hosts, partition) == own:
+                row = row_of(broker, queue, topic, partition)
+                if offset >= 0:
+                    row.gap = [row.until if row.does == PASSES else 0, offset]
+                    row.does = TAKES
+                _keep(broker, queue, topic, partition, row)
+    header.left = {**header.left, len(header.shares) - 1: claims}
 
 
 def forget(broker: Broker, queue: Queue) -> None:
@@ -117,6 +146,8 @@ def forget(broker: Broker, queue: Queue) -> None:
     drop(broker, queue)
     if len(queue.header.shares) > 1:
         broker.values.write(_key(queue), None)
+    if queue.header.next_hosts:
+        broker.values.write(last_key(queue), None)
 
 
 # ---------------------------------------------------------------- records
@@ -131,10 +162,28 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
         return True
     if not queue.header.shares:  # it is older than these
         queue.header.shares = [all_hosts(broker, queue)]
-    if is_undecided(queue):
+    if _is_undecided(broker, queue, record):
         put_aside(broker, queue, record)
         return False
     return is_mine(broker, queue, record)
+
+
+def _is_undecided(broker: Broker, queue: Queue, record: Incoming) -> bool:
+    """Whether it depends on a host that is being removed what becomes of a record, or it comes
+    behind such ones that are not done yet."""
+    header, own = queue.header, broker.header.number
+    if not header.next_hosts:
+        return bool(header.unread)
+    leaves, parting = own not in header.next_hosts, broker.header.parting
+    if leaves and not (header.unread or (parting is not None and parting.ended)):
+        return False
+    row = row_of(broker, queue, record.topic, record.partition)
+    if row.does == TAKES:
+        return leaves
+    if row.does == PASSES and (row.until < 0 or record.offset < row.until):
+        return leaves or row.to not in header.next_hosts
+    hosts = header.shares[-1]
+    return _taker(hosts if leaves else heirs(hosts, header.next_hosts), record.partition) == own
 
 
 def is_mine(broker: Broker, queue: Queue, record: Incoming) -> bool:
@@ -143,9 +192,13 @@ def is_mine(broker: Broker, queue: Queue, record: Incoming) -> bool:
     shares, own = queue.header.shares, broker.header.number
     if len(shares) == 1:
         return _taker(shares[0], record.partition) == own
-    row = _row(broker, queue, record.topic, record.partition)
+    row = row_of(broker, queue, record.topic, record.partition)
+    if row.gap and row.gap[0] <= record.offset < row.gap[1]:
+        return False
     if row.does == PASSES:
         if row.until < 0 or record.offset < row.until:
+            if row.to == own:
+                return True
             _pass(broker, queue, row, record)
             return False
         row.does = IGNORES
@@ -194,7 +247,7 @@ def hear_record(broker: Broker, sender: int, said: PassRecord) -> None:
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
         return
-    row = _row(broker, queue, said.topic, said.partition)
+    row = row_of(broker, queue, said.topic, said.partition)
     turn, offset = row.bounds.get(sender, (-1, 0))
     if turn == said.turn and said.offset >= offset:
         return  # it is read here
@@ -214,7 +267,7 @@ def hear_taken(broker: Broker, sender: int, said: TakeFrom) -> None:
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
         return
-    row = _row(broker, queue, said.topic, said.partition)
+    row = row_of(broker, queue, said.topic, said.partition)
     if row.does == PASSES and (row.to, row.turn) == (sender, said.turn):
         row.until = said.offset
         _keep(broker, queue, said.topic, said.partition, row)
@@ -227,7 +280,13 @@ def _key(queue: Queue) -> str:
     return f"S/{queue.number}"
 
 
-def _row(broker: Broker, queue: Queue, topic: str, partition: int) -> Share:
+def last_key(queue: Queue) -> str:
+    """Of the page with what was said last by who is being removed: the round, its claims, and by
+    topic and partition the offset."""
+    return f"X/{queue.number}"
+
+
+def row_of(broker: Broker, queue: Queue, topic: str, partition: int) -> Share:
     """What this host does with a partition, by all that was said of hosts so far."""
     shares, own = queue.header.shares, broker.header.number
     page: dict[str, dict[int, Any]] = broker.values.read(_key(queue)) or {}
@@ -240,7 +299,29 @@ def _row(broker: Broker, queue: Queue, topic: str, partition: int) -> Share:
         if row.does == TAKES and taker != own:
             row.does, row.to, row.until = PASSES, taker, -1
             row.turn += 1
+        elif row.does == PASSES and row.to not in shares[edition]:  # who is removed
+            row.to = taker
+            if taker == own and row.until < 0:  # which has never taken it
+                row.does = TAKES
+        elif row.does == IGNORES and taker == own and edition in queue.header.left:
+            row.does = TAKES if is_claimed(queue.header.left[edition], partition) else IGNORES
     return row
+
+
+def claims_of(broker: Broker, queue: Queue) -> list[list[list[int]]]:
+    """Which partitions are this host's as long as nobody reads any of them: those that were its own
+    from the first, and those that it inherited so. Each claim is a list of [host, *hosts], and is
+    on the partitions that each of these lists gives to that host."""
+    own, shares = broker.header.number, queue.header.shares
+    claims = [[[own, *shares[0]]]]
+    for edition, inherited in queue.header.left.items():
+        claims += [[*claim, [own, *shares[edition]]] for claim in inherited]
+    return claims
+
+
+def is_claimed(claims: list[list[list[int]]], partition: int) -> bool:
+    """Whether one of these claims is on a partition."""
+    return any(all(_taker(hosts, partition) == host for host, *hosts in one) for one in claims)
 
 
 def _keep(broker: Broker, queue: Queue, topic: str, partition: int, row: Share) -> None:

@@ -37,3 +37,4 @@ class Parting(msgspec.Struct, array_like=True):
     cursor: str = ""  # the last producer that was told of
     aware: list[int] = []  # at who is removed: who grants it nothing more
     begins: bool = False  # at the keeper: local queues go from there before it begins
+    ended: bool = False  # at who is removed: it takes no record of captured topics any more

@@ -1,12 +1,9 @@
-"""Records of a captured topic that begins while a broker is removed: put aside (Q2, Q5).
+"""Records of captured topics that are put aside while a broker is removed (Q2, Q5).
 
-Whose such a record is depends on whether that broker goes. So who knows that it is to go, and has
-read none of the topic before, puts the queue's records aside; it takes them up when the broker is
-gone or stays, as if it had read them only then. Who does not know yet takes what is its own with
-that broker. If anybody took one so, it says no `farewell` (`partitions.agrees`), so the broker
-stays, and all decide by the same view; if nobody did, all of the topic is aside everywhere, and is
-shared among those who are left. What was put aside stays in its order, and in front of what comes
-later.
+What becomes of some records depends on whether that broker goes, and where it ends (`last_reading`,
+which says which these are). They are taken up when it is gone or stays, as if they had been read
+only then: that is always right, since each host reads at its own pace. What was put aside stays in
+its order, and in front of what comes later.
 """
 
 from __future__ import annotations
@@ -24,12 +21,6 @@ if TYPE_CHECKING:
 ROWS = 1_000  # of a page
 BYTES = 500_000
 PAGES = 4  # that a step takes up
-
-
-def is_undecided(queue: Queue) -> bool:
-    """Whether a record that is read now is put aside."""
-    header = queue.header
-    return bool(header.unread) or bool(header.next_hosts and not header.plain)
 
 
 def put_aside(broker: Broker, queue: Queue, record: Incoming) -> None:
@@ -53,7 +44,7 @@ def take_up(broker: Broker, refused: Refusals) -> None:
         queue = broker.queue(number)
         if queue is None or queue.header.deleted:
             broker.header.unread.remove(number)
-        elif queue.header.plain or not queue.header.next_hosts:
+        elif not queue.header.next_hosts:
             _take_up(broker, queue, refused)
 
 

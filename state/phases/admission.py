@@ -22,6 +22,7 @@ from ..bridges.bases import is_based_at
 from ..broker import Broker
 from ..durable import DELTA, answer, refusal_of_tables
 from ..isolation import Refusals
+from ..mesh import positions
 from ..mesh.known_places import is_moving
 from ..mesh.topic_routes import NOBODY
 from ..message import enter
@@ -363,6 +364,7 @@ class Admission:
     def close(self) -> None:
         """Give arrivals their rows, remove what was acknowledged early, answer producers."""
         broker = self._broker
+        positions.keep(broker)
         if self._spreading is not None:
             self._spreading.close()
         broker.spool.settle_staged()

@@ -8,6 +8,7 @@ from ...protocol.messages import PublishHeader
 from ..bridges import trails
 from ..bridges.bases import read_here
 from ..mesh.partitions import takes
+from ..mesh.positions import note
 from ..rules.recovery_points import recovers
 from . import elsewhere
 from .incoming import Incoming, time_of
@@ -24,8 +25,11 @@ def captured(
     """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
     another one may take it. only: the queue for which another broker sent it."""
     found = routes.of_record(record.topic)
-    if not broker.header.peers or only is not None:
+    if only is not None:
         return found
+    note(broker, record)
+    if not broker.header.peers and all(len(q.header.shares) < 2 for _, qs in found for q in qs):
+        return found  # it is alone, and was so
     here = ((vpn, read_here(broker, queues)) for vpn, queues in found)
     mine = ((vpn, [q for q in queues if takes(broker, q, record)]) for vpn, queues in here)
     return [(vpn, queues) for vpn, queues in mine if queues]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
 import lakequeue
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 from job.brokers import BROKERS, define_queues, traffics, workers
 from job.processes import EngineProcess, until
 from job.traffic import drain
@@ -361,6 +363,23 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
             while not ends.wait(PAUSE_S):
                 sent.append(producer.send("probe/1", b"x").message_id)
 
+        kafka = url.removeprefix("kafka://")
+        plain = KafkaProducer(bootstrap_servers=kafka)
+        topic = NewTopic("fed-all", num_partitions=8, replication_factor=1)
+        AdminClient({"bootstrap.servers": kafka}).create_topics([topic])["fed-all"].result(30)
+        admin.define({"name": "fed-all", "message_type": "text"})
+        for at in range(40):
+            plain.send("fed-all", b"%d" % at).get(30)
+        fed = 40
+
+        def feed() -> None:
+            nonlocal fed
+            while not ends.wait(PAUSE_S):
+                plain.send("fed-all", b"%d" % fed).get(30)
+                fed += 1
+
+        feeding = threading.Thread(target=feed, daemon=True)
+        feeding.start()
         sending = threading.Thread(target=send, daemon=True)
         sending.start()
         killing = threading.Timer(1.0, workers(process.family())[gone].kill)
@@ -385,6 +404,14 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
             time.sleep(PAUSE_S)
         assert there == sent
         assert [m.id for m in admin.browse("shared")] == held
+        feeding.join(BACK_S_MAX)
+        plain.close()
+        bodies: list[bytes] = []
+        deadline = time.monotonic() + BACK_S_MAX
+        while len(bodies) < fed and time.monotonic() < deadline:
+            time.sleep(0.2)
+            bodies = [m.payload for m in admin.browse("fed-all", limit=100_000)]
+        assert Counter(bodies) == Counter({b"%d" % at: 1 for at in range(fed)})
         for why, what in (("was removed from this home before", admin.remove_broker),
                           ("its name is not given again", admin.add_broker)):  # fmt: skip
             with pytest.raises(LakequeueError, match=why):

@@ -1,0 +1,173 @@
+"""Q2, Q5: a broker that reads captured topics is removed. Each record is taken once, however far
+apart the brokers read, whoever dies when, and whether the broker goes or stays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import commands
+from lakequeue.protocol.messages import Records
+from lakequeue.state import Batch
+from model.limits import TINY
+
+from .mortal import Fate
+from .slow import SlowEngine
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+PARTITIONS = 7
+TOPIC = "radar"
+QUEUES = [
+    {"name": "shared", "message_type": "json", "underlying_topic": TOPIC},
+    {"name": "too", "message_type": "json", "underlying_topic": "rad.*",
+     "default_publish_target": TOPIC},
+    {"name": "local", "message_type": "json", "type": "LocalQueue", "broker": "a",
+     "underlying_topic": TOPIC},
+]  # fmt: skip
+
+
+class Home:
+    """Brokers that read one topic, each at its own pace from its beginning, and hear each other
+    late. They are added and removed."""
+
+    def __init__(self, seed: int, brokers: int, death: float = 0.0) -> None:
+        self.fate = Fate(seed, death=death)
+        self.random = self.fate.random
+        given = parse_configuration({"brokers": list(NAMES[:brokers]), "queues": QUEUES})
+        self.engine = SlowEngine(given, TINY if seed % 2 else None)
+        self.engine.checking = True
+        self.client = self.engine.connect("a")
+        self.written: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+        self.busy = range(PARTITIONS)  # partitions that are written to
+        self.at: dict[tuple[str, int], int] = {}
+        self.given, self.n, self.gone = brokers, 0, 0
+        self.answers: list[Any] = []
+        self.engine.fated(self.fate)
+
+    # ------------------------------------------------------------ what happens
+
+    def write(self) -> None:
+        self.written[self.random.choice(self.busy)].append(b"%d" % self.n)
+        self.n += 1
+
+    def read(self, name: str, partition: int, most: int) -> None:
+        first = self.at.get((name, partition), 0)
+        values = self.written[partition][first : first + most]
+        n = len(values)
+        if not n:
+            return
+        self.at[name, partition] = first + n
+        records = Records(
+            [TOPIC] * n, [partition] * n, list(range(first, first + n)), [self.engine.now] * n,
+            [None] * n, list(values), [None] * n, [None] * n,
+        )  # fmt: skip
+        self.engine._step(self.engine.broker(name), Batch(publishes=records))
+
+    def names(self) -> list[str]:
+        return [broker.home.name for broker in self.engine.brokers]
+
+    def some(self, times: int) -> None:
+        for _ in range(times):
+            what = self.random.choice(["write"] * 3 + ["read"] * 7 + ["hear"] * 4)
+            if what == "write":
+                self.write()
+            elif what == "read":
+                name, partition = self.random.choice(self.names()), self.random.choice(self.busy)
+                self.read(name, partition, self.random.choice((1, 2, 5)))
+            else:
+                self.engine.some(self.fate)
+
+    def instruct(self, to: str, command: commands.Command) -> None:
+        self.engine.instruct("default", commands.encode_command(command), to)
+
+    def ask(self, command: commands.Command) -> Any:
+        self.client.ask(command, self.answers.append)
+        self.client.attend()
+        return self.answers.pop()
+
+    def add(self) -> None:
+        """A broker more; all that was said is heard, or not."""
+        self.engine.haste()
+        names = [*self.names(), NAMES[self.given]]
+        self.given += 1
+        self.engine.configure(parse_configuration({"brokers": names}))
+        self.engine.fated(self.fate)
+        self.engine.slow()
+
+    def remove(self, steps: int) -> bool:
+        """Remove a broker; whether it is gone within so many steps."""
+        leaver: Any = self.random.choice(self.engine.brokers[1:])
+        name = leaver.home.name
+        self.engine.haste()  # definitions are done
+        self.engine.slow()
+        answer = self.ask(commands.RemoveBroker(broker=name))
+        assert answer["error"] is None
+        number, done = answer["result"]["round"], False
+        for n in range(steps):
+            self.some(1)
+            if n > 15 and leaver.unread is None and self.random.random() < 0.2:
+                leaver.unread = []
+                self.instruct(name, commands.CloseBroker(round=number))
+            if leaver.unread is not None and n % 4 == 0:
+                done = self.ask(commands.RemoveBroker(broker=name, round=number))["result"]["done"]
+            if done:
+                break
+        leaver.unread = None
+        if done:
+            self.engine.brokers.remove(leaver)
+            self.engine.removed[leaver.home.number] = name
+            self.gone += 1
+        peers = {broker.home.name: broker.home.number for broker in self.engine.brokers}
+        for other in self.random.sample(self.names(), len(self.names())):
+            self.some(3)
+            self.instruct(other, commands.Peers(brokers=peers))
+        return done
+
+    def end(self) -> None:
+        """All is read and heard."""
+        self.engine.haste()
+        for name in self.random.sample(self.names(), len(self.names())):
+            for partition in range(PARTITIONS):
+                self.read(name, partition, 1 << 20)
+        self.engine.advance("0s")
+
+    def taken(self, queue: str) -> Counter[bytes]:
+        return Counter(m.payload for m in self.client.admin().browse(queue, limit=10_000))
+
+    def check(self) -> None:
+        once = Counter({b"%d" % n: 1 for n in range(self.n)})
+        for queue in ("shared", "too", "local"):
+            assert self.taken(queue) == once, queue
+        self.engine.check()
+
+
+def walk(seed: int) -> Home:
+    """Some brokers come and go."""
+    home = Home(seed, 2 + seed % 2, death=0.1 if seed % 4 == 3 else 0.0)
+    if seed % 3 == 0:
+        home.busy = range(3)  # of the others nothing is read before the end
+    home.engine.slow()
+    home.some(home.random.choice((0, 20, 60)))
+    for _ in range(4):
+        if home.given < len(NAMES) and home.random.random() < 0.5:
+            home.add()
+        else:
+            home.remove(home.random.choice((60, 400)))
+        home.some(home.random.choice((0, 30, 60)))
+        if len(home.names()) < 2:
+            home.add()
+    home.busy = range(PARTITIONS)
+    home.some(40)
+    home.engine.fated(None)
+    home.end()
+    home.engine.slow()
+    home.some(40)
+    home.end()
+    return home
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_Q2_each_record_is_taken_once_while_brokers_come_and_go(seed: int) -> None:
+    walk(seed).check()
