@@ -12,8 +12,11 @@ stay, empty, until the broker is gone: where a removal is given up, the director
 and each goes on as it was.
 
 Before that it ends reading captured topics (`last_reading`), so no record enters here any more.
+Of a queue that keeps its last message only (S10) it gives that one, and of two the later one stays
+(`last_value.keep_latest`).
+
 Not so handed over is a queue with barriers, for these wait for all hosts, by counts of what each
-gave and got; and one that keeps its last message only, which is each broker's own.
+gave and got.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ def why_it_stays(
         return "names it in its group"
     if d.barrier_expression or queue.barriers or header.held:
         return "has barriers, which wait for all hosts"
-    if not d.max_spool_usage:
-        return "keeps its last message only (max_spool_usage: 0), which is each broker's own"
+    if not d.max_spool_usage:  # each host reads all records: nobody goes on for another
+        return None
     if not broker.header.notes_reads and (header.plain or queue.number in captured):
         return "takes plain Kafka records, and an earlier version did not note how far it read them"
     return None

@@ -87,7 +87,8 @@ def hear_read_to(broker: Broker, sender: int, said: ReadTo) -> None:
 
 def end_reading(broker: Broker, round_: int) -> bool:
     """Whether this broker has come as far as the others were; then it says where it ends."""
-    known_round, needed = broker.values.read(NEEDED) or (0, {})
+    known: tuple[int, positions.Positions] = broker.values.read(NEEDED) or (0, {})
+    known_round, needed = known
     topics = _taken(broker)
     if known_round == round_:
         for topic in topics:

@@ -37,6 +37,7 @@ from ..phases.selection import choose_for
 from ..rules.edits import extras_of
 from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
+from ..rules.last_value import keep_latest
 from ..storage import NEVER, Array
 from . import barriers, queue_moving
 from .columns_said import columns, stage
@@ -289,6 +290,7 @@ def taken(broker: Broker, sender: int, said: TakenOver) -> None:
         event = Event.REFUSE if until == NEVER else Event.REFUSE_LATER
         apply(broker, queue, seqs, event, until=until, subscription=name, reason="no room there")
     queue.wanted = True
+    keep_latest(broker, queue)
     if queue.header.leaving:
         queue_moving.look(broker, queue)
 
@@ -331,6 +333,7 @@ def granted(broker: Broker, sender: int, said: Grant) -> None:
         ids = list(queue.arrivals.ids)
         enter(broker, queue)
         broker.record("spooled", queue, ids, reason=name)
+        keep_latest(broker, queue)
     if queue is not None and refused:
         broker.header.short[queue.number] = broker.spool.header.bytes
     say(broker, sender, TakenOver(said.vpn, said.queue, refs, refused))

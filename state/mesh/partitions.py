@@ -158,8 +158,12 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
     which waits for it, it is passed on."""
     from .hosting import all_hosts
 
-    if queue.definition.type == "LocalQueue" or not queue.definition.max_spool_usage:
+    if queue.definition.type == "LocalQueue":
         return True
+    if not queue.definition.max_spool_usage:  # every host has its own last one
+        if is_aside := _has_ended(broker, queue):
+            put_aside(broker, queue, record)
+        return not is_aside
     if not queue.header.shares:  # it is older than these
         queue.header.shares = [all_hosts(broker, queue)]
     if _is_undecided(broker, queue, record):
@@ -174,8 +178,8 @@ def _is_undecided(broker: Broker, queue: Queue, record: Incoming) -> bool:
     header, own = queue.header, broker.header.number
     if not header.next_hosts:
         return bool(header.unread)
-    leaves, parting = own not in header.next_hosts, broker.header.parting
-    if leaves and not (header.unread or (parting is not None and parting.ended)):
+    leaves = own not in header.next_hosts
+    if leaves and not _has_ended(broker, queue):
         return False
     row = row_of(broker, queue, record.topic, record.partition)
     if row.does == TAKES:
@@ -186,10 +190,22 @@ def _is_undecided(broker: Broker, queue: Queue, record: Incoming) -> bool:
     return _taker(hosts if leaves else heirs(hosts, header.next_hosts), record.partition) == own
 
 
+def _has_ended(broker: Broker, queue: Queue) -> bool:
+    """Whether this broker is removed and takes nothing more, as long as it is not said that it
+    stays."""
+    header, parting = queue.header, broker.header.parting
+    return bool(header.unread) or (
+        bool(header.next_hosts) and broker.header.number not in header.next_hosts
+        and parting is not None and parting.ended
+    )  # fmt: skip
+
+
 def is_mine(broker: Broker, queue: Queue, record: Incoming) -> bool:
     """As `takes`, of what can be decided: by the hosts that there are until one is gone."""
     queue.header.plain = True
     shares, own = queue.header.shares, broker.header.number
+    if not queue.definition.max_spool_usage:
+        return True
     if len(shares) == 1:
         return _taker(shares[0], record.partition) == own
     row = row_of(broker, queue, record.topic, record.partition)
