@@ -366,7 +366,8 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         kafka = url.removeprefix("kafka://")
         plain = KafkaProducer(bootstrap_servers=kafka)
         topic = NewTopic("fed-all", num_partitions=8, replication_factor=1)
-        AdminClient({"bootstrap.servers": kafka}).create_topics([topic])["fed-all"].result(30)
+        making = AdminClient({"bootstrap.servers": kafka})
+        making.create_topics([topic])["fed-all"].result(30)
         admin.define({"name": "fed-all", "message_type": "text"})
         for at in range(40):
             plain.send("fed-all", b"%d" % at).get(30)
