@@ -38,7 +38,6 @@ ELSEWHERE = {
     r"lakequeue submit": "needs a cluster; tests/job/test_standalone.py has one",
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
-    r"lakequeue brokers --remove": "a broker with queues; tests/job/test_brokers.py removes them",
     r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_rebuild.py",
 }
 ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
