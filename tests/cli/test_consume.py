@@ -183,14 +183,16 @@ def test_l11_the_pause_that_is_asked_for_counts_most(make: Any) -> None:
 
 @pytest.mark.parametrize("signals", [1, 2])  # `timeout` sends its signal twice
 def test_ctrl_c_lets_a_running_command_end(tmp_path: Path, signals: int) -> None:
-    started, finished = tmp_path / "started", tmp_path / "finished"
-    command = f"touch {started}; sleep 1; touch {finished}"
+    started, told, finished = tmp_path / "started", tmp_path / "told", tmp_path / "finished"
+    command = f"touch {started}; until test -e {told}; do sleep 0.1; done; touch {finished}"
     process = start(2, "--exec", command)
     while not started.exists():
         time.sleep(0.01)
     for _ in range(signals):
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)
+    time.sleep(0.5)
+    told.touch()
     left = ended(process)
     assert finished.exists()
     assert (left["status"], left["depth"]) == (0, 1)
