@@ -88,6 +88,13 @@ class HandIn(Said, frozen=True):
     deferred: list[list[int]]
 
 
+class Stays(Said, frozen=True):
+    """The keeper, to all: this removal is given up."""
+
+    kind: ClassVar[str] = "stays"
+    round: Count
+
+
 class Quiet(Said, frozen=True):
     """Who is removed: no message is here, and you have heard so of all patterns."""
 

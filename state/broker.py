@@ -80,7 +80,7 @@ class BrokerHeader(msgspec.Struct):
     peers: dict[int, Peer] = {}  # the home's other brokers, by number
     group: str = ""  # the group of brokers that this one is in; none: empty
     parting: Parting | None = None  # a broker is being removed
-    partings: int = 0  # how often the keeper has begun with that
+    partings: int = 0  # at the keeper: how often it has begun with that; else: the last given up
     unread: list[int] = []  # numbers of queues for which records are put aside meanwhile
     notes_reads: bool = False  # it has always noted how far captured topics were read (`positions`)
     heirs: dict[int, str] = {}  # removed brokers whose producers this one answers

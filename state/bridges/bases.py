@@ -56,3 +56,13 @@ def read_here(broker: Broker, queues: list[Queue]) -> list[Queue]:
     based = of_base(broker, queues)
     known = {broker.header.number, *broker.header.peers}
     return [queue for queue in queues if queue in based or base_of(broker, queue) not in known]
+
+
+def may_be_left(broker: Broker, queue: Queue) -> bool:
+    """Whether a queue that is here was made at a broker that is being removed: what that one has
+    not read when it ends, it reads no more."""
+    parting, header = broker.header.parting, queue.header
+    if queue.definition.type != LOCAL or queue.number in broker.header.links:
+        return False
+    leaver = parting is not None and parting.told and header.base == parting.number
+    return leaver or bool(header.unread)

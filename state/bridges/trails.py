@@ -18,6 +18,10 @@ on its way. So each message is taken in once, by the base, whatever moves when.
   has a bridge to its base: from there the message comes over the bridge.
 - Where the queue is at its base again, the trail is first emptied into it, and then gone.
 - Until then the base hears from the queue's broker which topics it takes (`QueueTakes`).
+- Where the base is removed from the home, the queue's broker is its base from then on. So who is
+  removed takes plain records until all have said how far they had read then (`mesh.last_reading`),
+  and stays if one was for the queue; what comes behind that is put aside there, in case it stays,
+  and at the queue's broker, in case it goes.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from ..commands import administration
 from ..commands.topic_subscriptions import add, remove, topics_of
 from ..mesh import known_places
 from ..mesh.saying import say
+from ..mesh.topic_routes import changed, changed_capture, kind_of_topics
 from ..routing import add_route, drop_route
 from . import link as links
 from .bases import base_of, is_based_at
@@ -132,7 +137,11 @@ def close_if_done(broker: Broker, trail: Queue) -> None:
     """A trail goes when the queue is here and has all that it held."""
     vpn, name = broker.vpn_of(trail), broker.header.trails[trail.number]
     queue = broker.find(vpn, name)
-    if queue is not None and not known_places.is_moving(queue) and not trail.header.depth:
+    if (
+        queue is not None
+        and not known_places.is_moving(queue)
+        and not (trail.header.depth or trail.header.unread)
+    ):
         _close(broker, vpn, trail)
 
 
@@ -143,12 +152,14 @@ def _close(broker: Broker, vpn: str, trail: Queue) -> None:
     trail.drop()
 
 
-def close_idle(broker: Broker) -> None:
-    """This broker is to be removed: what no longer takes anything keeps it from nothing."""
-    for number in list(broker.header.trails):
-        trail = broker.queue(number)
-        if trail is not None and not (trail.header.depth or trail.header.plain):
-            _close(broker, broker.vpn_of(trail), trail)
+def idle(broker: Broker) -> set[int]:
+    """Trails that hold nothing, and of plain records have taken none: those keep a broker that is
+    to be removed from nothing. They stay, for the broker may."""
+    found = ((number, broker.queue(number)) for number in broker.header.trails)
+    return {
+        number for number, trail in found
+        if trail is not None and not (trail.header.depth or trail.header.plain)
+    }  # fmt: skip
 
 
 def deleted(broker: Broker, vpn: str, name: str) -> None:
@@ -186,11 +197,16 @@ def tell_base(broker: Broker, vpn: str, queue: Queue) -> None:
         _follow(broker, trail, definition, topics)
 
 
-def capture_again(broker: Broker, gone: list[int]) -> None:
-    """These brokers are no longer of the home; plain records for queues that were made there are
-    read where the queues are."""
+def adopt(broker: Broker, gone: list[int]) -> None:
+    """These brokers are no longer of the home; the base of a queue that was made there is where it
+    is. None of them is on its way: while its base is removed a queue does not move."""
     for vpn in sorted(broker.header.vpns):
         for name in broker.queue_names(vpn):
             queue = broker.find(vpn, name)
-            if queue is not None and queue.header.base in gone:
-                broker.emit(Capture(queue.definition.underlying_topic))
+            if queue is None or queue.header.base not in gone:
+                continue
+            queue.header.base, captured = -1, queue.definition.underlying_topic
+            for topic in topics_of(broker, queue):
+                changed(broker, vpn, kind_of_topics(topic), topic)
+            changed_capture(broker, vpn, name, captured)
+            broker.emit(Capture(captured))

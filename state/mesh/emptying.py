@@ -90,7 +90,7 @@ def _queues(broker: Broker) -> Iterator[tuple[str, Queue]]:
     for vpn in sorted(broker.header.vpns):
         for name in broker.queue_names(vpn):
             queue = broker.find(vpn, name)
-            if queue is not None:
+            if queue is not None and queue.number not in broker.header.trails:
                 yield vpn, queue
 
 

@@ -19,8 +19,9 @@ from ...definitions.definition import name_of
 from ...protocol import commands as c
 from ...protocol.carrying import Carry, Entries, Entry, PassOn, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
+from ...protocol.farewells import Stays
 from ...protocol.queue_moves import TrailReads
-from ..bridges.trails import capture_again
+from ..bridges.trails import adopt
 from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse
@@ -40,7 +41,7 @@ from .placement import (
     place,
 )
 from .queue_moving import tell
-from .saying import say
+from .saying import say, say_to_all
 from .verdicts import forget_peers
 
 
@@ -149,6 +150,13 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     if to == known.hosts[0]:
         return None
     check_stays(broker, to, f"queue {name!r}")
+    parting = broker.header.parting
+    if parting is not None and not parting.begins and known.base == parting.number:
+        maker = next(known for known, number in names.items() if number == parting.number)
+        raise LakequeueError(
+            f"queue {name!r}: broker {maker!r}, where it was made, is being removed; try again "
+            "when that is done"
+        )
     note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
     made = known.hosts[0] if known.base < 0 else known.base
     there = msgspec.structs.replace(known, hosts=[to], base=-1 if made == to else made)
@@ -180,11 +188,17 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
         header.removed.append(parting.number)
     if gone:
         forget_peers(broker, gone)
-        capture_again(broker, gone)
+        adopt(broker, gone)
         settle(broker)
     if broker.header.number != KEEPER:
         return
+    for name in sorted(broker.header.vpns) if gone else ():
+        for queue, entry in known_places.entries_of(broker, name).items():
+            if entry.base in gone:
+                note(broker, name, queue, msgspec.structs.replace(entry, base=-1))
     if parting is not None and parting.number in broker.header.peers:  # it is given up
+        if not parting.begins:  # it comes behind `Part`, which `Peers` may not do
+            say_to_all(broker, Stays(parting.round))
         _host_again(broker, parting.number)
     new = sorted(set(broker.header.peers) - before)
     for number in new:

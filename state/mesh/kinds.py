@@ -24,6 +24,7 @@ from ...protocol.farewells import (
     Part,
     Quiet,
     ReadTo,
+    Stays,
 )
 from ...protocol.granting import (
     Drained,
@@ -110,6 +111,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "read_to": (ReadTo, last_reading.hear_read_to),
     "last_read": (LastRead, last_reading.hear_last_read),
     "hand_in": (HandIn, emptying.handed_in),
+    "stays": (Stays, parting.hear_stays),
     "quiet": (Quiet, parting.hear_quiet),
     "farewell": (Farewell, parting.hear_farewell),
     "bequest": (Bequest, parting.hear_bequest),

@@ -39,9 +39,9 @@ import msgspec
 from ...protocol import commands as c
 from ...protocol.carrying import Entry
 from ...protocol.errors import ConfigError, LakequeueError
-from ...protocol.farewells import Aware, Bequest, Farewell, HeardLast, Left, Part, Quiet
+from ...protocol.farewells import Aware, Bequest, Farewell, HeardLast, Left, Part, Quiet, Stays
 from ..bridges.bridge_keeper import bridges_at
-from ..bridges.trails import close_idle
+from ..bridges.trails import idle
 from . import known_places
 from .carried_out import note
 from .dead_ways import close_all, waits_for
@@ -196,11 +196,13 @@ def _some(names: list[str], what: str = "queue") -> str:
 
 
 def _of_round(broker: Broker, number: int, round_: int) -> Parting | None:
-    """The removal that this is about; None: it is an earlier one."""
-    known = broker.header.parting
-    if known is None or known.round < round_:
-        known = broker.header.parting = Parting(number, round_)
-    return known if known.round == round_ else None
+    """The removal that this is about; None: it is an earlier one, or was given up."""
+    header = broker.header
+    known = header.parting
+    may_be_new = header.number != KEEPER and round_ > header.partings
+    if may_be_new and (known is None or known.round < round_):
+        known = header.parting = Parting(number, round_)
+    return known if known is not None and known.round == round_ else None
 
 
 def hear_part(broker: Broker, sender: int, said: Part) -> None:
@@ -213,6 +215,14 @@ def hear_part(broker: Broker, sender: int, said: Part) -> None:
         if said.broker != broker.header.number:
             say_read(broker, said.broker, said.round)
             say(broker, said.broker, Aware(said.round))
+
+
+def hear_stays(broker: Broker, sender: int, said: Stays) -> None:
+    """The broker stays: what others still say of its removal comes too late."""
+    header = broker.header
+    header.partings = max(header.partings, said.round)
+    if header.parting is not None and header.parting.round == said.round:
+        header.parting = None
 
 
 def hear_aware(broker: Broker, sender: int, said: Aware) -> None:
@@ -288,14 +298,15 @@ def take_leave(broker: Broker) -> None:
             say(broker, parting.number, Farewell(parting.round))
             parting.said = True
     elif not parting.quiet:
-        close_idle(broker)
+        trails = idle(broker)
         close_all(broker)
-        nothing = not any(header.queues.values())
+        nothing = sum(header.queues.values()) == len(trails)
         aware = not set(header.peers) - set(parting.aware)
         if aware and not parting.ended:
             parting.ended = end_reading(broker, parting.round)
         may_begin = parting.closed and parting.ended
-        if not header.links and (nothing or (may_begin and is_empty(broker))):
+        nothing = nothing and (parting.ended or not trails)
+        if header.links.keys() <= trails and (nothing or (may_begin and is_empty(broker))):
             say_to_all(broker, Quiet(parting.round))
             parting.quiet = True
     elif parting.closed and not parting.left and _is_idle(broker, parting):

@@ -34,9 +34,10 @@ import msgspec
 from ...protocol.carrying import Entry
 from ...protocol.messages import Records
 from ...protocol.sharing import PassRecord, TakeFrom
+from ..bridges.bases import read_here
 from ..isolation import Refusals
 from .saying import say
-from .unread import drop, put_aside
+from .unread import drop, has_ended, put_aside
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -159,7 +160,9 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
     from .hosting import all_hosts
 
     if queue.definition.type == "LocalQueue":
-        return True
+        if is_aside := _follows_while_leaving(broker, queue):
+            put_aside(broker, queue, record)
+        return not is_aside
     if not queue.definition.max_spool_usage:  # every host has its own last one
         if is_aside := _has_ended(broker, queue):
             put_aside(broker, queue, record)
@@ -190,6 +193,15 @@ def _is_undecided(broker: Broker, queue: Queue, record: Incoming) -> bool:
     return _taker(hosts if leaves else heirs(hosts, header.next_hosts), record.partition) == own
 
 
+def _follows_while_leaving(broker: Broker, queue: Queue) -> bool:
+    """Whether it is the trail of a queue that was made here, and had taken no plain record when
+    this broker, which is being removed, ended reading: what comes behind that the queue's own
+    broker has, or will read."""
+    if queue.number not in broker.header.trails:
+        return False
+    return bool(queue.header.unread) or (not queue.header.plain and has_ended(broker))
+
+
 def _has_ended(broker: Broker, queue: Queue) -> bool:
     """Whether this broker is removed and takes nothing more, as long as it is not said that it
     stays."""
@@ -202,6 +214,8 @@ def _has_ended(broker: Broker, queue: Queue) -> bool:
 
 def is_mine(broker: Broker, queue: Queue, record: Incoming) -> bool:
     """As `takes`, of what can be decided: by the hosts that there are until one is gone."""
+    if queue.definition.type == "LocalQueue":
+        return bool(read_here(broker, [queue]))
     queue.header.plain = True
     shares, own = queue.header.shares, broker.header.number
     if not queue.definition.max_spool_usage:

@@ -131,7 +131,7 @@ def look(broker: Broker, queue: Queue) -> None:
     header = queue.header
     if queue.definition.type != LOCAL:  # `emptying` looks
         return
-    if not header.leaving or header.depth or header.kept or header.deleted:
+    if not header.leaving or header.depth or header.kept or header.deleted or header.unread:
         return
     vpn, definition = broker.vpn_of(queue), queue.definition
     to, ticket = header.leaving

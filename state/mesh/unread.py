@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..phases.incoming import Incoming
     from ..queue import Queue
 
+LOCAL = "LocalQueue"
 ROWS = 1_000  # of a page
 BYTES = 500_000
 PAGES = 4  # that a step takes up
@@ -38,13 +39,29 @@ def put_aside(broker: Broker, queue: Queue, record: Incoming) -> None:
     broker.values.write(_key(queue, after - 1), [*rows, list(record[:8])])
 
 
+def has_ended(broker: Broker) -> bool:
+    """Whether this broker is being removed, and takes no record of captured topics any more."""
+    parting = broker.header.parting
+    return parting is not None and parting.number == broker.header.number and parting.ended
+
+
+def waits(broker: Broker, queue: Queue) -> bool:
+    """Whether it is not known yet what becomes of what was put aside."""
+    header = broker.header
+    if queue.definition.type != LOCAL:
+        return bool(queue.header.next_hosts)
+    if queue.number in header.trails:
+        return has_ended(broker)
+    return header.parting is not None and header.parting.told
+
+
 def take_up(broker: Broker, refused: Refusals) -> None:
     """Decide what can be decided by now, some in each step."""
     for number in list(broker.header.unread):
         queue = broker.queue(number)
         if queue is None or queue.header.deleted:
             broker.header.unread.remove(number)
-        elif not queue.header.next_hosts:
+        elif not waits(broker, queue):
             _take_up(broker, queue, refused)
 
 
@@ -52,6 +69,7 @@ def _take_up(broker: Broker, queue: Queue, refused: Refusals) -> None:
     from ..phases.admission import admit
     from ..phases.incoming import Incoming
     from .partitions import is_mine
+    from .queue_moving import look
 
     header, name = queue.header, queue.definition.name
     at, after, _ = header.unread
@@ -65,6 +83,7 @@ def _take_up(broker: Broker, queue: Queue, refused: Refusals) -> None:
     if header.unread[0] == after:
         header.unread = []
         broker.header.unread.remove(queue.number)
+        look(broker, queue)  # it may have waited for that to leave
     else:
         broker.more_to_do = True
 

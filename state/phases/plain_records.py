@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ...protocol.messages import PublishHeader
 from ..bridges import trails
-from ..bridges.bases import read_here
+from ..bridges.bases import may_be_left, read_here
 from ..mesh.partitions import takes
 from ..mesh.positions import note
+from ..mesh.unread import put_aside
 from ..rules.recovery_points import recovers
 from . import elsewhere
 from .incoming import Incoming, time_of
@@ -30,9 +31,17 @@ def captured(
     note(broker, record)
     if not broker.header.peers and all(len(q.header.shares) < 2 for _, qs in found for q in qs):
         return found  # it is alone, and was so
-    here = ((vpn, read_here(broker, queues)) for vpn, queues in found)
+    here = ((vpn, read_here(broker, _decided(broker, queues, record))) for vpn, queues in found)
     mine = ((vpn, [q for q in queues if takes(broker, q, record)]) for vpn, queues in here)
     return [(vpn, queues) for vpn, queues in mine if queues]
+
+
+def _decided(broker: Broker, queues: list[Queue], record: Incoming) -> list[Queue]:
+    """Without those for which it is put aside."""
+    aside = [queue for queue in queues if may_be_left(broker, queue)]
+    for queue in aside:
+        put_aside(broker, queue, record)
+    return [queue for queue in queues if queue not in aside] if aside else queues
 
 
 def entered(

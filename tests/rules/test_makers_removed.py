@@ -1,0 +1,181 @@
+"""A broker is removed, or stays after all, at which a queue was made that has moved away: what
+plain Kafka producers write for that is taken once, wherever it is by then (Q2, Q5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from lakequeue.client.moving_out import move_out
+from lakequeue.memory import broker_removal
+from lakequeue.protocol import LakequeueError, commands
+from lakequeue.state.broker import Broker
+
+from .mesh import Mesh
+from .test_last_reading import TOPIC, Home
+
+MADE = {
+    "name": "made", "message_type": "binary", "type": "LocalQueue", "broker": "c",
+    "underlying_topic": "events",
+}  # fmt: skip
+
+
+def away() -> Mesh:
+    """A queue that was made at `c` and is at `b`."""
+    mesh = Mesh()
+    mesh.at["a"].admin().define(MADE)
+    mesh.at["a"].admin().move_queue("made", "b")
+    return mesh
+
+
+def write(mesh: Mesh, *numbers: int) -> None:
+    for number in numbers:
+        mesh.engine.publish("events", b"%d" % number, None, [], partition=number % 6)
+
+
+def held(mesh: Mesh) -> list[bytes]:
+    mesh.engine.check()
+    return [m.payload for m in mesh.at["a"].admin().browse("made")]
+
+
+def remove(mesh: Mesh, goes: bool, *numbers: int) -> None:
+    """Remove `c`, while these are written; or begin with that and give it up."""
+
+    def meanwhile(*args: Any) -> Any:
+        found = move_out(*args)
+        write(mesh, *numbers)
+        assert held(mesh) == []
+        if not goes:
+            mesh.engine.cut("b")
+        return found
+
+    with patch.object(broker_removal, "move_out", meanwhile):
+        if goes:
+            broker_removal.remove_broker(mesh.engine, "c")
+            return
+        with pytest.raises(LakequeueError, match="it goes on"):
+            broker_removal.remove_broker(mesh.engine, "c")
+    mesh.engine.mend("b")
+
+
+@pytest.mark.parametrize("goes", [False, True])
+@pytest.mark.parametrize("during", [0, 5])
+def test_Q2_plain_records_reach_a_queue_whose_maker_was_to_be_removed(
+    goes: bool, during: int
+) -> None:
+    """Until it is decided they are put aside, at the broker that leaves and at the queue's own."""
+    mesh = away()
+    remove(mesh, goes, *range(during))
+    write(mesh, *range(during, 9))
+    assert held(mesh) == [b"%d" % n for n in range(9)]
+
+
+def test_Q2_what_is_put_aside_is_there_before_the_queue_comes_back() -> None:
+    mesh = away()
+    remove(mesh, False, 0, 1)
+    mesh.at["a"].admin().move_queue("made", "c")
+    write(mesh, 2)
+    assert held(mesh) == [b"0", b"1", b"2"]
+
+
+def test_Q2_records_of_a_removal_that_was_begun_twice_let_the_broker_stay() -> None:
+    """What was put aside in the first is taken up by the second, and nobody else knows how far."""
+    mesh = away()
+    mesh.at["a"].request(commands.RemoveBroker(broker="c"))
+    write(mesh, *range(5))
+    assert held(mesh) == []
+    with pytest.raises(LakequeueError, match="it goes on"):
+        broker_removal.remove_broker(mesh.engine, "c")
+    write(mesh, *range(5, 9))
+    assert held(mesh) == [b"%d" % n for n in range(9)]
+
+
+def test_Q5_a_queue_does_not_move_while_the_broker_where_it_was_made_is_removed() -> None:
+    mesh = away()
+    mesh.at["a"].request(commands.RemoveBroker(broker="c"))
+    with pytest.raises(LakequeueError, match="'made': broker 'c', where it was made, is being rem"):
+        mesh.at["a"].admin().move_queue("made", "a")
+    broker_removal.remove_broker(mesh.engine, "c")
+    mesh.at["a"].admin().move_queue("made", "a")
+    write(mesh, 0)
+    assert held(mesh) == [b"0"]
+
+
+class Maker(Home):
+    """A home whose broker `c`, where a queue was made that is elsewhere, is removed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, 3, death=0.1 if seed % 4 == 3 else 0.0)
+        admin = self.client.admin()
+        admin.define({**MADE, "message_type": "json", "underlying_topic": TOPIC})
+        admin.move_queue("made", self.random.choice("ab"))
+        if seed % 2:  # else nobody but its maker reads it for another queue
+            for queue in ("shared", "too", "local"):
+                admin.delete(queue)
+
+    def try_to_remove(self, steps: int) -> bool | None:
+        """Whether `c` is gone; None: it has something that lets it stay."""
+        leaver, done = self.engine.broker("c"), False
+        answer = self.ask(commands.RemoveBroker(broker="c"))
+        if answer["error"] is not None:
+            return None
+        number = answer["result"]["round"]
+        for n in range(steps):
+            self.some(1)
+            if n > 15 and leaver.unread is None and self.random.random() < 0.2:
+                leaver.unread = []
+                self.instruct("c", commands.CloseBroker(round=number))
+            if leaver.unread is not None and n % 4 == 0:
+                told = self.ask(commands.RemoveBroker(broker="c", round=number))
+                done = told["result"]["done"]
+            if done:
+                self.engine.brokers.remove(leaver)
+                self.engine.removed[leaver.home.number] = "c"
+                break
+        leaver.unread = None
+        peers = {broker.home.name: broker.home.number for broker in self.engine.brokers}
+        for other in self.random.sample(self.names(), len(self.names())):
+            self.some(3)
+            self.instruct(other, commands.Peers(brokers=peers))
+        return done
+
+    def believes_in_a_removal(self, name: str) -> bool:
+        one = self.engine.broker(name)
+        state = Broker.load(one.store, one.home, self.engine.now, one._limits, first=False)
+        return state.header.parting is not None
+
+
+def walk(seed: int) -> tuple[list[bool | None], Counter[bytes], Counter[bytes]]:
+    """What became of two removals; what is in the queue, and what should be."""
+    home = Maker(seed)
+    home.engine.haste()
+    home.engine.slow()
+    for _ in range(home.random.choice((0, 0, 1, 3))):
+        home.write()
+    became = []
+    for _ in range(2):
+        if "c" in home.names():
+            became.append(home.try_to_remove(home.random.choice((40, 300))))
+            home.some(home.random.choice((0, 5, 30)))
+    home.some(20)
+    for broker in home.random.sample("ab", 2):  # where it is, and where it is not
+        home.engine.haste()
+        home.client.admin().move_queue("made", broker)
+        home.engine.slow()
+        home.some(20)
+    home.engine.fated(None)
+    home.end()
+    home.engine.slow()
+    home.some(40)
+    home.end()
+    home.engine.check()
+    assert [name for name in home.names() if home.believes_in_a_removal(name)] == []
+    return became, home.taken("made"), Counter({b"%d" % n: 1 for n in range(home.n)})
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_Q2_each_record_is_taken_once_as_a_topic_begins_while_its_reader_goes(seed: int) -> None:
+    _, taken, once = walk(seed)
+    assert taken == once
