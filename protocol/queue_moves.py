@@ -74,6 +74,14 @@ class QueueTakes(Said, frozen=True):
     topics: list[Topic]
 
 
+class Adopted(Said, frozen=True):
+    """The queue's broker, to the keeper: where it was made is no more; from now on it is here."""
+
+    kind: ClassVar[str] = "adopted"
+    vpn: Name
+    queue: Name
+
+
 class TrailReads(Said, frozen=True):
     """To the keeper: plain records are read here of a queue that was made here, wherever it is."""
 

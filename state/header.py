@@ -129,6 +129,7 @@ class QueueHeader(msgspec.Struct):
     plain: bool = False  # it has taken records of plain Kafka producers
     unread: list[int] = []  # first and next page of records put aside, bytes of the last (`unread`)
     base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)
+    resumes: bool = False  # an earlier base took some plain records (`bridges.resuming`)
     pushed: int = 0  # what entered before this place has been sent to its initial owner
     counters: dict[str, int] = {}
     rejected: dict[str, int] = {}  # nacked, by reason (S4)

@@ -19,9 +19,9 @@ on its way. So each message is taken in once, by the base, whatever moves when.
 - Where the queue is at its base again, the trail is first emptied into it, and then gone.
 - Until then the base hears from the queue's broker which topics it takes (`QueueTakes`).
 - Where the base is removed from the home, the queue's broker is its base from then on. So who is
-  removed takes plain records until all have said how far they had read then (`mesh.last_reading`),
-  and stays if one was for the queue; what comes behind that is put aside there, in case it stays,
-  and at the queue's broker, in case it goes.
+  removed takes plain records until it is as far as all were who heard of that, and says where it
+  ends (`mesh.last_reading`); what comes behind that is put aside there, in case it stays, and at
+  the queue's broker, in case it goes, which takes none that is before (`resuming`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from ...definitions import QueueDefinition, parse_definition, to_wire
 from ...definitions.bridge import NONE
 from ...definitions.definition_values import MOVED_PREFIX
 from ...protocol.outputs import Capture
-from ...protocol.queue_moves import QueueTakes, TrailReads
+from ...protocol.queue_moves import Adopted, QueueTakes, TrailReads
 from ..commands import administration
 from ..commands.topic_subscriptions import add, remove, topics_of
 from ..mesh import known_places
+from ..mesh.partitions import last_said
 from ..mesh.saying import say
 from ..mesh.topic_routes import changed, changed_capture, kind_of_topics
 from ..routing import add_route, drop_route
 from . import link as links
+from . import resuming
 from .bases import base_of, is_based_at
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ def trail_of(broker: Broker, vpn: str, name: str) -> Queue | None:
 def leave(broker: Broker, queue: Queue, topics: list[str]) -> None:
     """A queue leaves this broker, and nobody finds it here any more: if it was made here, its trail
     takes its place."""
+    points = resuming.points(broker, queue)
+    resuming.keep(broker, queue, {})
     header, definition = queue.header, queue.definition
     if base_of(broker, queue) != broker.header.number:
         return
@@ -77,6 +81,7 @@ def leave(broker: Broker, queue: Queue, topics: list[str]) -> None:
         add(broker, vpn, trail, topics)
     _follow(broker, trail, definition, topics)
     trail.header.created, trail.header.pointed = header.created, header.pointed
+    resuming.keep(broker, trail, points)
     if header.plain:
         reads(broker, trail)
 
@@ -129,6 +134,7 @@ def arrived(broker: Broker, vpn: str, queue: Queue) -> None:
     trail = trail_of(broker, vpn, queue.definition.name)
     if trail is not None:
         queue.header.plain |= trail.header.plain
+        resuming.keep(broker, queue, resuming.points(broker, trail))
         trail.wanted = True
         close_if_done(broker, trail)
 
@@ -147,19 +153,17 @@ def close_if_done(broker: Broker, trail: Queue) -> None:
 
 def _close(broker: Broker, vpn: str, trail: Queue) -> None:
     """Nothing is in it."""
+    resuming.keep(broker, trail, {})
     links.forget(broker, trail.number)
     administration.forget(broker, vpn, trail)
     trail.drop()
 
 
 def idle(broker: Broker) -> set[int]:
-    """Trails that hold nothing, and of plain records have taken none: those keep a broker that is
-    to be removed from nothing. They stay, for the broker may."""
+    """Trails that hold nothing: those keep a broker that is to be removed from nothing. They stay,
+    for the broker may."""
     found = ((number, broker.queue(number)) for number in broker.header.trails)
-    return {
-        number for number, trail in found
-        if trail is not None and not (trail.header.depth or trail.header.plain)
-    }  # fmt: skip
+    return {number for number, trail in found if trail is not None and not trail.header.depth}
 
 
 def deleted(broker: Broker, vpn: str, name: str) -> None:
@@ -200,13 +204,17 @@ def tell_base(broker: Broker, vpn: str, queue: Queue) -> None:
 def adopt(broker: Broker, gone: list[int]) -> None:
     """These brokers are no longer of the home; the base of a queue that was made there is where it
     is. None of them is on its way: while its base is removed a queue does not move."""
+    from ..mesh.queue_moving import tell
+
     for vpn in sorted(broker.header.vpns):
         for name in broker.queue_names(vpn):
             queue = broker.find(vpn, name)
             if queue is None or queue.header.base not in gone:
                 continue
             queue.header.base, captured = -1, queue.definition.underlying_topic
+            resuming.keep(broker, queue, last_said(broker, queue))
             for topic in topics_of(broker, queue):
                 changed(broker, vpn, kind_of_topics(topic), topic)
             changed_capture(broker, vpn, name, captured)
             broker.emit(Capture(captured))
+            tell(broker, known_places.KEEPER, Adopted(vpn, name))

@@ -20,7 +20,7 @@ from ...protocol import commands as c
 from ...protocol.carrying import Carry, Entries, Entry, PassOn, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.farewells import Stays
-from ...protocol.queue_moves import TrailReads
+from ...protocol.queue_moves import Adopted, TrailReads
 from ..bridges.trails import adopt
 from ..broker import Broker
 from ..commands import administration
@@ -150,13 +150,7 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     if to == known.hosts[0]:
         return None
     check_stays(broker, to, f"queue {name!r}")
-    parting = broker.header.parting
-    if parting is not None and not parting.begins and known.base == parting.number:
-        maker = next(known for known, number in names.items() if number == parting.number)
-        raise LakequeueError(
-            f"queue {name!r}: broker {maker!r}, where it was made, is being removed; try again "
-            "when that is done"
-        )
+    _check_base(broker, name, known)
     note(broker, vpn, name, msgspec.structs.replace(known, state=MOVING))
     made = known.hosts[0] if known.base < 0 else known.base
     there = msgspec.structs.replace(known, hosts=[to], base=-1 if made == to else made)
@@ -167,6 +161,19 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     return ELSEWHERE
 
 
+def _check_base(broker: Broker, name: str, known: Entry) -> None:
+    """A queue does not move while the broker where it was made is removed, nor until its own broker
+    has taken that one's place."""
+    parting, header = broker.header.parting, broker.header
+    leaves = parting is not None and not parting.begins and known.base == parting.number
+    gone = known.base in header.removed and header.notes_reads
+    if leaves or gone:
+        raise LakequeueError(
+            f"queue {name!r}: the broker where it was made is being removed; try again when that "
+            "is done"
+        )
+
+
 def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
     """A queue's plain records are read where it was made: that broker stays, also when the queue
     moves. No client is told, for where the queue is has not changed."""
@@ -174,6 +181,13 @@ def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
     if known is not None:
         entry = msgspec.structs.replace(known, reads=True)
         known_places.amend(broker, said.vpn, said.queue, entry)
+
+
+def hear_adopted(broker: Broker, sender: int, said: Adopted) -> None:
+    """The base of a queue is where it is, and it may move again."""
+    known = known_places.find(broker, said.vpn, said.queue)
+    if known is not None and known.hosts == [sender]:
+        note(broker, said.vpn, said.queue, msgspec.structs.replace(known, base=-1))
 
 
 def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
@@ -192,10 +206,6 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
         settle(broker)
     if broker.header.number != KEEPER:
         return
-    for name in sorted(broker.header.vpns) if gone else ():
-        for queue, entry in known_places.entries_of(broker, name).items():
-            if entry.base in gone:
-                note(broker, name, queue, msgspec.structs.replace(entry, base=-1))
     if parting is not None and parting.number in broker.header.peers:  # it is given up
         if not parting.begins:  # it comes behind `Part`, which `Peers` may not do
             say_to_all(broker, Stays(parting.round))

@@ -39,7 +39,7 @@ from ...protocol.granting import (
 )
 from ...protocol.mesh import Said
 from ...protocol.offering import Offer, RoutesWent, TopicRoutes, Verdict, Vote
-from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueTakes, TrailReads
+from ...protocol.queue_moves import Adopted, Arrive, Expected, HandOver, QueueTakes, TrailReads
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bridge_keeper import hear_command
 from ..bridges.crossing import take_in
@@ -79,6 +79,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "hand_over": (HandOver, queue_moving.handed_over),
     "queue_takes": (QueueTakes, hear_takes),
     "trail_reads": (TrailReads, keeper.hear_reads),
+    "adopted": (Adopted, keeper.hear_adopted),
     "carry": (Carry, carried_out.hear_carry),
     "carried": (Carried, carried_out.hear_carried),
     "entries": (Entries, known_places.hear_entries),

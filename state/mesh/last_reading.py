@@ -30,8 +30,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...protocol.farewells import LastRead, ReadTo
+from ..bridges.resuming import points
 from ..routing import Routes
 from . import positions
+from .known_places import find
 from .partitions import PASSES, TAKES, claims_of, is_claimed, last_key, less, row_of
 from .saying import say
 
@@ -104,8 +106,28 @@ def end_reading(broker: Broker, round_: int) -> bool:
         said = LastRead(round_, d.vpn, d.name, claims, *(columns or ([], [], [])))
         for host in queue.header.next_hosts:
             say(broker, host, said)
+    for number, name in broker.header.trails.items():
+        _say_of_trail(broker, round_, number, name, topics)
     broker.values.write(NEEDED, None)
     return True
+
+
+def _say_of_trail(
+    broker: Broker, round_: int, number: int, name: str, topics: dict[str, set[int]]
+) -> None:
+    """Tell the broker of a queue that was made here, and has moved, where its trail ends."""
+    trail = broker.queue(number)
+    entry = None if trail is None else find(broker, broker.vpn_of(trail), name)
+    if trail is None or entry is None or not entry.hosts:
+        return
+    ends = {topic: dict(places) for topic, places in points(broker, trail).items()}
+    for topic in (topic for topic, numbers in topics.items() if number in numbers):
+        places = ends.setdefault(topic, {})
+        for partition, offset in positions.read_to(broker, topic).items():
+            places[partition] = max(places.get(partition, 0), offset)
+    rows = [(topic, *place) for topic in sorted(ends) for place in sorted(ends[topic].items())]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    say(broker, entry.hosts[0], LastRead(round_, broker.vpn_of(trail), name, [], *columns))
 
 
 def _taken(broker: Broker) -> dict[str, set[int]]:

@@ -158,7 +158,7 @@ def _check_empty(
         for queue, entry in known_places.entries_of(broker, vpn).items():
             if number in entry.hosts and entry.type != LOCAL:
                 shared.append((vpn, queue, entry))
-            elif entry.reads and _made_at(entry) == number:
+            elif entry.reads and _made_at(entry) == number and not header.notes_reads:
                 read.append(f"{queue!r} of VPN {vpn!r}")
     for vpn, queue, entry in shared:
         why = why_it_stays(broker, vpn, queue, entry, number, captured)
@@ -169,8 +169,8 @@ def _check_empty(
             )
     if read:
         raise LakequeueError(
-            f"broker {name!r}: reads plain Kafka records for {_some(read)}, made there; "
-            "how far it has read is known there alone: delete that, or let the broker stay"
+            f"broker {name!r}: reads plain Kafka records for {_some(read)}, made there, and an "
+            "earlier version did not note how far it read them: delete that, or let the broker stay"
         )
     bridges = bridges_at(broker, name)
     if bridges:

@@ -35,6 +35,7 @@ from ...protocol.carrying import Entry
 from ...protocol.messages import Records
 from ...protocol.sharing import PassRecord, TakeFrom
 from ..bridges.bases import read_here
+from ..bridges.resuming import is_taken, keep
 from ..isolation import Refusals
 from .saying import say
 from .unread import drop, has_ended, put_aside
@@ -147,8 +148,9 @@ def forget(broker: Broker, queue: Queue) -> None:
     drop(broker, queue)
     if len(queue.header.shares) > 1:
         broker.values.write(_key(queue), None)
-    if queue.header.next_hosts:
+    if queue.header.next_hosts or queue.definition.type == "LocalQueue":
         broker.values.write(last_key(queue), None)
+    keep(broker, queue, {})
 
 
 # ---------------------------------------------------------------- records
@@ -162,7 +164,7 @@ def takes(broker: Broker, queue: Queue, record: Incoming) -> bool:
     if queue.definition.type == "LocalQueue":
         if is_aside := _follows_while_leaving(broker, queue):
             put_aside(broker, queue, record)
-        return not is_aside
+        return not (is_aside or is_taken(broker, queue, record))
     if not queue.definition.max_spool_usage:  # every host has its own last one
         if is_aside := _has_ended(broker, queue):
             put_aside(broker, queue, record)
@@ -194,12 +196,11 @@ def _is_undecided(broker: Broker, queue: Queue, record: Incoming) -> bool:
 
 
 def _follows_while_leaving(broker: Broker, queue: Queue) -> bool:
-    """Whether it is the trail of a queue that was made here, and had taken no plain record when
-    this broker, which is being removed, ended reading: what comes behind that the queue's own
-    broker has, or will read."""
+    """Whether it is the trail of a queue that was made here, and this broker, which is being
+    removed, has ended reading: what comes behind that the queue's own broker has, or will read."""
     if queue.number not in broker.header.trails:
         return False
-    return bool(queue.header.unread) or (not queue.header.plain and has_ended(broker))
+    return bool(queue.header.unread) or has_ended(broker)
 
 
 def _has_ended(broker: Broker, queue: Queue) -> bool:
@@ -215,7 +216,7 @@ def _has_ended(broker: Broker, queue: Queue) -> bool:
 def is_mine(broker: Broker, queue: Queue, record: Incoming) -> bool:
     """As `takes`, of what can be decided: by the hosts that there are until one is gone."""
     if queue.definition.type == "LocalQueue":
-        return bool(read_here(broker, [queue]))
+        return bool(read_here(broker, [queue])) and not is_taken(broker, queue, record)
     queue.header.plain = True
     shares, own = queue.header.shares, broker.header.number
     if not queue.definition.max_spool_usage:
@@ -314,6 +315,13 @@ def last_key(queue: Queue) -> str:
     """Of the page with what was said last by who is being removed: the round, its claims, and by
     topic and partition the offset."""
     return f"X/{queue.number}"
+
+
+def last_said(broker: Broker, queue: Queue) -> dict[str, dict[int, int]]:
+    """Where who was removed has ended, by topic and partition; it is known once."""
+    page = broker.values.read(last_key(queue))
+    broker.values.write(last_key(queue), None)
+    return page[2] if page else {}
 
 
 def row_of(broker: Broker, queue: Queue, topic: str, partition: int) -> Share:

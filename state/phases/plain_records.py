@@ -29,11 +29,17 @@ def captured(
     if only is not None:
         return found
     note(broker, record)
-    if not broker.header.peers and all(len(q.header.shares) < 2 for _, qs in found for q in qs):
-        return found  # it is alone, and was so
+    if not broker.header.peers and all(_was_alone(q) for _, queues in found for q in queues):
+        return found
     here = ((vpn, read_here(broker, _decided(broker, queues, record))) for vpn, queues in found)
     mine = ((vpn, [q for q in queues if takes(broker, q, record)]) for vpn, queues in here)
     return [(vpn, queues) for vpn, queues in mine if queues]
+
+
+def _was_alone(queue: Queue) -> bool:
+    """Whether no other broker ever read for a queue."""
+    header = queue.header
+    return len(header.shares) < 2 and not (header.resumes or header.unread)
 
 
 def _decided(broker: Broker, queues: list[Queue], record: Incoming) -> list[Queue]:

@@ -10,6 +10,7 @@ import pytest
 from lakequeue.memory.broker_removal import remove_broker
 from lakequeue.protocol import LakequeueError, commands
 from lakequeue.protocol.errors import ConfigError
+from lakequeue.state.broker import Broker
 from lakequeue.state.mesh import parting
 
 from .harness import drain
@@ -143,7 +144,28 @@ def test_Q5_a_broker_that_is_away_ends_the_removal() -> None:
     assert spread.ids("c1") == [sent]
 
 
-def test_Q2_what_reads_plain_records_is_said_before_anything_moves() -> None:
+def test_Q2_plain_records_go_on_to_a_queue_that_moves_away_from_its_maker() -> None:
+    spread = Spread(local("q", "c"), local("other", "c"))
+    spread.engine.publish("q", b"1", None, [])
+    remove_broker(spread.engine, "c")
+    assert where(spread) == {"other": "a", "q": "b"}
+    spread.engine.publish("q", b"2", None, [])
+    spread.engine.advance("3s")
+    assert spread.bodies("q") == [b"1", b"2"]
+
+
+def test_Q2_what_an_older_home_reads_is_said_before_anything_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Versions before did not note how far plain records were read."""
+    load = Broker.load
+
+    def older(*given: Any, **more: Any) -> Broker:
+        broker = load(*given, **more)
+        broker.header.notes_reads = False
+        return broker
+
+    monkeypatch.setattr(Broker, "load", older)
     spread = Spread(local("q", "c"), local("other", "c"))
     spread.engine.publish("q", b"1", None, [])
     with pytest.raises(LakequeueError, match="'c': reads plain Kafka records for queue 'q' of VPN"):
