@@ -369,6 +369,8 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         making = AdminClient({"bootstrap.servers": kafka})
         making.create_topics([topic])["fed-all"].result(30)
         admin.define({"name": "fed-all", "message_type": "text"})
+        made = {"message_type": "text", "type": "LocalQueue", "underlying_topic": "fed-all"}
+        admin.define({"name": "made", "broker": gone, **made})
         for at in range(40):
             plain.send("fed-all", b"%d" % at).get(30)
         fed = 40
@@ -407,12 +409,13 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         assert [m.id for m in admin.browse("shared")] == held
         feeding.join(BACK_S_MAX)
         plain.close()
-        bodies: list[bytes] = []
-        deadline = time.monotonic() + BACK_S_MAX
-        while len(bodies) < fed and time.monotonic() < deadline:
-            time.sleep(0.2)
-            bodies = [m.payload for m in admin.browse("fed-all", limit=100_000)]
-        assert Counter(bodies) == Counter({b"%d" % at: 1 for at in range(fed)})
+        for queue in ("fed-all", "made"):
+            bodies: list[bytes] = []
+            deadline = time.monotonic() + BACK_S_MAX
+            while len(bodies) < fed and time.monotonic() < deadline:
+                time.sleep(0.2)
+                bodies = [m.payload for m in admin.browse(queue, limit=100_000)]
+            assert Counter(bodies) == Counter({b"%d" % at: 1 for at in range(fed)})
         for why, what in (("was removed from this home before", admin.remove_broker),
                           ("its name is not given again", admin.add_broker)):  # fmt: skip
             with pytest.raises(LakequeueError, match=why):
