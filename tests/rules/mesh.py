@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import commands as c
@@ -87,3 +88,15 @@ def owned(broker: MemoryBroker, now: int, queue: str = "orders") -> tuple[list[s
             (moving if at == MOVING else own).append(str(number))
     assert len(np.unique(own)) == len(own)
     return own, moving
+
+
+def of_an_older_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All states are as an earlier version wrote them: nobody noted how far topics were read."""
+    load = Broker.load
+
+    def older(*given: Any, **more: Any) -> Broker:
+        broker = load(*given, **more)
+        broker.header.notes_reads = False
+        return broker
+
+    monkeypatch.setattr(Broker, "load", older)

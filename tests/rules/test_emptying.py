@@ -18,7 +18,7 @@ from lakequeue.state.broker import Broker
 from model.limits import TINY
 
 from .harness import drain
-from .mesh import BROKERS, Mesh, ids, owned
+from .mesh import BROKERS, Mesh, ids, of_an_older_home, owned
 from .mortal import Fate
 from .slow import SlowEngine
 from .test_mesh_kills import in_use
@@ -203,14 +203,7 @@ def test_Q2_plain_records_of_an_older_home_keep_their_reader(
     """Whichever broker took the first one; or none yet, where the engine says that there are. How
     far they were read, versions before did not note."""
     mesh = Mesh()
-    load = Broker.load
-
-    def older(*given: Any, **more: Any) -> Broker:
-        broker = load(*given, **more)
-        broker.header.notes_reads = False
-        return broker
-
-    monkeypatch.setattr(Broker, "load", older)
+    of_an_older_home(monkeypatch)
     if read:
         mesh.engine.publish("orders", b"{}", None, [], partition=1)
     asked = commands.RemoveBroker(broker="c", topics=[] if read else ["other", "orders"])

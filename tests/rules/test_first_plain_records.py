@@ -10,26 +10,24 @@ from unittest.mock import patch
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands
-from lakequeue.protocol.messages import Records
-from lakequeue.state import Batch
 from lakequeue.state.commands import dispatch
 from lakequeue.state.mesh import unread
 from lakequeue.state.mesh.carried_out import carry_out
 from model.limits import TINY
 
 from .mortal import Fate
+from .own_pace import PARTITIONS, TOPIC, OwnPace
 from .slow import SlowEngine
 
 BROKERS = ("a", "b", "c")
-PARTITIONS = 7
-TOPIC = "radar"
 
 
-class Leaving:
+class Leaving(OwnPace):
     """Three brokers that read one topic, each at its own pace, and hear each other late; the third
     is to be removed. is_there: the topic has begun."""
 
     def __init__(self, seed: int, death: float = 0.0) -> None:
+        super().__init__()
         self.fate = Fate(seed, death=death)
         self.random = self.fate.random
         one = {"name": "shared", "message_type": "json", "underlying_topic": TOPIC}
@@ -38,33 +36,14 @@ class Leaving:
         self.engine.checking = True
         self.client = self.engine.connect("a")
         self.leaver: Any = self.engine.broker("c")
-        self.written: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
-        self.at: dict[tuple[str, int], int] = {}
         self.n = self.round = 0
         self.closed = self.is_there = False
-        self.answers: list[Any] = []
         self.engine.fated(self.fate)
 
     def write(self) -> None:
         if self.is_there:
             self.written[self.random.randrange(PARTITIONS)].append(b"%d" % self.n)
             self.n += 1
-
-    def read(self, name: str, partition: int, most: int) -> None:
-        first = self.at.get((name, partition), 0)
-        values = self.written[partition][first : first + most]
-        n = len(values)
-        if not n:
-            return
-        self.at[name, partition] = first + n
-        records = Records(
-            [TOPIC] * n, [partition] * n, list(range(first, first + n)), [self.engine.now] * n,
-            [None] * n, list(values), [None] * n, [None] * n,
-        )  # fmt: skip
-        self.engine._step(self.engine.broker(name), Batch(publishes=records))
-
-    def names(self) -> list[str]:
-        return [broker.home.name for broker in self.engine.brokers]
 
     def some(self, times: int) -> None:
         for _ in range(times):
@@ -76,14 +55,6 @@ class Leaving:
                 self.read(self.random.choice(self.names()), partition, 3)
             else:
                 self.engine.some(self.fate)
-
-    def instruct(self, to: str, command: commands.Command) -> None:
-        self.engine.instruct("default", commands.encode_command(command), to)
-
-    def ask(self, command: commands.Command) -> Any:
-        self.client.ask(command, self.answers.append)
-        self.client.attend()
-        return self.answers.pop()
 
     def remove(self) -> bool:
         """Remove the broker while the first records come; whether it is gone."""

@@ -9,41 +9,30 @@ from typing import Any
 import pytest
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands
-from lakequeue.protocol.messages import Records
-from lakequeue.state import Batch
 from model.limits import TINY
 
 from .mortal import Fate
+from .own_pace import PARTITIONS, OwnPace
 from .slow import SlowEngine
+from .test_mesh_partitions import QUEUES
 
 NAMES = ("a", "b", "c", "d", "e", "f")
-PARTITIONS = 7
-TOPIC = "radar"
-QUEUES = [
-    {"name": "shared", "message_type": "json", "underlying_topic": TOPIC},
-    {"name": "too", "message_type": "json", "underlying_topic": "rad.*",
-     "default_publish_target": TOPIC},
-    {"name": "local", "message_type": "json", "type": "LocalQueue", "broker": "a",
-     "underlying_topic": TOPIC},
-]  # fmt: skip
 
 
-class Home:
+class Home(OwnPace):
     """Brokers that read one topic, each at its own pace from its beginning, and hear each other
     late. They are added and removed."""
 
     def __init__(self, seed: int, brokers: int, death: float = 0.0) -> None:
+        super().__init__()
         self.fate = Fate(seed, death=death)
         self.random = self.fate.random
         given = parse_configuration({"brokers": list(NAMES[:brokers]), "queues": QUEUES})
         self.engine = SlowEngine(given, TINY if seed % 2 else None)
         self.engine.checking = True
         self.client = self.engine.connect("a")
-        self.written: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         self.busy = range(PARTITIONS)  # partitions that are written to
-        self.at: dict[tuple[str, int], int] = {}
         self.given, self.n, self.gone = brokers, 0, 0
-        self.answers: list[Any] = []
         self.engine.fated(self.fate)
 
     # ------------------------------------------------------------ what happens
@@ -51,22 +40,6 @@ class Home:
     def write(self) -> None:
         self.written[self.random.choice(self.busy)].append(b"%d" % self.n)
         self.n += 1
-
-    def read(self, name: str, partition: int, most: int) -> None:
-        first = self.at.get((name, partition), 0)
-        values = self.written[partition][first : first + most]
-        n = len(values)
-        if not n:
-            return
-        self.at[name, partition] = first + n
-        records = Records(
-            [TOPIC] * n, [partition] * n, list(range(first, first + n)), [self.engine.now] * n,
-            [None] * n, list(values), [None] * n, [None] * n,
-        )  # fmt: skip
-        self.engine._step(self.engine.broker(name), Batch(publishes=records))
-
-    def names(self) -> list[str]:
-        return [broker.home.name for broker in self.engine.brokers]
 
     def some(self, times: int) -> None:
         for _ in range(times):
@@ -79,14 +52,6 @@ class Home:
             else:
                 self.engine.some(self.fate)
 
-    def instruct(self, to: str, command: commands.Command) -> None:
-        self.engine.instruct("default", commands.encode_command(command), to)
-
-    def ask(self, command: commands.Command) -> Any:
-        self.client.ask(command, self.answers.append)
-        self.client.attend()
-        return self.answers.pop()
-
     def add(self) -> None:
         """A broker more; all that was said is heard, or not."""
         self.engine.haste()
@@ -96,10 +61,10 @@ class Home:
         self.engine.fated(self.fate)
         self.engine.slow()
 
-    def remove(self, steps: int) -> bool:
-        """Remove a broker; whether it is gone within so many steps."""
-        leaver: Any = self.random.choice(self.engine.brokers[1:])
-        name = leaver.home.name
+    def remove(self, steps: int, name: str = "") -> bool:
+        """Remove a broker, some one if none is named; whether it is gone within so many steps."""
+        name = name or self.random.choice(self.engine.brokers[1:]).home.name
+        leaver: Any = self.engine.broker(name)
         self.engine.haste()  # definitions are done
         self.engine.slow()
         answer = self.ask(commands.RemoveBroker(broker=name))

@@ -14,7 +14,8 @@ from lakequeue.protocol import LakequeueError, commands
 from lakequeue.state.broker import Broker
 
 from .mesh import Mesh
-from .test_last_reading import TOPIC, Home
+from .own_pace import TOPIC
+from .test_last_reading import Home
 
 MADE = {
     "name": "made", "message_type": "binary", "type": "LocalQueue", "broker": "c",
@@ -121,32 +122,9 @@ class Maker(Home):
 
     def try_to_remove(self, name: str, steps: int) -> bool:
         """Whether a broker is gone after so many steps; the queue is at another one."""
-        leaver, done = self.engine.broker(name), False
         self.move(self.random.choice([other for other in self.names() if other != name]))
         self.some(self.random.choice((0, 5, 30)))
-        self.engine.haste()
-        self.engine.slow()
-        answer = self.ask(commands.RemoveBroker(broker=name))
-        assert answer["error"] is None
-        number = answer["result"]["round"]
-        for n in range(steps):
-            self.some(1)
-            if n > 15 and leaver.unread is None and self.random.random() < 0.2:
-                leaver.unread = []
-                self.instruct(name, commands.CloseBroker(round=number))
-            if leaver.unread is not None and n % 4 == 0:
-                told = self.ask(commands.RemoveBroker(broker=name, round=number))
-                done = told["result"]["done"]
-            if done:
-                self.engine.brokers.remove(leaver)
-                self.engine.removed[leaver.home.number] = name
-                break
-        leaver.unread = None
-        peers = {broker.home.name: broker.home.number for broker in self.engine.brokers}
-        for other in self.random.sample(self.names(), len(self.names())):
-            self.some(3)
-            self.instruct(other, commands.Peers(brokers=peers))
-        return done
+        return self.remove(steps, name)
 
     def believes_in_a_removal(self, name: str) -> bool:
         one = self.engine.broker(name)

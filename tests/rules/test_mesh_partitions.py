@@ -11,10 +11,9 @@ from lakequeue.state import Batch
 from model.limits import TINY
 
 from .mortal import Fate, MortalEngine
+from .own_pace import PARTITIONS, TOPIC
 
 BROKERS = ("a", "b", "c", "d")
-PARTITIONS = 7
-TOPIC = "radar"
 QUEUES = [
     {"name": "shared", "message_type": "json", "underlying_topic": TOPIC},
     {"name": "too", "message_type": "json", "underlying_topic": "rad.*",

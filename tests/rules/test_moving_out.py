@@ -10,10 +10,10 @@ import pytest
 from lakequeue.memory.broker_removal import remove_broker
 from lakequeue.protocol import LakequeueError, commands
 from lakequeue.protocol.errors import ConfigError
-from lakequeue.state.broker import Broker
 from lakequeue.state.mesh import parting
 
 from .harness import drain
+from .mesh import of_an_older_home
 from .mortal import Fate
 from .spread import Spread, local
 
@@ -158,14 +158,7 @@ def test_Q2_what_an_older_home_reads_is_said_before_anything_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Versions before did not note how far plain records were read."""
-    load = Broker.load
-
-    def older(*given: Any, **more: Any) -> Broker:
-        broker = load(*given, **more)
-        broker.header.notes_reads = False
-        return broker
-
-    monkeypatch.setattr(Broker, "load", older)
+    of_an_older_home(monkeypatch)
     spread = Spread(local("q", "c"), local("other", "c"))
     spread.engine.publish("q", b"1", None, [])
     with pytest.raises(LakequeueError, match="'c': reads plain Kafka records for queue 'q' of VPN"):
