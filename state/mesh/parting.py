@@ -300,12 +300,11 @@ def take_leave(broker: Broker) -> None:
     elif not parting.quiet:
         trails = idle(broker)
         close_all(broker)
-        nothing = sum(header.queues.values()) == len(trails)
         aware = not set(header.peers) - set(parting.aware)
         if aware and not parting.ended:
             parting.ended = end_reading(broker, parting.round)
+        nothing = sum(header.queues.values()) == len(trails) and (parting.ended or not trails)
         may_begin = parting.closed and parting.ended
-        nothing = nothing and (parting.ended or not trails)
         if header.links.keys() <= trails and (nothing or (may_begin and is_empty(broker))):
             say_to_all(broker, Quiet(parting.round))
             parting.quiet = True
