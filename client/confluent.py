@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ..protocol.errors import NotConnected
+from ..protocol.kafka_headers import headers_of
 from ..protocol.kafka_settings import kafka_settings
 from . import kafka_bounds as bounds
 from .handing_over import HandingOver
@@ -353,7 +354,12 @@ def _collect(messages: list[Any], records: list[Record]) -> int:
         if error is not None:
             _log.warning("%s [%s]: %s", message.topic(), message.partition(), error.str())
             continue
-        key, value, headers = message.key(), message.value(), message.headers()
+        key, value = message.key(), message.value()
+        try:
+            headers = headers_of(message)
+        except ValueError as problem:  # none of the engine's
+            _log.warning("%s [%s] @ %s: %s", *_place(message), problem)
+            continue
         size += 100 + (len(value) if value is not None else 0)
         records.append(
             Record(
@@ -363,10 +369,14 @@ def _collect(messages: list[Any], records: list[Record]) -> int:
                 message.timestamp()[1],
                 key,
                 value,
-                [(name, content or b"") for name, content in headers] if headers else [],
+                [(name, content or b"") for name, content in headers],
             )
         )
     return size
+
+
+def _place(message: Any) -> tuple[str, int, int]:
+    return message.topic(), message.partition(), message.offset()
 
 
 def _serve(producer: Producer, stop: threading.Event) -> None:

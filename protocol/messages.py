@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 
 from .bounds import DURATION_MS_MAX, TIME_MS_MAX, Name, Topic
+from .kafka_headers import UNREADABLE
 
 HEADER = "lq"
 PRIORITY_DEFAULT = 4
@@ -63,6 +64,8 @@ PLAIN = PublishHeader()
 
 def decode_publish_header(value: bytes) -> PublishHeader:
     """Read the header ``lq``; raises ValueError with a sentence for anything else."""
+    if value == UNREADABLE:
+        raise ValueError(UNREADABLE.decode())
     try:
         header = _decoder.decode(value)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:

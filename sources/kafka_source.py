@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol import topics
+from ..protocol.kafka_headers import UNREADABLE
 from ..protocol.kafka_settings import for_spark, kafka_settings
 from ..protocol.messages import HEADER
 
@@ -78,12 +79,18 @@ def read_stream(
 # Our clients put the header `lq` first, and most messages have no other: two comparisons, where
 # a search through the headers copies them.
 _LQ_FIRST = f"get(headers, 0).key = '{HEADER}'"
+_ALONE = f"size(headers) = 1 AND {_LQ_FIRST}"
+# Java puts U+FFFD for what is not UTF-8, see `protocol.kafka_headers`.
+_UNREADABLE = "exists(headers, h -> contains(h.key, '\ufffd'))"
 
 
 def meta_column() -> Column:
-    """The value of the header `lq`, or null."""
+    """The value of the header `lq`, or null; what `kafka_headers` has for it where a name is no
+    text."""
     return f.expr(
-        f"CASE WHEN {_LQ_FIRST} THEN get(headers, 0).value "
+        f"CASE WHEN {_ALONE} THEN get(headers, 0).value "
+        f"WHEN {_UNREADABLE} THEN cast('{UNREADABLE.decode()}' AS BINARY) "
+        f"WHEN {_LQ_FIRST} THEN get(headers, 0).value "
         f"ELSE get(filter(headers, h -> h.key = '{HEADER}'), 0).value END"
     )
 
@@ -91,7 +98,7 @@ def meta_column() -> Column:
 def headers_column() -> Column:
     """The application's headers as JSON text (values base64), or null where there are none."""
     return f.expr(
-        f"CASE WHEN headers IS NULL OR size(headers) = 1 AND {_LQ_FIRST} THEN NULL "
+        f"CASE WHEN headers IS NULL OR {_ALONE} OR {_UNREADABLE} THEN NULL "
         f"WHEN exists(headers, h -> h.key != '{HEADER}') "
         f"THEN to_json(filter(headers, h -> h.key != '{HEADER}')) END"
     )

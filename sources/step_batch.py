@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..protocol import topics, wire
+from ..protocol.kafka_headers import UNREADABLE, headers_of
 from ..protocol.messages import HEADER, Records
 from ..protocol.steplog import Range
 from ..state import Batch
@@ -77,7 +78,10 @@ def _append(records: Records, messages: list[Any]) -> None:
         records.keys.append(m.key())
         records.values.append(m.value())
         meta, rest = None, None
-        headers = m.headers()
+        try:
+            headers = headers_of(m)
+        except ValueError:
+            meta, headers = UNREADABLE, []
         if headers:
             if len(headers) == 1 and headers[0][0] == HEADER:
                 meta = headers[0][1]

@@ -12,6 +12,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from ..protocol import journal, topics
+from ..protocol.kafka_headers import headers_of
 from ..protocol.outputs import Alert, is_alert
 from ..protocol.wire import STEP
 from ..sources.live import quiet_client
@@ -133,8 +135,11 @@ class AlertWatch(threading.Thread):
         while not self._stopping.is_set():
             message = consumer.poll(POLL_S)
             if message is not None and message.error() is None:
-                headers: Any = message.headers() or []
-                self._reader.read(message.topic() or "", message.key(), message.value(), headers)
+                with suppress(ValueError):  # no journal has such headers
+                    headers: Any = headers_of(message)
+                    self._reader.read(
+                        message.topic() or "", message.key(), message.value(), headers
+                    )
         consumer.close()
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import lakequeue
 import pytest
 from job.conftest import Job
+from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
@@ -64,6 +65,10 @@ BAD: dict[str, tuple[str, bytes | None, Headers]] = {
     "publish_header_sequence_zero": (PUBLISH, GOOD, lq(to="bad", producer="p", seq=0)),
     "underlying_header_random": ("bad", NOISE(100), [("lq", NOISE(50))]),
     "underlying_header_wrong_type": ("bad", GOOD, lq(priority="high")),
+    "publish_name_not_utf8": (PUBLISH, GOOD, [*lq(to="bad"), (NoUtf8(), b"1")]),
+    "underlying_name_not_utf8": ("bad", GOOD, [(NoUtf8(), b"1")]),
+    "underlying_name_replaced": ("bad", GOOD, [("\ufffd", b"1")]),
+    "command_name_not_utf8": (COMMANDS, NOISE(100), [(NoUtf8(), b"1")]),
 }
 
 
