@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ..lake import open_lake, trace
 from ..protocol.journal import Journal, Segment, encode
-from ..sinks.delta import _decode_record
+from ..sinks.batch_files import journal_rows
 
 TOGETHER, COMMIT = 10_000, 100
 START_MS, STEP_MS = 1_760_000_000_000, 1_000
@@ -103,7 +103,7 @@ def _journal(first: int, n: int) -> Iterator[pa.RecordBatch]:
             Segment("subscribed", "default", "orders", subscription="one", reason=about),
             *segments,
         ]
-    yield from _decode_record("broker-0", f"{step}.0", encode(Journal("b", step, now, segments)))
+    yield from journal_rows("broker-0", f"{step}.0", encode(Journal("b", step, now, segments)))
 
 
 def _definition() -> str:

@@ -28,7 +28,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, RUN_MAX, PublishHeader, encode_publish_header, encode_run
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import STEP, WireRecord, headers_list
-from ..sinks.delta import _decode_record
+from ..sinks.batch_files import journal_rows
 from ..sinks.history import STEP_ROWS, step_row
 from ..sinks.payload_references import PLACE, REFERENCE
 from ..sources.step_batch import Place, Taken, to_batch
@@ -166,7 +166,7 @@ class _RecordedLife:
         for r in records:
             if r.topic == JOURNAL:
                 said = dict(headers_list(r.headers))[STEP].decode()
-                rows = _decode_record((r.key or b"").decode(), said, r.value or b"")
+                rows = journal_rows((r.key or b"").decode(), said, r.value or b"")
                 table = pa.Table.from_batches(rows)
                 self._write("journal", table)
                 self._journal.append(table.select(["event", "message_id", *PLACE]))

@@ -19,7 +19,7 @@ def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array
     """Of each message, in their order: the record it came in, its place there, its payload.
 
     values: of records; runs: how many messages each holds, null for one that is no run. The runs
-    are taken to be sound, see `run_rows.with_run`.
+    are taken to be sound, see `batch_files.run_of`.
     """
     n = len(values)
     run = runs.fill_null(0).to_numpy().astype(np.int64)

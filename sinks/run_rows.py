@@ -36,15 +36,9 @@ _PAYLOAD = """CASE WHEN run IS NULL THEN value ELSE substring(value,
     (4 * run + (bounds >> 32) + 1)::int, ((bounds & 4294967295) - (bounds >> 32))::int) END"""
 
 
-def with_run(records: DataFrame) -> DataFrame:
-    """Beside the columns that `run_rows` takes `run`, how many messages a record holds; null where
-    it is no run."""
-    counted = records.withColumn("count", f.expr(_COUNT)).withColumn("run", f.expr(_RUN))
-    return counted.drop("count")
-
-
 def run_rows(records: DataFrame) -> DataFrame:
     """`item` and `payload` instead of `value`. records: with `value`, `key`, `lq` and `headers`."""
-    items = with_run(records).select("*", f.expr(_ITEM))
+    counted = records.withColumn("count", f.expr(_COUNT)).withColumn("run", f.expr(_RUN))
+    items = counted.select("*", f.expr(_ITEM))
     bounded = items.withColumn("bounds", f.expr(_BOUNDS))
-    return bounded.withColumn("payload", f.expr(_PAYLOAD)).drop("value", "run", "bounds")
+    return bounded.withColumn("payload", f.expr(_PAYLOAD)).drop("value", "count", "run", "bounds")

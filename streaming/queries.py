@@ -98,12 +98,14 @@ def start_tables(
     from ..sinks.delta import TableWriter
     from ..sinks.delta_tables import create_tables
     from ..sources import kafka_source as source
+    from ..sources.live import kafka_client
 
     create_tables(spark, tables)
     where = source.tables_topics(vpns, captured)
     stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS)
+    writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
     return (
-        stream.writeStream.foreachBatch(TableWriter(spark, tables))
+        stream.writeStream.foreachBatch(writer)
         .queryName(TABLES_QUERY)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{interval_s} seconds")

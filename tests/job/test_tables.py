@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
 from itertools import count
@@ -12,8 +13,10 @@ from typing import Any
 
 import deltalake
 import lakequeue
+import pyarrow as pa
 import pytest
 from job.conftest import Job, in_real_time
+from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaProducer
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
@@ -26,6 +29,7 @@ from lakequeue.protocol.journal import NO_END, Journal, Segment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
 from lakequeue.protocol.wire import STEP
+from lakequeue.sinks.batch_files import run_of
 from lakequeue.sinks.delta import TableWriter
 from lakequeue.sinks.delta_tables import (
     COLUMNS,
@@ -38,8 +42,10 @@ from lakequeue.sinks.delta_tables import (
     create_tables,
 )
 from lakequeue.sinks.run_items import run_items
-from lakequeue.sinks.run_rows import run_rows, with_run
+from lakequeue.sinks.run_rows import run_rows
 from lakequeue.sinks.upkeep import Rules, Upkeep
+from lakequeue.sources.kafka_source import read_stream
+from lakequeue.sources.live import kafka_client
 from lakequeue.streaming.queries import REAL_TIME
 from lakequeue.streaming.topics_admin import ensure_topics
 from pyspark.sql import SparkSession
@@ -193,10 +199,10 @@ def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
     assert {at: sorted(rows) for at, rows in found.items()} == {
         at: list(enumerate(payloads)) for at, payloads in wanted.items()
     }
-    counted = with_run(spark.createDataFrame(records, columns)).toArrow().combine_chunks()
-    values, run = (counted[name].chunk(0) for name in ("value", "run"))
-    record, item, payloads = run_items(values, run)
-    at = counted["offset"].to_pylist()
+    alone = [run_of(lq.encode(), v) if k is h is None else None for _, k, v, lq, h in records]
+    values = pa.array([value for _, _, value, _, _ in records], pa.binary())
+    record, item, payloads = run_items(values, pa.array(alone, pa.int32()))
+    at = [offset for offset, *_ in records]
     ours = zip([at[n] for n in record], item.tolist(), payloads.to_pylist(), strict=True)
     assert sorted(ours, key=lambda o: o[:2]) == sorted(
         (offset, n, payload) for offset, rows in wanted.items() for n, payload in enumerate(rows)
@@ -484,73 +490,87 @@ def test_R1_a_table_that_is_not_by_date_is_written_on(job: Job, tmp_path: Path) 
     assert session.table(place).schema["refs"] == wanted
 
 
-KAFKA = (
-    "key BINARY, value BINARY, topic STRING, `partition` INT, `offset` LONG, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
-
-
-def records(offset: int, step: int) -> list[tuple[Any, ...]]:
-    """What Spark's source reads: a run, one with headers, one of another day, one without a value,
-    and two journal records, the second twice."""
-    now = datetime.now(UTC).replace(microsecond=0)
-    run = [("lq", b'{"to": "q", "count": 3}')]
-    rows = [
-        (None, encode_run([b"a", b"", b"ccc"]), now, run),
+def put_records(producer: KafkaProducer, vpn: str, step: int) -> None:
+    """A run, one with headers, one of another day, one without a value, one whose `lq` is no text,
+    one whose header's name is none, and two journal records, the second twice."""
+    now = round(time.time()) * 1000
+    messages: list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes]]]] = [
+        (None, encode_run([b"a", b"", b"ccc"]), now, [("lq", b'{"to": "q", "count": 3}')]),
         (b"k", b"keyed", now, [("lq", b'{"to": "q"}'), ("a", b"b")]),
-        (None, b"old", now - timedelta(days=2), None),
-        (None, None, now, []),
+        (None, b"old", now - 2 * 86_400_000, []),
+        (b"x", None, now, []),
         (None, b"no header", now, [("lq", b"\x9d\xff")]),
+        (None, b"no name", now, [(NoUtf8(), b"1")]),
     ]
-    found = [(key, value, "t.publish", 0, offset + n, when, headers)
-             for n, (key, value, when, headers) in enumerate(rows)]  # fmt: skip
-    for n, at in enumerate((step, step + 1, step + 1)):
-        said = [Segment("spooled", "t", "q", [at, at + 1], topic="t.publish", partitions=[0, 0],
-                        offsets=[offset, offset], items=[0, 1], until=[5, NO_END])]  # fmt: skip
-        value = encode(Journal("b", at, round(now.timestamp() * 1000), said))
-        found.append((b"b", value, "t.journal", 0, offset + n, now, [(STEP, b"%d.0" % at)]))
-    return found
+    for key, value, when, headers in messages:
+        producer.send(f"{vpn}.publish", value, key, headers, 0, when).get(30)
+    for at in (step, step + 1, step + 1):
+        said = [Segment("spooled", vpn, "q", [at, at + 1], topic=f"{vpn}.publish",
+                        partitions=[0, 0], offsets=[0, 0], items=[0, 1],
+                        until=[5, NO_END])]  # fmt: skip
+        value = encode(Journal("b", at, now, said))
+        producer.send(f"{vpn}.journal", value, b"b", [(STEP, b"%d.0" % at)], 0, now).get(30)
+
+
+class Written:
+    """A query that writes tables, as the engine's does, from the topics of a VPN."""
+
+    def __init__(self, job: Job, tables: Path, vpn: str, name: str) -> None:
+        session, bootstrap = SparkSession.builder.getOrCreate(), job.kafka.bootstrap_servers
+        create_tables(session, tables)
+        writer = TableWriter(session, tables, name, kafka_client(bootstrap, name))
+        where = {"subscribe": f"{vpn}.publish,{vpn}.journal"}
+        self.query = (
+            read_stream(session, bootstrap, where).writeStream.foreachBatch(writer).queryName(name)
+            .option("checkpointLocation", f"{tables}/{name}").trigger(processingTime="0 seconds")
+            .start()
+        )  # fmt: skip
+
+    def rows(self) -> list[int]:
+        """What Spark says that each batch brought."""
+        self.query.processAllAvailable()
+        return [p.numInputRows for p in self.query.recentProgress if p.numInputRows]
 
 
 @in_real_time
 def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path: Path) -> None:
     """Delta checks its rows then; they are the same as those that we write as files, and may stand
-    beside them in a table."""
-    session = SparkSession.builder.getOrCreate()
-    ways = {}
-    for way in ("as files", "as rows"):
-        tables = tmp_path / way
-        create_tables(session, tables)
-        ways[way] = TableWriter(session, tables)
-    for offset, step in ((0, 1), (100, 2)):
-        frame = session.createDataFrame(records(offset, step), KAFKA)
-        for write in ways.values():
-            write(frame.coalesce(1), step)
-        if step == 1:
-            session.sql(f"ALTER TABLE delta.`{tmp_path}/as rows/messages` "
-                        "ADD CONSTRAINT few CHECK (`offset` < 1000)")  # fmt: skip
-    times = [
-        deltalake.DeltaTable(f"{tmp_path}/{way}/messages").to_pyarrow_table()["time"].to_pylist()
-        for way in ways
-    ]
-    assert sorted(times[0]) == sorted(times[1])
-    assert len(times[0]) == 14
-    for name in TABLES:
-        found = [
-            sorted(
-                map(repr, session.read.format("delta").load(f"{tmp_path}/{way}/{name}").collect())
-            )
-            for way in ways
-        ]
-        assert found[0] == found[1], name
-        assert len(found[0]) == {"messages": 14, "journal": 6}[name]
-    too_many = session.createDataFrame(records(1000, 5), KAFKA)
-    with pytest.raises(Exception, match="few"):
-        ways["as rows"](too_many, 5)
-    again = TableWriter(session, tmp_path / "as files")
-    again(frame.coalesce(1), 6)
-    assert session.read.format("delta").load(f"{tmp_path}/as files/messages").count() == 14
-    assert session.read.format("delta").load(f"{tmp_path}/as files/journal").count() == 6
+    beside them in a table. Of both Spark knows how many records came."""
+    session, vpn = SparkSession.builder.getOrCreate(), f"altered-{next(_new)}"
+    ensure_topics(job.kafka.bootstrap_servers, [], [f"{vpn}.publish", f"{vpn}.journal"])
+    producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
+    ways = ("as files", "as rows")
+    put_records(producer, vpn, 1)
+    queries = [Written(job, tmp_path / way, vpn, way) for way in ways]
+    try:
+        assert [sum(one.rows()) for one in queries] == [9, 9]
+        session.sql(f"ALTER TABLE delta.`{tmp_path}/as rows/messages` "
+                    "ADD CONSTRAINT few CHECK (`offset` < 12)")  # fmt: skip
+        put_records(producer, vpn, 2)
+        counted = [sum(one.rows()) for one in queries]
+        assert counted[0] == 18 <= counted[1], "Spark reads some twice"
+        queries.append(Written(job, tmp_path / "as files", vpn, "without its checkpoint"))
+        assert sum(queries[2].rows()) == 18
+        for name in TABLES:
+            found = [
+                sorted(map(repr, session.read.format("delta").load(f"{tmp_path}/{way}/{name}")
+                           .collect()))
+                for way in ways
+            ]  # fmt: skip
+            assert found[0] == found[1], name
+            assert len(found[0]) == {"messages": 16, "journal": 6}[name]
+        times = [
+            deltalake.DeltaTable(f"{tmp_path}/{way}/messages").to_pyarrow_table()["time"]
+            .to_pylist() for way in ways
+        ]  # fmt: skip
+        assert sorted(times[0]) == sorted(times[1])
+        put_records(producer, vpn, 5)
+        with pytest.raises(Exception, match="few"):
+            queries[1].query.processAllAvailable()
+    finally:
+        producer.close()
+        for one in queries:
+            one.query.stop()
 
 
 @in_real_time

@@ -16,7 +16,7 @@ from lakequeue.protocol import topics
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.table_format import CRC_MODULUS
 from lakequeue.protocol.wire import STEP, headers_json, headers_list
-from lakequeue.sinks import delta
+from lakequeue.sinks.batch_files import journal_rows
 from lakequeue.sinks.history import STEP_ROWS, step_row
 from lakequeue.sinks.payload_references import REFERENCE
 from lakequeue.sources.step_batch import goes_first
@@ -82,7 +82,7 @@ def said_to_journal(world: World) -> pa.Table:
     }  # fmt: skip
     found = [
         batch for step, r in records.items()
-        for batch in delta._decode_record((r.key or b"").decode(), step.decode(), r.value or b"")
+        for batch in journal_rows((r.key or b"").decode(), step.decode(), r.value or b"")
     ]  # fmt: skip
     return pa.Table.from_batches(found)
 

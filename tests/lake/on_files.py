@@ -11,7 +11,7 @@ import deltalake
 import pyarrow as pa
 from lakequeue.protocol.messages import decode_run
 from lakequeue.protocol.wire import STEP
-from lakequeue.sinks import delta
+from lakequeue.sinks.batch_files import journal_rows
 from lakequeue.sources.step_batch import goes_first
 
 MESSAGES = pa.schema(
@@ -64,7 +64,7 @@ class Recorded:
             batch
             for inbox in self._inboxes
             for record in inbox
-            for batch in delta._decode_record(
+            for batch in journal_rows(
                 record.key.decode(), dict(record.headers)[STEP].decode(), record.value
             )
         ]

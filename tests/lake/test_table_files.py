@@ -16,19 +16,12 @@ from lake.on_files import MESSAGES
 from lakequeue.lake.opening import open_lake
 from lakequeue.protocol.journal import Journal, Segment, encode
 from lakequeue.protocol.messages import decode_run, encode_run
-from lakequeue.sinks.delta import _FilesOfABatch, _message_rows
+from lakequeue.sinks.batch_files import RECORDS, BatchFiles, message_rows, records_of, run_of
 from lakequeue.sinks.run_items import run_items
 from lakequeue.sinks.table_files import TableFiles
 
 NOW = datetime(2026, 3, 5, 12, tzinfo=UTC)
 BOTH = frozenset({"messages", "journal"})
-RECORDS = pa.schema(
-    [
-        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
-        ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
-        ("lq", pa.string()), ("headers", pa.string()), ("run", pa.int32()), ("step", pa.string()),
-    ]
-)  # fmt: skip
 
 
 def message(offset: int, value: bytes | None, run: int | None = None, **more: Any) -> dict:
@@ -47,12 +40,13 @@ def batch(*rows: dict) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), RECORDS)
 
 
-def written(home: Path, *batches: pa.RecordBatch, by_day: frozenset[str] = BOTH,
-            last: dict | None = None) -> list[tuple[str, Any]]:  # fmt: skip
+def written(
+    home: Path, *batches: pa.RecordBatch, by_day: frozenset[str] = BOTH,
+    last: dict | None = None, stored: dict | None = None,
+) -> list[tuple[str, Any]]:  # fmt: skip
     """What the worker says of these batches."""
-    work = _FilesOfABatch(str(home / "tables"), by_day, NOW.timestamp(), last or {})
-    (said,) = work(iter(batches))
-    return [(row["table"], json.loads(row["said"])) for row in said.to_pylist()]
+    work = BatchFiles(str(home / "tables"), by_day, NOW.timestamp(), last or {}, stored or {})
+    return [(table, json.loads(said)) for table, said in work.write(batches)]
 
 
 def test_a_run_is_taken_apart_as_the_codec_does_it() -> None:
@@ -71,7 +65,7 @@ def test_a_run_is_taken_apart_as_the_codec_does_it() -> None:
             wanted += [(offset, i, p) for i, p in enumerate(decode_run(value, len(payloads)))]
     for begin, end in ((0, 500), (7, 11), (200, 500), (3, 3)):
         part = batch(*rows).slice(begin, end - begin)
-        found = _message_rows(part).to_pylist()
+        found = message_rows(part).to_pylist()
         ours = [w for w in wanted if begin <= w[0] < end]
         assert [(r["offset"], r["item"], r["payload"]) for r in found] == ours
     no_runs = batch(message(1, b"a"), message(2, None), message(3, b""))
@@ -84,8 +78,8 @@ def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:
         message(5, b"one"), message(9, encode_run([b"x", b"yy"]), 2, lq='{"count":2}'),
         message(7, None, time=NOW - timedelta(milliseconds=1500)),
     )  # fmt: skip
-    (table, file), (_, last) = written(tmp_path, rows)
-    assert (table, last) == ("messages", [])
+    (table, file), (_, (read, last)) = written(tmp_path, rows)
+    assert (table, read, last) == ("messages", 3, [])
     assert file["partitionValues"] == {"date": "2026-03-05"}
     place = tmp_path / "tables" / "messages" / file["path"]
     assert place.stat().st_size == file["size"]
@@ -126,12 +120,85 @@ def test_R1_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
         batch(record(5, part=1), record(6), {**record(7), "step": "x"}, stranger),
         batch(record(1, topic="other.journal")), last={("b", "default"): (4, 0)},
     )  # fmt: skip
-    (table, file), (_, last) = said
+    (table, file), (_, (read, last)) = said
+    assert read == 8
     rows = pq.ParquetFile(tmp_path / "tables" / table / file["path"]).read().to_pylist()
     assert [(r["step"], r["part"]) for r in rows] == [
         (5, 0), (5, 0), (5, 1), (5, 1), (6, 0), (6, 0), (1, 0), (1, 0),
     ]  # fmt: skip
     assert sorted(last) == [["b", "default", 9, 0], ["b", "other", 1, 0]]
+
+
+def test_R1_a_message_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """But what a topic has that was made anew, with the same offsets, is younger."""
+    later = NOW + timedelta(milliseconds=1)
+    rows = batch(
+        message(4, b"there"), message(5, b"anew", time=later), message(6, b"more"),
+        {**message(4, b"other"), "partition": 2},
+    )  # fmt: skip
+    last = {("default.publish", 3): (5, round(NOW.timestamp() * 1_000_000))}
+    (_, file), _ = written(tmp_path, rows, stored=last)
+    found = pq.ParquetFile(tmp_path / "tables" / "messages" / file["path"]).read()
+    assert found["payload"].to_pylist() == [b"anew", b"more", b"other"]
+
+
+class Heard:
+    """A message of Kafka's client."""
+
+    def __init__(self, value: bytes | None, headers: Any, key: bytes | None = None) -> None:
+        self._value, self._headers, self._key = value, headers, key
+
+    def topic(self) -> str:
+        return "default.publish"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return 7
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, round(NOW.timestamp() * 1000)
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> Any:
+        if self._headers == "broken":
+            raise SystemError("returned a result with an exception set")
+        return self._headers
+
+
+def test_a_record_of_kafka_is_a_row() -> None:
+    """Headers as the loop knows them; names that are no text as it refuses them."""
+    run = encode_run([b"a", b"bb"])
+    count = ("lq", b'{"count": 2}')
+    found = records_of([
+        Heard(run, [count]), Heard(run, [count], key=b"k"), Heard(run, [count, ("a", b"1")]),
+        Heard(None, None), Heard(b"x", [("lq", b"\xff")]), Heard(b"1", [("lq-step", b"4.0")]),
+        Heard(b"x", "broken"), Heard(b"x", [("\ufffd", None)]), Heard(b"x", [("lq", None)]),
+    ]).to_pylist()  # fmt: skip
+    assert [r["run"] for r in found] == [2] + [None] * 8
+    assert [r["lq"] for r in found] == [
+        '{"count": 2}', '{"count": 2}', '{"count": 2}', None, "\ufffd", None,
+        "headers: a name is not UTF-8", "headers: a name is not UTF-8", None,
+    ]  # fmt: skip
+    assert [r["headers"] for r in found] == [
+        None, None, '[{"key":"a","value":"MQ=="}]', None, None,
+        '[{"key":"lq-step","value":"NC4w"}]', None, None, None,
+    ]  # fmt: skip
+    assert [r["step"] for r in found] == [None] * 5 + ["4.0"] + [None] * 3
+    assert {(r["topic"], r["partition"], r["offset"], r["time"]) for r in found} == {
+        ("default.publish", 3, 7, NOW)
+    }
+
+
+@pytest.mark.parametrize("lq", ["{", '{"count":"2"}', '{"count":2.5}', '{"count":0}', '"count"'])
+def test_what_says_no_count_is_no_run(lq: str) -> None:
+    assert run_of(lq.encode(), encode_run([b"a", b"b"])) is None
 
 
 def test_the_rows_of_a_day_stand_in_its_file(tmp_path: Path) -> None:
@@ -152,9 +219,9 @@ def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
         yield batch(message(1, b"one"), record(1))
         raise OSError("Kafka is away")
 
-    work = _FilesOfABatch(str(tmp_path / "tables"), BOTH, NOW.timestamp())
+    work = BatchFiles(str(tmp_path / "tables"), BOTH, NOW.timestamp())
     with pytest.raises(OSError, match="Kafka is away"):
-        list(work(broken()))
+        work.write(broken())
     assert [p for p in (tmp_path / "tables").rglob("*") if p.is_file()] == []
 
 

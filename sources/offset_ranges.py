@@ -1,0 +1,153 @@
+"""What a batch of Spark's Kafka source spans, read where Python has the rows.
+
+Spark plans which offsets a batch takes, and keeps them in its checkpoint; its own reader then makes
+a Java row of each record, which goes to Python by way of Arrow. A worker that wants whole columns
+reads the same offsets itself (`read_ranges`), with the same library as the brokers' loops, and the
+driver tells Spark how many there were (`Scan.count`), so that its progress says what is true.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from pyspark.sql import SparkSession
+
+from ..protocol.errors import LakequeueError, NotConnected
+from .live_reader import consumer_settings
+from .step_batch import Place
+
+Ranges = Mapping[Place, tuple[int, int]]
+"""Of each partition the first offset of a batch, -2 for its beginning, and that behind its last."""
+
+BEGINNING = -2
+WAIT_S_MAX = 30.0
+POLL_S = 0.2
+CHUNK_RECORDS = 1_000
+AHEAD_KB = 16_000  # of records, in Kafka's client
+
+
+# ---------------------------------------------------------------- the driver
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What Spark's Kafka source spans in one batch."""
+
+    ranges: Ranges
+    _rows: Any
+
+    def may_have(self, place: Place, offset: int) -> bool:
+        """Whether it spans records up to this one."""
+        return place in self.ranges and self.ranges[place][0] <= offset
+
+    def count(self, records: int) -> None:
+        """So many records were read: `numInputRows` of the batch's progress, and Spark's page."""
+        self._rows.add(records)
+
+
+def scan_of(spark: SparkSession, query: str) -> Scan:
+    """Of the batch that a query is in, asked from its `foreachBatch`. query: its name. Raises
+    LakequeueError where none of this name reads Kafka."""
+    found = [q for q in spark.streams.active if q.name == query]
+    for one in found:
+        execution: Any = one._jsq.streamingQuery().lastExecution()
+        leaves = execution.executedPlan().collectLeaves()
+        for leaf in (leaves.apply(n) for n in range(leaves.size())):
+            if leaf.nodeName() == "MicroBatchScan":
+                begin, end = json.loads(leaf.start().json()), json.loads(leaf.end().json())
+                return Scan(_ranges(begin, end), leaf.metrics().apply("numOutputRows"))
+    raise LakequeueError(f"query {query!r}: no batch of it reads Kafka")
+
+
+def _ranges(begin: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> Ranges:
+    """A partition that is new is read from its beginning; one that became shorter, since its topic
+    was made anew, is not read: from the next batch on it is, behind its end."""
+    found = {
+        (topic, int(partition)): (begin.get(topic, {}).get(partition, BEGINNING), last)
+        for topic, partitions in end.items()
+        for partition, last in partitions.items()
+    }
+    return {place: ends for place, ends in found.items() if ends[0] < ends[1]}
+
+
+# ---------------------------------------------------------------- a worker
+
+
+def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
+    """The records of these offsets, some at a time, of each partition in their order; those that
+    Kafka has removed are left out. kafka: how it is reached. Raises NotConnected after 30 s without
+    any."""
+    if not ranges:
+        return
+    consumer = Consumer(
+        consumer_settings(kafka)
+        | {
+            "isolation.level": "read_uncommitted",  # as Spark's source
+            "fetch.wait.max.ms": 10,
+            "queued.max.messages.kbytes": AHEAD_KB,
+        }
+    )
+    left, ended = dict(ranges), set[Place]()
+    try:
+        consumer.assign([TopicPartition(*place, begin) for place, (begin, _) in ranges.items()])
+        until = time.monotonic() + WAIT_S_MAX
+        while left:
+            first = consumer.poll(POLL_S)
+            heard = [] if first is None else [first, *consumer.consume(CHUNK_RECORDS, 0)]
+            found = [m for m in heard if _is_wanted(m, left, ended)]
+            done = [place for place, (begin, end) in left.items() if begin >= end]
+            for place in done:
+                del left[place]
+            if done and left:
+                consumer.pause([TopicPartition(*place) for place in done])
+            if found:
+                yield found
+            if found or done:
+                until = time.monotonic() + WAIT_S_MAX
+            elif time.monotonic() > until:
+                left = {p: r for p, r in left.items() if p not in ended and _is_there(consumer, p)}
+                if left:
+                    raise NotConnected(f"{_some(left)} did not come within {WAIT_S_MAX:.0f} s")
+    finally:
+        consumer.close()
+
+
+def _is_wanted(message: Any, left: dict[Place, tuple[int, int]], ended: set[Place]) -> bool:
+    """Whether it is a record of what is left of its partition's range; notes where that goes on.
+
+    Behind the last record may be marks of transactions: then the partition's end is its end. A
+    partition that ends before was made anew: what it had is lost, and nothing to wait for. But a
+    broker that has just begun to lead may say so too, so it has its time to say something else.
+    """
+    place = message.topic(), message.partition()
+    error, at = message.error(), message.offset()
+    begin, end = left.get(place, (0, 0))
+    if error is not None:
+        if error.fatal():
+            raise NotConnected(f"topic {place[0]!r} cannot be read: {error.str()}")
+        if error.code() == KafkaError._PARTITION_EOF:
+            ended.add(place)
+            left |= {place: (at, end)} if at >= end and place in left else {}
+        return False
+    if begin >= end or at < begin:
+        return False
+    left[place] = (at + 1, end)
+    return bool(at < end)
+
+
+def _is_there(consumer: Consumer, place: Place) -> bool:
+    try:
+        found = consumer.list_topics(place[0], timeout=WAIT_S_MAX).topics[place[0]]
+    except KafkaException as error:
+        raise NotConnected(f"topic {place[0]!r} cannot be read: {error}") from error
+    return found.error is None and place[1] in found.partitions
+
+
+def _some(left: dict[Place, tuple[int, int]]) -> str:
+    (topic, partition), (begin, end) = next(iter(left.items()))
+    return f"the records {begin} to {end - 1} of partition {partition} of topic {topic!r}"

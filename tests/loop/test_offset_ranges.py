@@ -1,0 +1,100 @@
+"""What a batch spans, read by a worker: each record once, whatever else spans offsets (R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from lakequeue.protocol.errors import NotConnected
+from lakequeue.sources import offset_ranges
+from lakequeue.sources.live import quiet_client
+from lakequeue.sources.offset_ranges import BEGINNING, read_ranges
+from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.topics_admin import ensure_topics
+
+pytestmark = pytest.mark.job
+
+NAMES = ("plain", "cut", "emptied", "marked", "short", "two")
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with EmbeddedKafka(tmp_path_factory.mktemp("ranges") / "kafka") as kafka:
+        ensure_topics(kafka.bootstrap_servers, [], list(NAMES))
+        yield kafka.bootstrap_servers
+
+
+def read(bootstrap: str, ranges: dict[tuple[str, int], tuple[int, int]]) -> list[Any]:
+    parts = read_ranges(quiet_client(bootstrap, "test"), ranges)
+    return [(m.topic(), m.offset(), m.value()) for part in parts for m in part]
+
+
+def put(bootstrap: str, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for n in range(count):
+        producer.produce(topic, b"%d" % n, partition=0)
+    producer.flush(30)
+
+
+def remove(bootstrap: str, topic: str, before: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
+        future.result(30)
+
+
+def test_R1_what_is_before_and_behind_a_range_is_not_read(bootstrap: str) -> None:
+    put(bootstrap, "plain", 5_000)
+    put(bootstrap, "two", 10)
+    found = read(bootstrap, {("plain", 0): (1_000, 4_500), ("two", 0): (BEGINNING, 3)})
+    assert [at for topic, at, _ in found if topic == "plain"] == list(range(1_000, 4_500))
+    assert [value for topic, _, value in found if topic == "two"] == [b"0", b"1", b"2"]
+    assert read(bootstrap, {}) == []
+
+
+def test_R1_records_that_kafka_removed_are_passed_over(bootstrap: str) -> None:
+    put(bootstrap, "cut", 10)
+    remove(bootstrap, "cut", 6)
+    assert [at for _, at, _ in read(bootstrap, {("cut", 0): (2, 9)})] == [6, 7, 8]
+    put(bootstrap, "emptied", 10)
+    remove(bootstrap, "emptied", 10)
+    assert read(bootstrap, {("emptied", 0): (0, 10)}) == []
+
+
+def test_R1_marks_of_transactions_end_a_range_too(bootstrap: str) -> None:
+    """As in Spark's source, what was aborted is there: the tables say what came in."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "t"})
+    producer.init_transactions(30)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce("marked", b"one", partition=0)
+        producer.flush(30)
+        end(30)
+    assert [at for _, at, _ in read(bootstrap, {("marked", 0): (0, 4)})] == [0, 2]
+
+
+def test_R1_a_topic_that_was_made_anew_is_not_waited_for(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
+    put(bootstrap, "short", 3)
+    wanted = {("short", 0): (1, 10), ("there-is-none", 0): (0, 5)}
+    assert [at for _, at, _ in read(bootstrap, wanted)] == [1, 2]
+
+
+def test_a_kafka_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 1.0)
+    with pytest.raises(NotConnected, match="topic 'plain' cannot be read"):
+        read("127.0.0.1:9", {("plain", 0): (3, 9)})
+
+
+def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
+    begin = {"a": {"0": 5, "1": 7, "2": 3}}
+    end = {"a": {"0": 9, "1": 7, "2": 2, "3": 4}, "b": {"0": 0}, "c": {"0": 6}}
+    assert offset_ranges._ranges(begin, end) == {
+        ("a", 0): (5, 9), ("a", 3): (BEGINNING, 4), ("b", 0): (BEGINNING, 0),
+        ("c", 0): (BEGINNING, 6),
+    }  # fmt: skip
