@@ -28,6 +28,7 @@ import numpy as np
 
 from ...expressions import compile_program, is_true
 from ...protocol.granting import Drained, Hold, Line, Release, Released
+from ...protocol.journal import Segment
 from ...protocol.outputs import Deliveries
 from ..header import ForeignBarrier, Holding, Subscription
 from ..message import MOVING
@@ -354,4 +355,9 @@ def _deliver(
     )  # fmt: skip
     header.next_delivery += 1
     queue.count("delivered")
-    broker.record("barrier_delivered", queue, [held.number], subscription=subscription.id)
+    broker.journal.segments.append(  # `record` takes numbers for those of messages that are here
+        Segment(
+            "barrier_delivered", broker.vpn_of(queue), queue.definition.name, [held.number],
+            subscription=subscription.id,
+        )
+    )  # fmt: skip
