@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Self
 import msgspec
 
 from .bounds import Count, Name, Partition, Topic
+from .granting import Counts
 from .mesh import PART_ROWS, BrokerNumber, Said, slices
 
 
@@ -86,6 +87,17 @@ class HandIn(Said, frozen=True):
     discarded: dict[str, int]
     invalid: Count
     deferred: list[list[int]]
+
+
+class LastCounts(Said, frozen=True):
+    """Who is removed, to those who host the queue with it: so many messages it got from each and
+    gave to each, and there will be no more (O3)."""
+
+    kind: ClassVar[str] = "last_counts"
+    vpn: Name
+    queue: Name
+    got: Counts
+    given: Counts
 
 
 class Stays(Said, frozen=True):

@@ -2,8 +2,8 @@
 
 `Here` says that there is a host, `Want` asks, `Grant` gives messages, `TakenOver` confirms: see
 `state/mesh/ownership.py`. `Line`, `Hold`, `Drained`, `Release` and `Released` are of barriers: see
-`state/mesh/barriers.py`. A queue is named by its VPN and name, a message by its id; ``refs`` are
-the giver's own rows, which it alone reads.
+`state/mesh/barriers.py`; `Inherited` is of one that moves: see `barrier_moves.py`. A queue is named
+by its VPN and name, a message by its id; ``refs`` are the giver's own rows, which it alone reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Self
 import msgspec
 
 from .bounds import Count, Name, Text
-from .mesh import PART_ROWS, BrokerNumber, Said, slices
+from .mesh import BROKERS_MAX, PART_ROWS, BrokerNumber, Said, slices
 
 CREDITS_MAX = 1_000  # messages that one broker asks another for at once
 FILTERS_MAX = 64  # texts of filters that one asks with
@@ -161,7 +161,8 @@ class Drained(Said, frozen=True):
 
 class Release(Said, frozen=True):
     """A barrier goes out now, everywhere, or is gone. following: the generation of the one that is
-    next at who says it, and of which it tells then."""
+    next at who says it, and of which it tells then. to: the broker to which it was given; -1: it is
+    nowhere."""
 
     kind: ClassVar[str] = "release"
     vpn: Name
@@ -169,6 +170,16 @@ class Release(Said, frozen=True):
     number: Id
     goes: bool
     following: Generation | None
+    to: Annotated[int, msgspec.Meta(ge=-1, lt=BROKERS_MAX)] = -1
+
+
+class Inherited(Said, frozen=True):
+    """A barrier that was another broker's is here, and who hears this knows what is first here."""
+
+    kind: ClassVar[str] = "inherited"
+    vpn: Name
+    queue: Name
+    number: Id
 
 
 class Released(Said, frozen=True):

@@ -93,6 +93,14 @@ class Holding(msgspec.Struct, array_like=True):
 
     number: int
     drained: dict[int, list[Any]] = {}  # what they say: [got, given, receivers] by broker
+    to: int = -1  # the broker that has it by now, where it was given away
+
+
+class PassedOn(msgspec.Struct, array_like=True):
+    """A barrier that went from one broker to another, until both have said so (`barrier_moves`)."""
+
+    generation: int = -1  # behind it all is held back; -1: its new owner has told of it
+    by: int = -1  # whose it was, where it is here and the other hosts are to be told; -1: it is not
 
 
 class QueueHeader(msgspec.Struct):
@@ -120,6 +128,8 @@ class QueueHeader(msgspec.Struct):
     held: dict[int, ForeignBarrier] = {}  # the first barrier of other brokers, by these
     holding: Holding | None = None  # its own first barrier, when others have been told of it
     unreleased: dict[int, int] = {}  # its last barrier that went out, by hosts yet to hear of it
+    passed_on: dict[int, PassedOn] = {}  # barriers that change their owner, by number
+    last_counts: dict[int, list[dict[int, int]]] = {}  # [got, given] of hosts that were removed
     leaving: list[int] = []  # the broker to which it moves, and the keeper's ticket (`moving`)
     arriving: bool = False  # it moves here, and is not here yet
     without: list[int] = []  # brokers that hosted it, and do no longer, as the directory says

@@ -28,12 +28,16 @@ import numpy as np
 
 from ...expressions import compile_program, is_true
 from ...protocol.granting import Drained, Hold, Line, Release, Released
+from ...protocol.journal import Segment
+from ...protocol.mesh import BROKERS_MAX
 from ...protocol.outputs import Deliveries
 from ..header import ForeignBarrier, Holding, Subscription
 from ..message import MOVING
 from ..rules.order import barrier_key, first_key_of, generation_of, seq_of
 from ..storage import NEVER, Content
-from .hosting import initial_owner, other_hosts
+from . import barrier_moves
+from .barrier_moves import counts
+from .hosting import barrier_hosts, initial_owner
 from .saying import say
 
 if TYPE_CHECKING:
@@ -45,16 +49,20 @@ if TYPE_CHECKING:
 
 
 def _first_own(broker: Broker, queue: Queue) -> int | None:
-    """The barrier of this host that is next, as `order.barrier_key`; not one that goes to its
-    first owner, where it will enter."""
-    barrier = queue.first_barrier()
-    if barrier is None:
-        return None
+    """The barrier of this host that is next, as `order.barrier_key`, also while it is given away;
+    not one that goes to its first owner, where it will enter."""
+    barrier, header = queue.first_barrier(), queue.header
+    if barrier is None or initial_owner(broker, queue) is None:
+        return barrier
     seq = seq_of(barrier)
-    if seq >= queue.header.pushed and initial_owner(broker, queue) is not None:
-        return None
     page, row = queue.row(seq)
-    return None if page.state[row] == MOVING else barrier
+    if page.state[row] != MOVING:
+        return None if seq >= header.pushed else barrier
+    holding = header.holding
+    known = holding is not None and (
+        holding.to >= 0 or holding.number == number_at(broker, queue, seq)
+    )
+    return barrier if header.leaving or known else None
 
 
 def holder(broker: Broker, queue: Queue) -> int | None:
@@ -73,6 +81,7 @@ def fence(queue: Queue) -> int | None:
     barrier = queue.first_barrier()
     waiting = [] if barrier is None else [generation_of(barrier)]
     waiting += [held.generation for held in queue.header.held.values()]
+    waiting += barrier_moves.awaited(queue)
     return min(waiting) + 1 if waiting else None
 
 
@@ -81,9 +90,11 @@ def _is_drained(broker: Broker, queue: Queue, barrier: tuple[int, int]) -> bool:
     header, below = queue.header, first_key_of(barrier[0] + 1)
     if not header.depth:
         return True
-    own = queue.barriers.peek(2, barrier_key(0, barrier[0] + 1))
+    own = queue.barriers.peek(1, barrier_key(0, barrier[0] + 1))
     if own and (generation_of(own[0]), broker.header.number) < barrier:
         return False
+    if own:  # of this generation; others may have come from brokers that were removed
+        own = queue.barriers.peek(BROKERS_MAX, barrier_key(0, barrier[0] + 1))
     if not header.ordered:
         return header.depth == len(own)
     places = [seq_of(one) for one in own]
@@ -122,18 +133,23 @@ def receivers(queue: Queue, content: Content, priority: int) -> list[Subscriptio
     return [s for s in going if passed[s.filter]]
 
 
+def is_next(broker: Broker, queue: Queue, barrier: int) -> bool:
+    """Whether all that is before a barrier has left here; what came earlier may be behind it."""
+    return _is_drained(broker, queue, (generation_of(barrier), broker.header.number))
+
+
 def may_pass(broker: Broker, queue: Queue, seq: int, receiving: int) -> bool:
     """Whether the first barrier may go out: all before it has left, everywhere, and somebody is
     there whom it is for. receiving: how many that are here."""
-    holding, hosts = queue.header.holding, other_hosts(broker, queue)
+    holding, hosts = queue.header.holding, barrier_hosts(broker, queue)
     page, row = queue.row(seq)
     if not _is_drained(broker, queue, (int(page.generation[row]), broker.header.number)):
         return False
     if not hosts:
         return receiving > 0
-    if holding is None or holding.number != _number_at(broker, queue, seq):
+    if holding is None or holding.number != number_at(broker, queue, seq):
         return False
-    if holder(broker, queue) is not None:
+    if holder(broker, queue) is not None or barrier_moves.awaited(queue):
         return False
     if not all(holding.drained.get(host) for host in hosts):
         return False
@@ -142,7 +158,7 @@ def may_pass(broker: Broker, queue: Queue, seq: int, receiving: int) -> bool:
     )
 
 
-def _number_at(broker: Broker, queue: Queue, seq: int) -> int:
+def number_at(broker: Broker, queue: Queue, seq: int) -> int:
     """The id of the message at this place, under which all know it."""
     page, row = queue.row(seq)
     return int(broker.spool.origins(page.id[row : row + 1])[0])
@@ -151,7 +167,7 @@ def _number_at(broker: Broker, queue: Queue, seq: int) -> int:
 def _hold_for(broker: Broker, queue: Queue, barrier: int, hosts: list[int]) -> None:
     """Tell the other hosts of the first barrier here, those that do not know of it."""
     seq, generation = seq_of(barrier), generation_of(barrier)
-    number, d = _number_at(broker, queue, seq), queue.definition
+    number, d = number_at(broker, queue, seq), queue.definition
     holding = queue.header.holding = queue.header.holding or Holding(number)
     missing = [host for host in hosts if host not in holding.drained]
     ids = queue.gather(np.array([seq], np.int64), "id")
@@ -174,21 +190,14 @@ def _hold_for(broker: Broker, queue: Queue, barrier: int, hosts: list[int]) -> N
 def _nothing_moves(broker: Broker, queue: Queue, hosts: list[int]) -> bool:
     """Whether what each host gave to another is what came there."""
     assert queue.header.holding is not None
-    own = broker.header.number
-    counts: dict[int, Any] = {own: _counts(queue), **queue.header.holding.drained}
-    numbers = [own, *hosts]
+    own, drained = broker.header.number, queue.header.holding.drained
+    there: dict[int, Any] = {own: counts(queue), **{host: drained[host] for host in hosts}}
+    gone = {n: last for n, last in queue.header.last_counts.items() if n not in there}
+    both = {**there, **gone}
     return all(
-        counts[one][1].get(other, 0) == counts[other][0].get(one, 0)
-        for one in numbers for other in numbers if one != other
+        both[one][1].get(other, 0) == both[other][0].get(one, 0)
+        for one in both for other in both if one != other and (one in there or other in there)
     )  # fmt: skip
-
-
-def _counts(queue: Queue) -> tuple[dict[int, int], dict[int, int]]:
-    """How many messages this queue got from and gave to others, by broker."""
-    header = queue.header
-    got = {n: asked.got for n, asked in header.asked.items() if asked.got}
-    given = {n: wanted.given for n, wanted in header.wanted.items() if wanted.given}
-    return got, given
 
 
 def has_passed(broker: Broker, queue: Queue) -> None:
@@ -202,6 +211,9 @@ def joined(broker: Broker, queue: Queue, host: int) -> None:
     if header.generation:
         say(broker, host, Line(d.vpn, d.name, header.generation))
     header.unreleased.pop(host, None)
+    for last in header.last_counts.values():  # what went to it before has not come
+        for numbers in last:
+            numbers.pop(host, None)
     if header.holding is not None:
         header.holding.drained.pop(host, None)
 
@@ -219,17 +231,18 @@ def is_full(queue: Queue, host: int) -> None:
 
 
 def let_go(broker: Broker, queue: Queue, goes: bool, following: int | None) -> None:
-    """Release the barrier that others know of. following: the one that is first here then."""
+    """Release the barrier that others know of, or say to whom it was given. following: the one
+    that is first here then."""
     holding, d = queue.header.holding, queue.definition
     if holding is None:
         return
     queue.header.holding = None
     next_one = None if following is None else generation_of(following)
-    for host in other_hosts(broker, queue):
+    for host in broker.header.peers:
         if host in holding.drained:
             if goes:
                 queue.header.unreleased[host] = holding.number
-            say(broker, host, Release(d.vpn, d.name, holding.number, goes, next_one))
+            say(broker, host, Release(d.vpn, d.name, holding.number, goes, next_one, holding.to))
 
 
 def drained(broker: Broker, sender: int, said: Drained) -> None:
@@ -261,13 +274,14 @@ def hold(broker: Broker, sender: int, said: Hold) -> None:
 def report(broker: Broker, queue: Queue) -> None:
     """At the end of a step: tell of barriers that have come, release what is gone, and say that
     this queue is drained, if it is and that is new."""
-    header, hosts, d = queue.header, other_hosts(broker, queue), queue.definition
+    header, hosts, d = queue.header, barrier_hosts(broker, queue), queue.definition
     first = _first_own(broker, queue)
-    number = None if first is None else _number_at(broker, queue, seq_of(first))
+    number = None if first is None else number_at(broker, queue, seq_of(first))
     if header.holding is not None and header.holding.number != number:
         let_go(broker, queue, False, first)
     if first is not None and hosts:
         _hold_for(broker, queue, first, hosts)
+    barrier_moves.tell(broker, queue)  # the others know what is first here
     if header.told < header.generation and hosts:
         header.told = header.generation
         for other in hosts:
@@ -281,7 +295,7 @@ def report(broker: Broker, queue: Queue) -> None:
     if not _is_drained(broker, queue, (held.generation, host)):
         return
     waiting = receivers(queue, _content(broker, queue, host), held.priority)
-    got, given = _counts(queue)
+    got, given = counts(queue)
     going = len(waiting) if header.egress else 0
     if held.said != [got, given, going]:
         held.said = [got, given, going]
@@ -294,6 +308,8 @@ def release(broker: Broker, sender: int, said: Release) -> None:
         say(broker, sender, Released(said.vpn, said.queue, said.number))
     queue = broker.find(said.vpn, said.queue)
     held = None if queue is None else queue.header.held.get(sender)
+    if queue is not None and said.to >= 0:
+        barrier_moves.passed_on(broker, queue, sender, said)
     if queue is None or held is None or held.number != said.number:
         return
     if said.goes and queue.header.egress:
@@ -332,7 +348,7 @@ def _content(broker: Broker, queue: Queue, host: int) -> Content:
 def leave(broker: Broker, queue: Queue) -> None:
     """The queue is deleted here: it holds nobody, and nobody waits for it."""
     let_go(broker, queue, False, None)
-    d, (got, given) = queue.definition, _counts(queue)
+    d, (got, given) = queue.definition, counts(queue)
     for host, held in list(queue.header.held.items()):
         say(broker, host, Drained(d.vpn, d.name, held.number, got, given, 0))
         _end(broker, queue, host)
@@ -354,4 +370,9 @@ def _deliver(
     )  # fmt: skip
     header.next_delivery += 1
     queue.count("delivered")
-    broker.record("barrier_delivered", queue, [held.number], subscription=subscription.id)
+    broker.journal.segments.append(  # `record` takes numbers for those of messages that are here
+        Segment(
+            "barrier_delivered", broker.vpn_of(queue), queue.definition.name, [held.number],
+            subscription=subscription.id,
+        )
+    )  # fmt: skip

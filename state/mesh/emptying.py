@@ -15,8 +15,8 @@ Before that it ends reading captured topics (`last_reading`), so no record enter
 Of a queue that keeps its last message only (S10) it gives that one, and of two the later one stays
 (`last_value.keep_latest`).
 
-Not so handed over is a queue with barriers, for these wait for all hosts, by counts of what each
-gave and got.
+Barriers go with the other messages, and those of all hosts wait for this one as before
+(`barrier_moves`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...protocol.farewells import HandIn
 from ..commands.turns import begin
 from ..routing import Routes
 from ..rules.deferred import take_over
-from . import known_places
+from . import barrier_moves, known_places
 from .hosting import initial_owner
 from .known_places import KEEPER
 from .placement import LOCAL
@@ -57,8 +57,6 @@ def why_it_stays(
         return "has it as its initial_owner"
     if there in d.group:
         return "names it in its group"
-    if d.barrier_expression or queue.barriers or header.held:
-        return "has barriers, which wait for all hosts"
     if not d.max_spool_usage:  # each host reads all records: nobody goes on for another
         return None
     if not broker.header.notes_reads and (header.plain or queue.number in captured):
@@ -83,6 +81,7 @@ def is_empty(broker: Broker) -> bool:
         return False
     for vpn, queue in _queues(broker):
         _hand_in(broker, vpn, queue)
+        barrier_moves.say_last(broker, queue)
     return True
 
 

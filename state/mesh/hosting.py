@@ -26,6 +26,16 @@ def other_hosts(broker: Broker, queue: Queue) -> list[int]:
     return [n for n, peer in peers.items() if peer.name in hosting and n not in without]
 
 
+def barrier_hosts(broker: Broker, queue: Queue) -> list[int]:
+    """The other brokers for which a barrier waits: those, and one that is being removed, as long as
+    it is there (`barrier_moves`)."""
+    hosts, without = other_hosts(broker, queue), queue.header.without
+    shared = queue.definition.type != "LocalQueue" and queue.definition.max_spool_usage
+    if not without or not shared:
+        return hosts
+    return [n for n in broker.header.peers if n in hosts or n in without]
+
+
 def all_hosts(broker: Broker, queue: Queue) -> list[int]:
     """All brokers that host a queue, this one among them, by number."""
     return sorted([broker.header.number, *other_hosts(broker, queue)])

@@ -19,6 +19,7 @@ from ...protocol.farewells import (
     Farewell,
     HandIn,
     HeardLast,
+    LastCounts,
     LastRead,
     Left,
     Part,
@@ -31,6 +32,7 @@ from ...protocol.granting import (
     Grant,
     Here,
     Hold,
+    Inherited,
     Line,
     Release,
     Released,
@@ -47,6 +49,7 @@ from ..bridges.far import refuse_all
 from ..bridges.link import receipt
 from ..bridges.trails import hear_takes
 from . import (
+    barrier_moves,
     barriers,
     carried_out,
     dead_arrivals,
@@ -102,6 +105,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "drained": (Drained, barriers.drained),
     "release": (Release, barriers.release),
     "released": (Released, barriers.released),
+    "inherited": (Inherited, barrier_moves.inherited),
     "topic_routes": (TopicRoutes, topic_routes.hear_routes),
     "routes_went": (RoutesWent, topic_routes.hear_went),
     "offer": (Offer, voting.hear_offer),
@@ -112,6 +116,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "read_to": (ReadTo, last_reading.hear_read_to),
     "last_read": (LastRead, last_reading.hear_last_read),
     "hand_in": (HandIn, emptying.handed_in),
+    "last_counts": (LastCounts, barrier_moves.hear_last_counts),
     "stays": (Stays, parting.hear_stays),
     "quiet": (Quiet, parting.hear_quiet),
     "farewell": (Farewell, parting.hear_farewell),

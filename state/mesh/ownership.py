@@ -39,7 +39,7 @@ from ..rules.entering import over_quota
 from ..rules.fairness import candidates_of
 from ..rules.last_value import keep_latest
 from ..storage import NEVER, Array
-from . import barriers, queue_moving
+from . import barrier_moves, barriers, queue_moving
 from .columns_said import columns, stage
 from .hosting import initial_owner, other_hosts
 from .saying import say
@@ -184,7 +184,7 @@ def grant(broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> bool:
         return False
     holder = barriers.holder(broker, queue)
     if holder is not None:  # until its barrier is through, all that is left goes there
-        if header.held[holder].full:
+        if header.held[holder].full or holder in header.without:  # it goes to who will have that
             return False
         return _grant_to(broker, queue, holder, [None], NEVER, budget, looks)
     for host, one in list(header.wanted.items()):
@@ -278,6 +278,7 @@ def taken(broker: Broker, sender: int, said: TakenOver) -> None:
     one = queue.header.wanted.setdefault(sender, RoomWanted())
     one.confirmed += len(said.refs) + len(said.refused)
     seqs = moving_to(broker, queue, sender, said.refs)
+    barrier_moves.given_away(broker, queue, seqs, sender)
     apply(broker, queue, seqs, Event.TRANSFER, subscription=name)
     if said.refused:
         barriers.is_full(queue, sender)

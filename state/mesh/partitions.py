@@ -83,6 +83,8 @@ def follow(broker: Broker, queue: Queue | None, before: Entry | None, entry: Ent
     header = queue.header
     header.shares = header.shares or [list((before or entry).hosts)]
     gone = {*header.without, *header.shares[-1]} - {*entry.hosts}
+    if not {*header.without} <= gone:  # who was to be removed stays, and is given what it waits for
+        queue.wanted = True
     header.without = sorted(gone)
     if broker.header.number in entry.hosts and header.leaving:  # it was to be removed, and stays
         header.leaving, queue.wanted = [], True
@@ -123,6 +125,7 @@ def settle(broker: Broker) -> None:
             queue = broker.find(vpn, name)
             if queue is not None and queue.header.next_hosts:
                 _inherit(broker, queue)
+                queue.wanted = True  # no barrier waits for that one any more
 
 
 def _inherit(broker: Broker, queue: Queue) -> None:

@@ -259,7 +259,7 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     header, barrier = queue.header, queue.first_barrier()
     assert barrier is not None
     seq = seq_of(barrier)
-    if queue.first_live() != seq:
+    if queue.first_live() != seq and not barriers.is_next(broker, queue, barrier):
         return False
     place = np.array([seq], np.int64)
     if queue.gather(place, "state")[0] != READY:

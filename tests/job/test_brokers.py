@@ -354,8 +354,8 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
             with suppress(Rejected):
                 first = producer.send("probe/1", b"1").message_id
                 break
-        admin.define({"name": "shared", "message_type": "text"})
-        held = [producer.send("shared", b"x").message_id for _ in range(5)]
+        admin.define({"name": "shared", "message_type": "json", "barrier_expression": "/n = 3"})
+        held = [producer.send("shared", b'{"n": %d}' % n).message_id for n in range(5)]
         sent: list[str] = [first]
         ends = threading.Event()
 
@@ -407,6 +407,11 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
             time.sleep(PAUSE_S)
         assert there == sent
         assert [m.id for m in admin.browse("shared")] == held
+        with connection.consumer("shared", ack_mode="auto") as consumer:  # O3: of all brokers
+            messages = [consumer.receive(timeout=BACK_S_MAX) for _ in held]
+        assert [(m.id, m.is_barrier) for m in messages if m is not None] == [
+            (one, n == 3) for n, one in enumerate(held)
+        ]
         feeding.join(BACK_S_MAX)
         plain.close()
         for queue in ("fed-all", "made"):

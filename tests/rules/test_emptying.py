@@ -185,7 +185,6 @@ def test_S10_plain_records_leave_the_last_one_at_each_host(goes: bool) -> None:
         ({"type": "GroupLocalQueue", "initial_owner": "c"}, "has it as its initial_owner"),
         ({"group": ["a", "b", "c"]}, "names it in its group"),
         ({"group": ["b", "c"]}, "is hosted by some of the brokers only"),
-        ({"barrier_expression": "/bar = 1"}, "has barriers, which wait for all hosts"),
     ],
 )
 def test_a_queue_that_cannot_be_handed_over_says_why(keys: dict[str, Any], why: str) -> None:
@@ -313,6 +312,10 @@ class SlowRemoval:
     """Two queues, one the other's dead message queue, in use while everything takes its time and
     brokers die; the third broker is removed, now and then in vain."""
 
+    operations = ("send",) * 3 + ("take",) * 2 + ("some",) * 14 + ("time",)
+    steps = 400
+    in_vain = 0.05
+
     def __init__(self, seed: int, death: float = 0.1) -> None:
         self.fate = Fate(seed, death=death)
         self.random = self.fate.random
@@ -338,9 +341,8 @@ class SlowRemoval:
         self.engine.slow()
 
     def go(self) -> None:
-        operations = ["send"] * 3 + ["take"] * 2 + ["some"] * 14 + ["time"]
-        for n in range(400):
-            getattr(self, self.random.choice(operations))()
+        for n in range(self.steps):
+            getattr(self, self.random.choice(self.operations))()
             if self.leaving is None:
                 continue
             if n > 60 and not self.round:
@@ -366,7 +368,7 @@ class SlowRemoval:
         self.at["a"].ask(commands.RemoveBroker(broker="c", round=self.round), self.answers.append)
         self.at["a"].attend()
         done = self.answers.pop()["result"]["done"]
-        if done or (self.given_up < 3 and self.random.random() < 0.05):
+        if done or (self.given_up < 3 and self.random.random() < self.in_vain):
             self.end(done)
 
     def end(self, done: bool) -> None:

@@ -36,6 +36,20 @@ def test_O3_H4_a_barrier_that_was_granted_keeps_its_id_for_all() -> None:
     assert [[got.id for got in drain(c)] for c in consumers] == [[sent]] * 3
 
 
+def test_R1_a_barrier_is_in_the_journal_by_its_own_id_at_all_hosts() -> None:
+    """Also where a message that has come to a host has the barrier's number in its own count."""
+    m = mesh()
+    near = m.consumer("a")
+    for n, broker in enumerate("ab"):
+        m.send(broker, {"n": n})
+        for message in drain(near):
+            message.ack()
+    sent = m.send("b", {"n": 2, "b": 1})
+    assert numbers(drain(near)) == [2]
+    told = [r["message_id"] for r in m.engine.journal() if r["event"] == "barrier_delivered"]
+    assert told == [sent]
+
+
 def test_O3_a_barrier_waits_for_what_other_owners_hold() -> None:
     m = mesh()
     far, near = m.consumer("b", 1), m.consumer("a", 1)

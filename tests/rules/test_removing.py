@@ -114,7 +114,7 @@ def test_a_broker_that_has_something_stays_and_says_what() -> None:
             remove_broker(spread.engine, name)
     with pytest.raises(ConfigError, match=r"'d' – is none of this home, whose brokers are a, b, c"):
         remove_broker(spread.engine, "d")
-    spread.admin.define({"name": "shared", "message_type": "json", "barrier_expression": "/b = 1"})
+    spread.admin.define({"name": "shared", "message_type": "json", "group": ["a", "b", "c"]})
     with pytest.raises(LakequeueError, match=r"'c': is a host of queue 'shared' of VPN 'default'"):
         remove_broker(spread.engine, "c")
     assert [b["name"] for b in spread.admin.brokers()] == ["a", "b", "c"]
