@@ -13,12 +13,11 @@ A topic is read from when both are there, whichever came first; where two patter
 in common, what the captured one matches. What was read is read on, and then nobody takes it.
 Kafka's topics have one level, so a wildcard of several names none of them.
 
-A broker that is alone has these pages not: it captures what it captures (`learn`).
+A broker that is alone has none of these pages: its own queues are all there are (`learn`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...definitions import is_regex
@@ -125,13 +124,14 @@ def _texts(broker: Broker, vpn: str) -> list[str]:
 # ---------------------------------------------------------------- what is read here for it
 
 
-def begin_to_read(broker: Broker, vpn: str, queue: Queue, patterns: Iterable[str]) -> None:
+def begin_to_read(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> None:
     """A queue has subscribed to these topics, or its plain records are read here from now on: read
     those that queues of the home capture."""
     if not (learn(broker, vpn) and _is_read_here(broker, queue.number)):
         return
-    plain = [pattern for pattern in patterns if kind_of(pattern) == TOPIC]
-    wide = [p for p in patterns if kind_of(p) == REGEX or (kind_of(p) != TOPIC and "/" not in p)]
+    kinds = {pattern: kind_of(pattern) for pattern in patterns}
+    wide = [p for p, kind in kinds.items() if kind == REGEX or (kind != TOPIC and "/" not in p)]
+    plain = (pattern for pattern, kind in kinds.items() if kind == TOPIC)
     found = {topic for topic in plain if is_captured(broker, vpn, topic)}
     for text in _texts(broker, vpn) if wide else ():
         found.update(topic for topic in (_both(p, text) for p in wide) if topic is not None)

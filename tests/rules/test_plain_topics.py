@@ -3,6 +3,7 @@ home captures the topic, on whatever broker; each record once."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -11,11 +12,13 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryConnection, broker_removal
 from lakequeue.protocol import commands
 from lakequeue.sources.discovery import captured_topics
+from lakequeue.state.broker import Broker
+from lakequeue.state.mesh import captures, known_places
 
 from .mortal import MortalEngine
 from .own_pace import PARTITIONS, TOPIC
 from .spread import Spread, local
-from .test_last_reading import Home
+from .test_last_reading import NAMES, Home
 
 X = TOPIC
 
@@ -232,6 +235,25 @@ def test_Q5_what_is_passed_is_for_the_queue_of_its_vpn() -> None:
         assert sorted(found) == sorted(bodies(*range(home.n)))
 
 
+def test_Q5_who_is_removed_says_where_it_ended_also_of_a_topic_that_nobody_captures_now() -> None:
+    """It may be captured again, and who goes on may not have read it so far."""
+    takes = local("takes", "a", underlying_topic=X)
+    shared = {"name": "shared", "message_type": "json", "subscriptions": [X]}
+    home = Home(0, 3, queues=[takes, shared])
+    for partition in range(PARTITIONS):
+        home.written[partition] = [b"%d" % n for n in range(partition * 3, partition * 3 + 3)]
+    home.n = 3 * PARTITIONS
+    for name in "ab":
+        for partition in range(PARTITIONS):
+            home.read(name, partition, 3)
+    home.client.admin().delete("takes")
+    broker_removal.remove_broker(home.engine, "b")
+    home.client.admin().define(takes)
+    home.end()
+    assert home.taken("shared") == Counter(bodies(*range(home.n)))
+    home.engine.check()
+
+
 # ---------------------------------------------------------------- a walk
 
 
@@ -251,7 +273,9 @@ class Walk(Home):
             [{"name": "takes", "message_type": "json", "underlying_topic": TOPIC}],
         ][seed % 3]
         shared = {"name": "shared", "message_type": "json", "subscriptions": [TOPIC]}
-        queues = [*self.capturing, shared, local("near", "c", TOPIC), local("wide", "b", "rad*")]
+        queues = [*self.capturing, local("near", "c", TOPIC), local("wide", "b", "rad*")]
+        if seed % 8 < 4:  # then all brokers read the topic
+            queues.append(shared)
         self.since = {queue["name"]: 0 for queue in queues}
         self.doubtful: set[int] = set()
         self.settled = True
@@ -289,6 +313,8 @@ class Walk(Home):
         self.move(queue, self.random.choice(self.names()))
 
     def remove_some(self) -> None:
+        if len(self.names()) < 2:
+            return
         self.engine.haste()
         name = self.random.choice(self.names()[1:])
         for queue, at in sorted(self.locals().items()):
@@ -298,7 +324,7 @@ class Walk(Home):
         self.remove(self.random.choice((60, 400)), name)
 
     def add_some(self) -> None:
-        if self.given < 6:
+        if self.given < len(NAMES):
             self.add()
 
     def subscribe_late(self) -> None:
@@ -348,6 +374,11 @@ class Walk(Home):
             assert [n for n in certain if b"%d" % n not in taken] == [], queue
             assert {body: n for body, n in taken.items() if n > 1} == {}, queue
         self.engine.check()
+        for one in self.engine.brokers:
+            broker = Broker.load(one.store, one.home, self.engine.now, one._limits, first=False)
+            entries = known_places.entries_of(broker, "default").items()
+            texts = {captures.text_of(name, entry) for name, entry in entries}
+            assert captures._texts(broker, "default") == sorted(text for text in texts if text)
 
 
 def walk(seed: int) -> Walk:
@@ -360,7 +391,7 @@ def walk(seed: int) -> Walk:
         home.random.choice(acts)()
         home.some(home.random.choice((0, 30, 60)))
         if len(home.names()) < 2:
-            home.add()
+            home.add_some()
     home.some(40)
     home.engine.fated(None)
     home.end()
