@@ -28,7 +28,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     message queue; target: the topic that stands for its name (Q3); whole: its hosts
     follow from its definition, so that brokers that are added may be of them; owner, permission,
     permissions: who may change it, as its definition says; base: where a local queue was made, -1:
-    where it is; reads: plain records are read for it there."""
+    where it is; reads: plain records are read for it there; captures: the expression of the topics
+    that it captures, where it is one: else these are `target`."""
 
     hosts: list[BrokerNumber] = []
     type: Name = ""
@@ -41,6 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     permissions: list[tuple[Name, State]] = []
     base: int = -1
     reads: bool = False
+    captures: Text = ""
 
 
 class Carry(Said, frozen=True):
@@ -75,7 +77,8 @@ class Entries(Said, frozen=True):
         """See `Said.parts`."""
         both = zip(self.names, self.entries, strict=True)
         sizes = [
-            4 * (len(name) + len(entry.target)) + 1_000 * (1 + len(entry.permissions))
+            4 * (len(name) + len(entry.target) + len(entry.captures))
+            + 1_000 * (1 + len(entry.permissions))
             for name, entry in both
         ]
         for part in slices(sizes):
@@ -99,6 +102,16 @@ class SayDefinition(Said, frozen=True):
     kind: ClassVar[str] = "say_definition"
     vpn: Name
     queue: Name
+
+
+class QueueCaptures(Said, frozen=True):
+    """To the keeper, from a host of a queue: it captures the topics of this expression, and an
+    earlier version did not say so."""
+
+    kind: ClassVar[str] = "queue_captures"
+    vpn: Name
+    queue: Name
+    text: Text
 
 
 class PassMessage(Said, frozen=True):

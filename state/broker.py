@@ -83,6 +83,7 @@ class BrokerHeader(msgspec.Struct):
     partings: int = 0  # at the keeper: how often it has begun with that; else: the last given up
     unread: list[int] = []  # numbers of queues for which records are put aside meanwhile
     notes_reads: bool = False  # it has always noted how far captured topics were read (`positions`)
+    captures: list[str] = []  # VPNs of which it knows what queues of the home capture
     heirs: dict[int, str] = {}  # removed brokers whose producers this one answers
     removed: list[int] = []  # numbers of brokers that were; nobody gets one of them again
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open

@@ -4,8 +4,8 @@ Queues that name a topic stand in buckets by topic; queues with a regular expres
 list per VPN and are tried against each topic that comes by, once per step. Topics whose names begin
 with a VPN's are its own: no other VPN's queue captures them, so a definition is no way there. Topic
 subscriptions come on top (`topic_subscriptions`): of whatever is published to a destination, and of
-plain records where a queue of the VPN captures their topic, so that a wildcard takes nothing of
-another tenant's.
+plain records where a queue of the VPN captures their topic, on this broker or another
+(`mesh.captures`), so that a wildcard takes nothing of another tenant's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .bridges.bases import of_base
 from .bridges.endpoint import is_endpoint
 from .broker import Broker, bucket
 from .commands.topic_subscriptions import subscribed
+from .mesh.captures import is_captured
 from .mesh.known_places import find
 from .mesh.topic_routes import changed_capture
 from .queue import Queue
@@ -71,7 +72,7 @@ class Routes:
         self._broker = broker
         self._of_destination: dict[tuple[str, str], list[Queue]] = {}
         self._of_bridge: dict[tuple[str, str], list[Queue]] = {}
-        self._of_record: dict[str, list[tuple[str, list[Queue]]]] = {}
+        self._of_record: dict[tuple[str, bool], list[tuple[str, list[Queue]]]] = {}
 
     def of_destination(self, vpn: str, to: str) -> list[Queue]:
         """The queues for a message addressed to a queue (Q3), to one alone (R4), or to a topic."""
@@ -111,20 +112,23 @@ class Routes:
         there = find(self._broker, vpn, to) if self._broker.header.peers else None
         return to if there is None else there.target or to
 
-    def of_record(self, topic: str) -> list[tuple[str, list[Queue]]]:
-        """For a record on a plain Kafka topic: per VPN, the queues that capture it (Q2)."""
-        found = self._of_record.get(topic)
+    def of_record(self, topic: str, anyway: bool = False) -> list[tuple[str, list[Queue]]]:
+        """For a record on a plain Kafka topic: per VPN, the queues here that take it (Q2): those
+        that capture the topic, and where any queue of the home does, those that have subscribed to
+        it. anyway: these also where none does any more."""
+        found = self._of_record.get((topic, anyway))
         if found is None:
             found = []
+            links, trails = self._broker.header.links, self._broker.header.trails
             for vpn in self._may_capture(topic):
                 numbers = set(self._capturing(vpn, topic))
-                if numbers:
+                of_topics = subscribed(self._broker, vpn, topic)
+                if of_topics and (numbers or anyway or is_captured(self._broker, vpn, topic)):
                     # each broker reads such a topic by itself: bridges do not carry it (H1)
-                    of_topics = subscribed(self._broker, vpn, topic)
-                    links, trails = self._broker.header.links, self._broker.header.trails
                     numbers |= of_topics.difference(links.keys() - trails.keys())
+                if numbers:
                     found.append((vpn, self._queues(numbers)))
-            self._of_record[topic] = found
+            self._of_record[topic, anyway] = found
         return found
 
     def _may_capture(self, topic: str) -> list[str]:

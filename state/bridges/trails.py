@@ -8,7 +8,7 @@ other begins.
 
 So both stay where they are: at the queue's *base*, the broker where it was made. In the step in
 which the queue leaves it, an endpoint takes its place there, the *trail*, which takes just that:
-what bridges bring for the queue, and the plain records that it captures. A link of the trail's own
+what bridges bring for the queue, and the plain records that it takes. A link of the trail's own
 brings it after the queue, as any bridge would: in order, once, held back while the queue is full or
 on its way. So each message is taken in once, by the base, whatever moves when.
 
@@ -204,6 +204,7 @@ def tell_base(broker: Broker, vpn: str, queue: Queue) -> None:
 def adopt(broker: Broker, gone: list[int]) -> None:
     """These brokers are no longer of the home; the base of a queue that was made there is where it
     is. None of them is on its way: while its base is removed a queue does not move."""
+    from ..mesh.captures import begin_to_read
     from ..mesh.queue_moving import tell
 
     for vpn in sorted(broker.header.vpns):
@@ -213,8 +214,10 @@ def adopt(broker: Broker, gone: list[int]) -> None:
                 continue
             queue.header.base, captured = -1, queue.definition.underlying_topic
             resuming.keep(broker, queue, last_said(broker, queue))
-            for topic in topics_of(broker, queue):
+            topics = topics_of(broker, queue)
+            for topic in topics:
                 changed(broker, vpn, kind_of_topics(topic), topic)
             changed_capture(broker, vpn, name, captured)
             broker.emit(Capture(captured))
+            begin_to_read(broker, vpn, queue, topics)
             tell(broker, known_places.KEEPER, Adopted(vpn, name))

@@ -57,7 +57,14 @@ def add(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> list[str
         _change(broker, vpn, queue, pattern, add=True)
     if new:
         broker.values.write(f"u/{queue.number}", sorted([*present, *new]))
+        _begin_to_read(broker, vpn, queue, new)
     return new
+
+
+def _begin_to_read(broker: Broker, vpn: str, queue: Queue, patterns: list[str]) -> None:
+    from ..mesh.captures import begin_to_read
+
+    begin_to_read(broker, vpn, queue, patterns)
 
 
 def _room_for(queue: Queue, present: int, new: list[str]) -> None:

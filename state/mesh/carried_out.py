@@ -142,6 +142,8 @@ def hear_carried(broker: Broker, sender: int, said: Carried) -> None:
         before = known_places.find(broker, ticket.vpn, ticket.name)
         reads = before is not None and before.reads and bool(ticket.entry.hosts)
         entry = msgspec.structs.replace(ticket.entry, reads=reads)
+        if ticket.command == "move_queue" and before is not None:  # it may have been told meanwhile
+            entry = msgspec.structs.replace(entry, captures=before.captures)
         note(broker, ticket.vpn, ticket.name, entry)
         _answer(broker, ticket)
         return

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ...definitions import QueueDefinition, parse_definition, to_wire
+from ...definitions import QueueDefinition, is_regex, parse_definition, to_wire
 from ...definitions.definition import name_of
 from ...protocol import commands as c
-from ...protocol.carrying import Carry, Entries, Entry, PassOn, SayDefinition
+from ...protocol.carrying import Carry, Entries, Entry, PassOn, QueueCaptures, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.farewells import Stays
 from ...protocol.queue_moves import Adopted, TrailReads
@@ -29,6 +29,7 @@ from ..commands.given_definitions import is_as_given
 from ..commands.permissions import check_elsewhere, check_permission
 from ..commands.turns import begin
 from . import known_places
+from .captures import tell as tell_captures
 from .carried_out import Ticket, have_carried, note, open_ticket
 from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
 from .partitions import settle
@@ -204,6 +205,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
         forget_peers(broker, gone)
         adopt(broker, gone)
         settle(broker)
+    tell_captures(broker)
     if broker.header.number != KEEPER:
         return
     if parting is not None and parting.number in broker.header.peers:  # it is given up
@@ -244,6 +246,13 @@ def say_definition(broker: Broker, sender: int, said: SayDefinition) -> None:
         _pass_on(broker, said.vpn, c.Define(definition=to_wire(queue.definition)))
 
 
+def hear_captures(broker: Broker, sender: int, said: QueueCaptures) -> None:
+    """What a queue captures that an earlier version wrote into the directory."""
+    known = known_places.find(broker, said.vpn, said.queue)
+    if known is not None and sender in known.hosts and not known.captures:
+        note(broker, said.vpn, said.queue, msgspec.structs.replace(known, captures=said.text))
+
+
 def _check_hosts(broker: Broker, definition: QueueDefinition, before: Entry, entry: Entry) -> None:
     """A queue keeps the hosts that it has: they hold its messages."""
     if not set(before.hosts) <= set(entry.hosts):
@@ -268,9 +277,10 @@ def _known(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Entry | None:
 def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
     target, dead = definition.default_publish_target, definition.dead_message_queue or ""
     whole = definition.type != LOCAL
+    captures = definition.underlying_topic if is_regex(definition.underlying_topic) else ""
     return Entry(
         list(hosts), definition.type, THERE, dead, target, whole,
-        definition.owner, definition.permission, list(definition.permissions),
+        definition.owner, definition.permission, list(definition.permissions), captures=captures,
     )  # fmt: skip
 
 

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
-from ...protocol.carrying import Carried, Carry, Entries, PassMessage, PassOn, SayDefinition
+from ...protocol.carrying import (
+    Carried,
+    Carry,
+    Entries,
+    PassMessage,
+    PassOn,
+    QueueCaptures,
+    SayDefinition,
+)
 from ...protocol.dead_letters import DeadCounted, DeadLetters, DeadTaken, GoBack, WentBack
 from ...protocol.farewells import (
     Aware,
@@ -91,6 +99,7 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "take_from": (TakeFrom, partitions.hear_taken),
     "pass_on": (PassOn, keeper.hear_pass_on),
     "say_definition": (SayDefinition, keeper.say_definition),
+    "queue_captures": (QueueCaptures, keeper.hear_captures),
     "here": (Here, ownership.joined),
     "want": (Want, ownership.wanted),
     "grant": (Grant, ownership.granted),

@@ -50,6 +50,10 @@ def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
 
 def amend(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """As `store`, where nothing is said of where the queue is."""
+    from .captures import follow, learn
+
+    learn(broker, vpn)
+    before = find(broker, vpn, name)
     known = dict(broker.values.read(_key(vpn, name)) or {})
     if entry.hosts:
         known[name] = msgspec.to_builtins(entry)
@@ -58,6 +62,7 @@ def amend(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
 
         trails.deleted(broker, vpn, name)
     broker.values.write(_key(vpn, name), known)
+    follow(broker, vpn, name, before, entry)
 
 
 def hear_entries(broker: Broker, sender: int, said: Entries) -> None:

@@ -135,8 +135,11 @@ def _taken(broker: Broker) -> dict[str, set[int]]:
     take their records."""
     routes = Routes(broker)
     _, needed = broker.values.read(NEEDED) or (0, {})
-    topics = sorted({*positions.all_read(broker), *needed})
-    found = {t: {q.number for _, queues in routes.of_record(t) for q in queues} for t in topics}
+    read = positions.all_read(broker)
+    found = {}
+    for topic in sorted({*read, *needed}):  # what was read is read on, whoever takes it
+        of_record = routes.of_record(topic, anyway=topic in read)
+        found[topic] = {queue.number for _, queues in of_record for queue in queues}
     return {topic: numbers for topic, numbers in found.items() if numbers}
 
 

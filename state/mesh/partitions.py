@@ -292,7 +292,7 @@ def hear_record(broker: Broker, sender: int, said: PassRecord) -> None:
         [said.meta], [said.headers],
     )  # fmt: skip
     at = broker.at
-    admit(broker, record, Refusals(), said.queue)
+    admit(broker, record, Refusals(), (said.vpn, said.queue))
     broker.at = at
 
 

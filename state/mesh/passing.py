@@ -18,5 +18,5 @@ def hear_message(broker: Broker, sender: int, said: PassMessage) -> None:
         [said.meta], [said.headers],
     )  # fmt: skip
     at = broker.at
-    admit(broker, record, Refusals(), said.queue or None)
+    admit(broker, record, Refusals(), (said.vpn, said.queue) if said.queue else None)
     broker.at = at

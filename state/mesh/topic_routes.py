@@ -22,7 +22,7 @@ out once, whichever of the brokers have some.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from ...definitions import is_regex
@@ -102,15 +102,21 @@ def _all(broker: Broker) -> Iterable[tuple[str, int, str]]:
     """All patterns that queues here take; reads every bucket."""
     read = broker.values.read
     for vpn in sorted(broker.header.vpns):
-        slots = [f"{letter}{n}" for letter in "tw" for n in range(BUCKETS)] + ["*", "r"]
-        for slot in slots if vpn in broker.header.topics else ():
-            for pattern in sorted(read(f"t/{vpn}/{slot}") or ()):
-                yield vpn, kind_of_topics(pattern), pattern
+        for pattern, _ in subscriptions(broker, vpn):
+            yield vpn, kind_of_topics(pattern), pattern
         for n in range(BUCKETS):
             yield from ((vpn, PLAIN, topic) for topic in sorted(read(f"r/{vpn}/{n}") or ()))
         if vpn in broker.header.regex_vpns:
             texts = (read(f"R/{vpn}") or {}).values()
             yield from ((vpn, REGULAR, text) for text in sorted(set(texts)))
+
+
+def subscriptions(broker: Broker, vpn: str) -> Iterator[tuple[str, list[int]]]:
+    """All topic subscriptions to queues of a VPN here, with the numbers of these; reads every
+    bucket."""
+    slots = [f"{letter}{n}" for letter in "tw" for n in range(BUCKETS)] + ["*", "r"]
+    for slot in slots if vpn in broker.header.topics else ():
+        yield from sorted((broker.values.read(f"t/{vpn}/{slot}") or {}).items())
 
 
 def _queues_of(broker: Broker, vpn: str, kind: int, pattern: str) -> list[Queue]:

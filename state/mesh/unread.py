@@ -71,7 +71,7 @@ def _take_up(broker: Broker, queue: Queue, refused: Refusals) -> None:
     from .partitions import is_mine
     from .queue_moving import look
 
-    header, name = queue.header, queue.definition.name
+    header, only = queue.header, (broker.vpn_of(queue), queue.definition.name)
     at, after, _ = header.unread
     for page in range(at, min(at + PAGES, after)):
         rows = [Incoming(*row) for row in broker.values.read(_key(queue, page)) or ()]
@@ -79,7 +79,7 @@ def _take_up(broker: Broker, queue: Queue, refused: Refusals) -> None:
         header.unread[0] = page + 1
         mine = [row[:8] for row in rows if is_mine(broker, queue, row)]
         if mine:
-            admit(broker, Records(*map(list, zip(*mine, strict=True))), refused, name)
+            admit(broker, Records(*map(list, zip(*mine, strict=True))), refused, only)
     if header.unread[0] == after:
         header.unread = []
         broker.header.unread.remove(queue.number)

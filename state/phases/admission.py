@@ -51,8 +51,11 @@ RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 NOWHERE_ELSE = Way("", *NOBODY)
 
 
-def admit(broker: Broker, records: Records, refused: Refusals, only: str | None = None) -> None:
-    """Take in the publishes of a step. only: the queue that plain records among them are for."""
+def admit(
+    broker: Broker, records: Records, refused: Refusals, only: tuple[str, str] | None = None
+) -> None:
+    """Take in the publishes of a step. only: the VPN and queue that plain records
+    among them are for."""
     if records:
         admission = Admission(broker, refused, only, spread=True)
         admission.take(records)
@@ -63,8 +66,9 @@ class Admission:
     """The publishes of one step."""
 
     def __init__(
-        self, broker: Broker, refused: Refusals, only: str | None = None, spread: bool = False
-    ) -> None:
+        self, broker: Broker, refused: Refusals, only: tuple[str, str] | None = None,
+        spread: bool = False,
+    ) -> None:  # fmt: skip
         self._broker = broker
         self._only = only  # the queue that plain records are for, where another broker sent them
         self._refused = refused.records
@@ -113,7 +117,7 @@ class Admission:
                 matched = captured(self._broker, self._routes, record, self._only)
             for name, queues in matched:
                 if vpn is None:
-                    queues = entered(self._broker, name, header, record, queues, self._only)
+                    queues = entered(self._broker, name, header, record, queues)
                 elif self._spreading is not None:
                     queues = self._not_led(name, header, queues)
                 if vpn is not None and self._may_be_joined(header, record):

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 
 def captured(
-    broker: Broker, routes: Routes, record: Incoming, only: str | None
+    broker: Broker, routes: Routes, record: Incoming, only: tuple[str, str] | None
 ) -> list[tuple[str, list[Queue]]]:
-    """Per VPN the queues that capture a record here (Q2): of those that several brokers host,
-    another one may take it. only: the queue for which another broker sent it."""
-    found = routes.of_record(record.topic)
+    """Per VPN the queues that take a record here (Q2): of those that several brokers host, another
+    one may take it. only: the VPN and queue for which it was kept, or sent by another broker."""
     if only is not None:
-        return found
+        queue = broker.find(*only)  # whatever is known here of topics: it was decided already
+        return [] if queue is None else [(only[0], [queue])]
+    found = routes.of_record(record.topic)
     note(broker, record)
     if not broker.header.peers and all(_was_alone(q) for _, queues in found for q in queues):
         return found
@@ -51,15 +52,12 @@ def _decided(broker: Broker, queues: list[Queue], record: Incoming) -> list[Queu
 
 
 def entered(
-    broker: Broker, vpn: str, header: PublishHeader, record: Incoming, queues: list[Queue],
-    only: str | None,
-) -> list[Queue]:  # fmt: skip
+    broker: Broker, vpn: str, header: PublishHeader, record: Incoming, queues: list[Queue]
+) -> list[Queue]:
     """Of these, the queues that it enters now: but for what is before their recovery points, and
-    but for one that is about to leave, which takes it where it goes. only: as above."""
+    but for one that is about to leave, which takes it where it goes."""
     stay = []
     for queue in queues:
-        if only not in (None, queue.definition.name):
-            continue
         if queue.number in broker.header.trails:
             trails.reads(broker, queue)
         elif not queue.header.plain:

@@ -250,7 +250,8 @@ def test_h4_a_queue_moves_to_another_broker_while_it_is_in_use(
 def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
     engine: tuple[EngineProcess, str],
 ) -> None:
-    """Two queues go from c to a and on to d, and get what comes to c."""
+    """Two queues go from c to a and on to d, and get what comes to c; two that have subscribed to
+    the plain records of one, at b and at all brokers, get them too."""
     url = engine[1]
     kafka = url.removeprefix("kafka://")
     ensure_topics(kafka, [], ["fed"])
@@ -260,7 +261,9 @@ def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
         admin, producer = connection.admin(), near.producer()
         local = {"message_type": "text", "type": "LocalQueue", "broker": BROKERS[2]}
         admin.define({"name": "far", "subscriptions": ["far/>"], **local})
+        admin.define({"name": "hears", "subscriptions": ["fed"], **local, "broker": BROKERS[1]})
         admin.define({"name": "fed", **local})
+        admin.define({"name": "all-hear", "message_type": "text", "subscriptions": ["fed"]})
         near.admin().bridge({"name": "b-c", "to": BROKERS[2], "subscriptions": ["far/>"]})
         sent = []
         for at, body in enumerate(bodies):
@@ -274,8 +277,11 @@ def test_h1_bridges_and_plain_records_follow_a_queue_that_moves(
             until(lambda name=name: admin.describe(name)["depth"] >= 90, BACK_S_MAX, name)
             assert [m.payload.decode() for m in admin.browse(name, limit=100)] == bodies
             assert admin.describe(name)["broker"] == BROKERS[3]
+        for name in ("hears", "all-hear"):
+            until(lambda name=name: admin.describe(name)["depth"] >= 90, BACK_S_MAX, name)
+            assert [m.payload.decode() for m in admin.browse(name, limit=100)] == bodies
         near.admin().delete_bridge("b-c")
-        for name in ("far", "fed"):
+        for name in ("far", "fed", "hears", "all-hear"):
             admin.delete(name)
     plain.close()
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryEngine
+from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol.errors import NotConnected
+from lakequeue.protocol.outputs import Output
+from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import publish_topics, tables_topics
+from lakequeue.state import Batch, DictStore
 from lakequeue.streaming import captured
+from lakequeue.streaming.batch_notes import BatchNotes
 from lakequeue.streaming.captured import CapturedTopics
+from lakequeue.streaming.deciding import Decided, decide
 from lakequeue.streaming.home import HomeFolder
 
 OWN = {"default.publish": 8, "default.commands": 1, "broker-0.steps": 1}
@@ -120,6 +128,41 @@ def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, tmp_path: Path) ->
     kafka.away = False
     topics.learn()
     assert topics.reads == ["orders"]
+
+
+def test_Q2_a_loop_reads_what_others_capture_for_its_subscriptions(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """What the subscriber's broker says is what its loop reads, and what the engine hears."""
+    said: dict[str, list[Decided]] = {"a": [], "b": []}
+
+    class Deciding(MemoryBroker):
+        def take(self, batch: Batch, now: int) -> list[Output]:
+            again = DictStore.load(self.store.dump())
+            said[self.home.name].append(decide(again, copy.deepcopy(batch), now, self.home))
+            return super().take(batch, now)
+
+    class Engine(MemoryEngine):
+        BROKER = Deciding
+
+    local = {"message_type": "json", "type": "LocalQueue"}
+    queues = [
+        {"name": "takes", "broker": "a", "underlying_topic": "extra", **local},
+        {"name": "hears", "broker": "b", "subscriptions": ["extra", "others"], **local},
+    ]
+    Engine(parse_configuration({"brokers": ["a", "b"], "queues": queues}))
+    there = {"extra": 1, "others": 1}
+    for decided in said.values():
+        read = [text for one in decided for text in one.captures]
+        assert captured_topics(there, read) == ["extra"]
+    topics = opened(tmp_path)
+    notes = BatchNotes(topics, *[None] * 4)  # type: ignore[arg-type]
+    kafka.topics |= there
+    for note in (note for one in said["b"] for note in one.notes):
+        notes("b", note)
+    kafka.now()
+    topics.learn()
+    assert topics.reads == ["extra"]
 
 
 def test_sparks_source_gets_a_list() -> None:

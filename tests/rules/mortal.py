@@ -15,7 +15,7 @@ from typing import Any
 from lakequeue.memory import MemoryConnection, MemoryEngine
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.protocol import wire
-from lakequeue.protocol.outputs import Alert, Deadline, Journal, Output
+from lakequeue.protocol.outputs import Alert, Capture, Deadline, Journal, Output
 from lakequeue.state import Batch, DictStore, step
 
 NOT_REPEATED = (Alert, Deadline, Journal)  # by who reads the journal, rows are known by their step
@@ -37,7 +37,8 @@ class Fate:
 
 
 class MortalBroker(MemoryBroker):
-    """A broker with a snapshot and a log. fate: None: nobody dies."""
+    """A broker with a snapshot and a log. fate: None: nobody dies; captured: the topics and
+    expressions that its loop is told to read."""
 
     fate: Fate | None = None
 
@@ -47,6 +48,7 @@ class MortalBroker(MemoryBroker):
         self._log: list[tuple[Batch, int, list[Output]]] = []
         self._last: list[list[Output]] = []
         self.is_cut = False
+        self.captured: set[str] = set()
         self._unheard: list[wire.WireRecord] = []
 
     def tell(self, record: wire.WireRecord) -> None:
@@ -71,6 +73,7 @@ class MortalBroker(MemoryBroker):
         taken = copy.deepcopy(batch)
         outputs = super().take(batch, now)
         said += outputs
+        self.captured.update(o.topic for o in outputs if isinstance(o, Capture))
         self._log.append((taken, now, outputs))
         self._last = [*self._last, outputs][-2:]
         if fate is not None and fate.strikes():  # when it was logged

@@ -23,11 +23,14 @@ class Home(OwnPace):
     """Brokers that read one topic, each at its own pace from its beginning, and hear each other
     late. They are added and removed."""
 
-    def __init__(self, seed: int, brokers: int, death: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, brokers: int, death: float = 0.0, queues: Any = QUEUES, **sections: Any
+    ) -> None:
         super().__init__()
         self.fate = Fate(seed, death=death)
         self.random = self.fate.random
-        given = parse_configuration({"brokers": list(NAMES[:brokers]), "queues": QUEUES})
+        config = {"brokers": list(NAMES[:brokers]), "queues": queues, **sections}
+        given = parse_configuration(config)
         self.engine = SlowEngine(given, TINY if seed % 2 else None)
         self.engine.checking = True
         self.client = self.engine.connect("a")
