@@ -24,7 +24,7 @@ from typing import Protocol
 
 from ..protocol.errors import LakequeueError
 
-REST_S = 1.0  # a page that nobody wrote for so long has settled
+REST_S = 5.0  # a page that nobody wrote for so long has settled: most messages are gone by then
 LEAVING_BYTES_MAX = 8_000_000
 LARGE_BYTES = 100_000
 LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go

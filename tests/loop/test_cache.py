@@ -174,7 +174,7 @@ def test_what_rests_is_written_early(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     for n in range(100):
-        now += 0.1
+        now += module.REST_S / 10
         cache.put(f"spool {n}", b"x")
         cache.put("header", b"%d" % n)
         cache.write_behind()
