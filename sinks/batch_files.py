@@ -23,11 +23,10 @@ import pyarrow.compute as pc
 
 from ..protocol import journal as journal_codec
 from ..protocol import topics
-from ..protocol.kafka_headers import UNREADABLE, headers_of
-from ..protocol.messages import HEADER, RUN_MAX
-from ..protocol.wire import STEP, headers_json
+from ..protocol.messages import RUN_MAX
+from ..protocol.wire import STEP
 from ..sources.offset_ranges import Ranges, read_ranges
-from ..sources.step_batch import Place
+from ..sources.step_batch import Place, header_columns
 from .delta_tables import JOURNAL, MESSAGES
 from .run_items import run_items
 from .table_files import TableFiles
@@ -145,24 +144,12 @@ def records_of(messages: list[Any]) -> pa.RecordBatch:
     metas, rests, steps, runs = [], [], [], []
     keys, values = [m.key() for m in messages], [m.value() for m in messages]
     for m, key, value in zip(messages, keys, values, strict=True):
-        meta, rest, step, run = None, None, None, None
-        try:
-            headers = headers_of(m)
-        except ValueError:
-            meta, headers = UNREADABLE, []
-        if headers:
-            if len(headers) == 1 and headers[0][0] == HEADER:
-                meta = headers[0][1]
-            else:
-                meta = next((v for k, v in headers if k == HEADER), None)
-                step = next((v for k, v in headers if k == STEP), None)
-                rest = headers_json([(k, v or b"") for k, v in headers if k != HEADER])
-            if meta is not None and key is None and rest is None:
-                run = run_of(meta, value)
+        meta, rest, headers = header_columns(m)
+        step = None if rest is None else next((v for k, v in headers if k == STEP), None)
         metas.append(None if meta is None else meta.decode(errors="replace"))
         rests.append(rest)
         steps.append(None if step is None else step.decode(errors="replace"))
-        runs.append(run)
+        runs.append(run_of(meta, value) if key is None and rest is None else None)
     times = np.array([m.timestamp()[1] for m in messages], np.int64)
     columns = [
         pa.array([m.topic() for m in messages]),
@@ -182,10 +169,10 @@ class _Counted(msgspec.Struct):
 _counted = msgspec.json.Decoder(_Counted)
 
 
-def run_of(meta: bytes, value: bytes | None) -> int | None:
+def run_of(meta: bytes | None, value: bytes | None) -> int | None:
     """How many messages a record holds, by its header `lq`; None: it is no run, whatever that says
     (`protocol.messages.decode_run`)."""
-    if value is None or b'"count"' not in meta:
+    if value is None or meta is None or b'"count"' not in meta:
         return None
     try:
         count = _counted.decode(meta).count

@@ -77,16 +77,18 @@ def _append(records: Records, messages: list[Any]) -> None:
         records.timestamps.append(m.timestamp()[1])
         records.keys.append(m.key())
         records.values.append(m.value())
-        meta, rest = None, None
-        try:
-            headers = headers_of(m)
-        except ValueError:
-            meta, headers = UNREADABLE, []
-        if headers:
-            if len(headers) == 1 and headers[0][0] == HEADER:
-                meta = headers[0][1]
-            else:
-                meta = next((v for k, v in headers if k == HEADER), None)
-                rest = wire.headers_json([(k, v or b"") for k, v in headers if k != HEADER])
+        meta, rest, _ = header_columns(m)
         records.metas.append(meta)
         records.headers.append(rest)
+
+
+def header_columns(message: Any) -> tuple[bytes | None, str | None, list[tuple[str, bytes | None]]]:
+    """Of a message of Kafka's client its header `lq`, the others as JSON, and all of them."""
+    try:
+        headers = headers_of(message)
+    except ValueError:
+        return UNREADABLE, None, []
+    if len(headers) == 1 and headers[0][0] == HEADER:
+        return headers[0][1], None, headers
+    meta = next((v for k, v in headers if k == HEADER), None)
+    return meta, wire.headers_json([(k, v or b"") for k, v in headers if k != HEADER]), headers
