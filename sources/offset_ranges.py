@@ -132,7 +132,8 @@ def _is_wanted(message: Any, left: dict[Place, tuple[int, int]], ended: set[Plac
             raise NotConnected(f"topic {place[0]!r} cannot be read: {error.str()}")
         if error.code() == KafkaError._PARTITION_EOF:
             ended.add(place)
-            left |= {place: (at, end)} if at >= end and place in left else {}
+            if place in left and at >= end:
+                left[place] = at, end
         return False
     if begin >= end or at < begin:
         return False
