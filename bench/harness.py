@@ -98,13 +98,13 @@ def triggers(chosen: str) -> tuple[str, ...]:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of all that it started and that live: Kafka, Java, workers,
-    producers, consumers."""
+    """CPU seconds of this process and of all that it started, those that have ended too: Kafka, Java,
+    workers, producers, consumers."""
     me = psutil.Process()
     total = 0.0
     for p in [me, *me.children(recursive=True)]:
         with suppress(psutil.Error):  # it ended meanwhile
-            total += sum(p.cpu_times()[:2])
+            total += sum(p.cpu_times()[:4])  # and of its children that have ended
     return total
 
 

@@ -25,7 +25,7 @@ from .step_batch import Place, is_command
 
 MANY = 256  # useless commands, counted with the half-life below: less than that hurts nobody
 HALF_LIFE_S = 1.0
-PART = 1 / 32  # of a step's limits, of all slow ones together
+PART = 1 / 64  # of a step's limits, of all slow ones together
 REST = 4.0  # seconds for each second of a step with something of a slow one
 REST_S_MIN, REST_S_MAX = 0.01, 0.2  # a step costs more than its decisions
 RECENT_S = 5.0
