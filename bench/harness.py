@@ -98,8 +98,8 @@ def triggers(chosen: str) -> tuple[str, ...]:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of all that it started, those that have ended too: Kafka, Java,
-    workers, producers, consumers."""
+    """CPU seconds of this process and of all that it started, those that have ended too: Kafka,
+    Java, workers, producers, consumers."""
     me = psutil.Process()
     total = 0.0
     for p in [me, *me.children(recursive=True)]:

@@ -114,6 +114,41 @@ class QueueCaptures(Said, frozen=True):
     text: Text
 
 
+class SaySinceDefined(Said, frozen=True):
+    """From a new host of a queue (``asks``), to one that has it (``host``), by way of the keeper
+    where they do not know each other yet: say what was said to you since it was defined."""
+
+    kind: ClassVar[str] = "say_since_defined"
+    vpn: Name
+    queue: Name
+    host: BrokerNumber
+    asks: BrokerNumber
+
+
+class SinceDefined(Said, frozen=True):
+    """The answer to that, the same way: what was said to a queue's hosts since it was defined (Q2,
+    H5). topics: subscribed to besides the definition's; gone: of the definition's, those that were
+    ended; ingress, egress: whether they are open."""
+
+    kind: ClassVar[str] = "since_defined"
+    vpn: Name
+    queue: Name
+    asks: BrokerNumber
+    topics: list[Topic]
+    gone: list[Topic]
+    ingress: bool
+    egress: bool
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        both = [(t, True) for t in self.topics] + [(t, False) for t in self.gone]
+        for part in slices([4 * len(t) for t, _ in both]) if both else (slice(0),):
+            yield type(self)(
+                self.vpn, self.queue, self.asks, [t for t, added in both[part] if added],
+                [t for t, added in both[part] if not added], self.ingress, self.egress,
+            )  # fmt: skip
+
+
 class PassMessage(Said, frozen=True):
     """A message of no producer that counts, for a queue of yours: a record's columns. queue: the
     one that it is for, where no header says so."""

@@ -19,6 +19,8 @@ from ...protocol.carrying import (
     PassOn,
     QueueCaptures,
     SayDefinition,
+    SaySinceDefined,
+    SinceDefined,
 )
 from ...protocol.dead_letters import DeadCounted, DeadLetters, DeadTaken, GoBack, WentBack
 from ...protocol.farewells import (
@@ -68,6 +70,7 @@ from . import (
     keeper,
     known_places,
     last_reading,
+    newcomers,
     ownership,
     parting,
     partitions,
@@ -99,6 +102,8 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "take_from": (TakeFrom, partitions.hear_taken),
     "pass_on": (PassOn, keeper.hear_pass_on),
     "say_definition": (SayDefinition, keeper.say_definition),
+    "say_since_defined": (SaySinceDefined, newcomers.answer),
+    "since_defined": (SinceDefined, newcomers.hear),
     "queue_captures": (QueueCaptures, keeper.hear_captures),
     "here": (Here, ownership.joined),
     "want": (Want, ownership.wanted),

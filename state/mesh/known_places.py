@@ -50,6 +50,7 @@ def store(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
 
 def amend(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
     """As `store`, where nothing is said of where the queue is."""
+    from . import newcomers
     from .captures import follow, learn
 
     learn(broker, vpn)
@@ -63,6 +64,7 @@ def amend(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
         trails.deleted(broker, vpn, name)
     broker.values.write(_key(vpn, name), known)
     follow(broker, vpn, name, before, entry)
+    newcomers.ask(broker, vpn, name, before, entry)
 
 
 def hear_entries(broker: Broker, sender: int, said: Entries) -> None:

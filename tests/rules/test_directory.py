@@ -146,6 +146,43 @@ def test_a_broker_that_is_added_is_told_and_hosts_what_all_host() -> None:
     two.close()
 
 
+@pytest.mark.parametrize(
+    "keys", [{}, {"type": "GroupLocalQueue", "initial_owner": "b"}], ids=["of all", "of a group"]
+)
+def test_Q2_H5_a_broker_that_is_added_knows_what_was_said_since_a_queue_was_defined(
+    keys: dict[str, Any],
+) -> None:
+    """Where the keeper hosts the queue, and where it does not."""
+    url = f"memory://grows-with-topics-{len(keys)}"
+    queue = {"name": "all", "message_type": "json", "subscriptions": ["old/x", "old/y"]} | keys
+    brokers = ["a", *({"name": name, "group": "east"} for name in "bcd")]
+    one = lakequeue.connect(url, config={"brokers": brokers[:2], "queues": [queue]}, broker="b")
+    admin = one.admin()
+    admin.subscribe_topic("all", "late/1")
+    admin.subscribe_topic("all", "later/>")
+    admin.unsubscribe_topic("all", "old/y")
+    two = lakequeue.connect(url, config={"brokers": brokers[:3]}, broker="c")
+    assert "c" in where(two.admin())["all"]
+    with two.producer() as producer:
+        for topic in ("late/1", "later/2", "old/x"):
+            producer.send(topic, b"{}")
+        for topic in ("old/y", "never"):
+            with pytest.raises(LakequeueError, match=topic):
+                producer.send(topic, b"{}")
+    assert admin.describe("all")["depth"] == 3
+    admin.shutdown("all", egress=True)
+    three = lakequeue.connect(url, config={"brokers": brokers}, broker="d")
+    parts = three.admin().describe("all")["brokers"]
+    assert {name: part["egress"] for name, part in parts.items() if name in "bcd"} == dict.fromkeys(
+        "bcd", False
+    )
+    with three.producer() as producer:
+        producer.send("later/3", b"{}")
+    assert admin.describe("all")["depth"] == 4
+    for connection in (one, two, three):
+        connection.close()
+
+
 # ---------------------------------------------------------------- what is refused
 
 
