@@ -44,7 +44,7 @@ def run(messages: int, queued_over: int, say: Say) -> list[dict[str, Any]]:
     first, _ = _with(messages, say)
     say("without the tables")
     with running(say, settings=WITHOUT, trigger="real-time") as engine:
-        without, without_cpu_us, _ = _through(engine, messages)
+        without, without_cpu_us = _through(engine, messages)
     second, found = _with(messages, say)
     best = max(first, second)
     found |= _stored(messages, say)
@@ -62,7 +62,7 @@ def _with(messages: int, say: Say) -> tuple[float, dict[str, Any]]:
     """Messages a second with the tables; what that cost, and how far the tables were behind."""
     say("with the tables")
     with running(say, trigger="real-time") as engine:
-        rate, cpu_us, _ = _through(engine, messages)
+        rate, cpu_us = _through(engine, messages)
         begin = time.perf_counter()
         _caught_up(engine, WARM_UP + messages)
         lag_s = time.perf_counter() - begin
@@ -89,18 +89,18 @@ def _stored(messages: int, say: Say) -> dict[str, Any]:
         return found | _rebuilt(engine.home, messages)
 
 
-def _through(engine: Engine, messages: int) -> tuple[float, float, list[Any]]:
-    """Producers and consumers at once, after a warm-up: messages a second, CPU time of each in µs,
-    and the consumers, which end when nothing comes."""
+def _through(engine: Engine, messages: int) -> tuple[float, float]:
+    """Producers and consumers at once, after a warm-up: messages a second, and CPU time of
+    each in µs. The consumers end when nothing comes."""
     address = url(engine)
-    made = consumers(address)
+    consumers(address)
     publish_random(address, WARM_UP)
     await_empty(address, WARM_UP)
     cpu, begin = cpu_s(), time.perf_counter()
     publish_random(address, messages)
     await_empty(address, WARM_UP + messages)
     seconds, cpu = time.perf_counter() - begin, cpu_s() - cpu
-    return messages / seconds, cpu / messages * 1e6, made
+    return messages / seconds, cpu / messages * 1e6
 
 
 def publish_random(address: str, count: int) -> None:
