@@ -32,6 +32,9 @@ from .step_batch import Place, Taken, goes_first, is_command, to_batch
 # then, small ones go on.
 ROOM_SHARE = 8
 ROOM_S = 0.01  # how often a loop without room looks whether there is some again
+# What is captured may be records of a megabyte, thousands, that waited for a night: a step takes of
+# its bytes so small a part, for whoever sent something just now waits for all of the step.
+CAPTURED_SHARE = 4
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
@@ -74,7 +77,8 @@ class LiveInputs:
         self.arrived = threading.Event()
         self._commands = Reader("commands", kafka, self.arrived, limits)
         self._messages = Reader("messages", kafka, self.arrived, limits)
-        self._captured = Reader("captured", kafka, self.arrived, limits)
+        part = InputLimits(limits.records, -(-limits.bytes // CAPTURED_SHARE))
+        self._captured = Reader("captured", kafka, self.arrived, part)
         self._readers = (self._commands, self._messages, self._captured)
         self._started = False
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).

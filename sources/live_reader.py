@@ -34,7 +34,8 @@ _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_
 
 @dataclass(frozen=True)
 class InputLimits:
-    """Of a step: records and bytes, of commands, of messages and of what is captured each."""
+    """Of a step: records and bytes, of commands and of messages each; of what is captured see
+    `live.CAPTURED_SHARE`."""
 
     records: int = 2_000
     bytes: int = 4_000_000

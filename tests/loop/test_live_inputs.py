@@ -140,6 +140,21 @@ def test_what_others_write_is_read_beside_what_producers_publish(
     assert [r.topic for r in taken.ranges] == [publish[0], "orders"]
 
 
+def test_of_large_captured_records_a_step_takes_one(inputs: LiveInputs) -> None:
+    """Where as many as a step may take of messages would hold up who sent something just now."""
+    publish, theirs = (topics.topic("a", topics.PUBLISH), 0), ("orders", 0)
+    inputs.also({publish: 0, theirs: 0})
+    inputs._commands.at_end |= {A, B}
+    large = bytes(300)  # of 1,000 that a step may take
+    for reader, place in ((inputs._captured, theirs), (inputs._messages, publish)):
+        reader.ahead.put(place, [record(place, n, 0, large) for n in range(4)])
+    counts = []
+    while (taken := inputs.take(0.0)) is not None:
+        counts.append({r.topic: r.count for r in taken.ranges})
+    assert [one.get(theirs[0]) for one in counts] == [1, 1, 1, 1]
+    assert [one.get(publish[0]) for one in counts[:2]] == [2, 2]
+
+
 def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> None:
     publish = topics.topic("a", topics.PUBLISH), 0
     inputs.also({publish: 0})
