@@ -254,7 +254,7 @@ def _sql(messages: int) -> list[dict[str, Any]]:
 @_add(
     "tables", "The same traffic with the Delta tables and without, 1 KB",
     "What the tables cost, how far they are behind, what they take, how long a rebuild takes.",
-    _messages(200_000),
+    _messages(400_000),
     click.option("--queued", default=1_000_000, show_default=True,
                  help="Messages that `queued` is asked over."),
 )  # fmt: skip
