@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from ..protocol import topics
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Range
+from .captured_pace import CapturedPace
 from .live_reader import InputLimits, Reader, consumer_settings
 from .slow_lanes import SlowLanes
 from .step_batch import Place, Taken, goes_first, is_command, to_batch
@@ -92,6 +93,7 @@ class LiveInputs:
         self.stopped = False
         self.records = self.bytes = 0  # taken so far
         self.slow = SlowLanes()
+        self.pace = CapturedPace()
         self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
@@ -133,24 +135,31 @@ class LiveInputs:
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         self._read_the_others()
-        slow_part = self.slow.part()
-        if not self._has_something(slow_part):
-            rests = bool(self._commands.ahead)  # only what is slow is there
-            self._wait(min(timeout_s, self.slow.rest_s()) if rests else timeout_s)
+        slow_part, rest_s = self.slow.part(), self.pace.rest_s()
+        if not self._has_something(slow_part, rest_s):
+            if self._commands.ahead:  # only what is slow is there
+                timeout_s = min(timeout_s, self.slow.rest_s())
+            if self._captured.ahead and rest_s:
+                timeout_s = min(timeout_s, rest_s)
+            self._wait(timeout_s)
             slow_part = self.slow.part()
         self.arrived.clear()
         found: dict[Place, list[Any]] = {}
+        sizes = dict.fromkeys(self._readers, 0)
         for reader in self._readers:
             if reader.failure is not None:
                 raise reader.failure
-            if reader is self._commands or self._all_commands_read():
+            if self._may_take(reader):
                 of_commands = reader is self._commands
-                some, size = reader.take(*(None, slow_part) if of_commands else (self._most(),))
+                some, sizes[reader] = reader.take(
+                    *(None, slow_part) if of_commands else (self._most(),)
+                )
                 found |= some
-                self.bytes += size
+        self.bytes += sum(sizes.values())
+        self.pace.took(sizes[self._messages], sizes[self._captured])
         self._told(found)
         if not found:
-            if self._messages.ahead or self._captured.ahead:
+            if self._messages.ahead or (self._captured.ahead and not self.pace.rest_s()):
                 self._wait(min(timeout_s, ROOM_S))
             return None
         self._heard = time.monotonic()
@@ -163,12 +172,20 @@ class LiveInputs:
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
 
-    def _has_something(self, slow_part: float | None) -> bool:
+    def _has_something(self, slow_part: float | None, rest_s: float) -> bool:
         """Whether there is something that a step may take."""
         commands = self._commands.ahead
         if commands and (slow_part != 0 or commands.has_others()):
             return True
-        return bool(self._messages.ahead or self._captured.ahead) and self._all_commands_read()
+        captured = self._captured.ahead and not rest_s
+        return bool(self._messages.ahead or captured) and self._all_commands_read()
+
+    def _may_take(self, reader: Reader) -> bool:
+        """Whether it is a reader's time."""
+        if reader is self._commands:
+            return True
+        rests = reader is self._captured and self.pace.rest_s() > 0
+        return not rests and self._all_commands_read()
 
     def took(self, ranges: Iterable[Range], in_vain: Mapping[Place, int], seconds: float) -> None:
         """The step took these, so many commands of which changed nothing, and so much processor

@@ -27,7 +27,7 @@ MANY = 256  # useless commands, counted with the half-life below: less than that
 HALF_LIFE_S = 1.0
 PART = 1 / 64  # of a step's limits, of all slow ones together
 REST = 4.0  # seconds for each second of a step with something of a slow one
-REST_S_MIN, REST_S_MAX = 0.01, 0.2  # a step costs more than its decisions
+REST_S_MIN, REST_S_MAX = 0.04, 0.2  # a step costs more than its decisions
 RECENT_S = 5.0
 AGAIN_S = 60.0  # how soon the same partition is told of again
 

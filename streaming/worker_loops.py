@@ -13,6 +13,7 @@ from .loop import Loop, _decode
 from .loop_options import Options
 from .priority import share_out
 from .state_store import StatePages
+from .worker_memory import give_back
 
 _loops: dict[str, Loop] = {}  # of this worker, by broker
 
@@ -23,6 +24,7 @@ def batch_rows(options: Options, state: StatePages) -> pd.DataFrame:
     if loop.saved >= 0:  # until its first mark Java has an engine to start
         share_out(options.alone)
     figures, notes = loop.batch(state)
+    give_back()
     return pd.DataFrame(rows(figures, notes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -223,6 +224,24 @@ def test_a_batch_that_fails_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Kafka is away"):
         work.write(broken())
     assert [p for p in (tmp_path / "tables").rglob("*") if p.is_file()] == []
+
+
+def test_what_delta_is_told_of_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it: a file has its end before it is asked for the last time."""
+    synced: dict[Path, int] = {}
+
+    def fsync(file: int) -> None:
+        synced[Path(f"/proc/self/fd/{file}").readlink()] = os.fstat(file).st_size
+
+    monkeypatch.setattr("lakequeue.sinks.table_files.GROUP_BYTES", 10_000)
+    monkeypatch.setattr("lakequeue.sinks.table_files.os.fsync", fsync)
+    rows = [batch(*(message(100 * k + n, bytes(500)) for n in range(20))) for k in range(5)]
+    said = written(tmp_path, *rows, batch(record(1)))[:-1]
+    assert sorted(table for table, _ in said) == ["journal", "messages"]
+    tables = tmp_path / "tables"
+    assert synced == {tables / table / file["path"]: file["size"] for table, file in said}
 
 
 def test_large_batches_are_written_in_parts(tmp_path: Path, monkeypatch: Any) -> None:

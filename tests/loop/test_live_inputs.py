@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from lakequeue.protocol import topics
+from lakequeue.sources.captured_pace import BYTES_PER_S, SAVED_S, CapturedPace
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits, Reader
 from lakequeue.sources.step_batch import Place, Taken
@@ -153,6 +154,30 @@ def test_of_large_captured_records_a_step_takes_one(inputs: LiveInputs) -> None:
         counts.append({r.topic: r.count for r in taken.ranges})
     assert [one.get(theirs[0]) for one in counts] == [1, 1, 1, 1]
     assert [one.get(publish[0]) for one in counts[:2]] == [2, 2]
+
+
+def test_what_is_captured_rests_while_messages_go_on_and_the_loop_does_not_spin(
+    inputs: LiveInputs,
+) -> None:
+    now = 100.0
+    inputs.pace = CapturedPace(lambda: now)
+    publish, theirs = (topics.topic("a", topics.PUBLISH), 0), ("orders", 0)
+    inputs.also({publish: 0, theirs: 0})
+    inputs._commands.at_end |= {A, B}
+    inputs.pace.took(1, int(BYTES_PER_S * (SAVED_S + 0.05)))
+    inputs._captured.ahead.put(theirs, [record(theirs, 0)])
+    begun, waited = time.monotonic(), inputs.waited_s
+    assert inputs.take(5.0) is None
+    assert 0.04 < time.monotonic() - begun < 2.0, "as long as the rest is, and no longer"
+    assert inputs.waited_s > waited
+    inputs._messages.ahead.put(publish, [record(publish, 0)])
+    taken = inputs.take(5.0)
+    assert taken is not None
+    assert [r.topic for r in taken.ranges] == [publish[0]]
+    now += 0.06
+    taken = inputs.take(5.0)
+    assert taken is not None
+    assert [r.topic for r in taken.ranges] == [theirs[0]]
 
 
 def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> None:

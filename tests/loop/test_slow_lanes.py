@@ -85,12 +85,12 @@ def test_while_others_send_it_gets_little_and_rests() -> None:
     steps.flood()
     steps.take((PUBLISH, 1))
     assert steps.lanes.part() == PART
-    steps.take((FLOOD, 60), (PUBLISH, 1), useless=60, cost_s=0.005)
+    steps.take((FLOOD, 60), (PUBLISH, 1), useless=60, cost_s=0.02)
     assert steps.lanes.part() == 0.0
-    assert steps.lanes.rest_s() == pytest.approx(REST * 0.005)
+    assert steps.lanes.rest_s() == pytest.approx(REST * 0.02)
     steps.take((OTHER, 10), cost_s=0.5)
-    assert steps.lanes.rest_s() == pytest.approx(REST * 0.005), "a step without it is not its cost"
-    steps.now += REST * 0.005
+    assert steps.lanes.rest_s() == pytest.approx(REST * 0.02), "a step without it is not its cost"
+    steps.now += REST * 0.02
     assert steps.lanes.part() == PART
 
 
