@@ -84,6 +84,7 @@ def test_by_keyboard_alone(page: Served, browser: Browser) -> None:
     browser.type("key_busy")
     browser.press("Enter", 13, "\r")
     browser.wait("document.querySelectorAll('tbody tr').length === 1")
+    browser.wait("document.readyState === 'complete'")  # its style sheet too
     for _ in range(40):
         browser.press("Tab", 9)
         if browser.run("document.activeElement.innerText") == "key_busy":

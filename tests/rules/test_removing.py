@@ -298,7 +298,7 @@ def test_brokers_die_while_one_is_removed(seed: int) -> None:
         spread.engine.advance("1s")
     remove_broker(spread.engine, "c")
     traffic(10)
-    spread.engine.advance("1s")
+    spread.until_answered(sent)
     ids = [one.result(0).message_id for one in sent]
     for queue in ("orders", "others"):
         assert sorted(spread.ids(queue)) == sorted(ids)
