@@ -46,7 +46,8 @@ class Binding:
         self.removes_on_send = wanted.acks == "none"
 
     def bind(self) -> None:
-        """Ask the engine for it; raises what it answers."""
+        """Ask the engine for it; raises what it answers. Where it does not answer, nothing may be
+        leased to this binding later."""
         session, wanted = self._session, self._wanted
         answer, self.broker = session.request_where_it_is(
             commands.Subscribe(
@@ -61,7 +62,8 @@ class Binding:
                 framing="batch",
                 transport_acks=True,
                 priority=wanted.priority,
-            )
+            ),
+            undo=self._end(),
         )
         self.removes_on_send = answer["removes_on_send"]
         self.backlog = answer["backlog"]
@@ -71,7 +73,10 @@ class Binding:
 
     def unbind(self) -> None:
         """End it; what it holds returns (L1)."""
-        self._say(commands.Unsubscribe(queue=self.queue, subscription=self.id))
+        self._say(self._end())
+
+    def _end(self) -> commands.Unsubscribe:
+        return commands.Unsubscribe(queue=self.queue, subscription=self.id)
 
     def _say(self, command: commands.Command) -> None:
         """Say something to the broker with which it is bound. Where the queue has left that one,

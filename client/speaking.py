@@ -267,9 +267,12 @@ class Speaking:
             return error
         return None
 
-    def request_where_it_is(self, command: commands.Command) -> tuple[Any, int]:
-        """As `request`, of a queue's broker: the answer, and the number of who gave it."""
-        answer = self._answer_to(command, REQUEST_TIMEOUT_S)
+    def request_where_it_is(
+        self, command: commands.Command, undo: commands.Command
+    ) -> tuple[Any, int]:
+        """As `request`, of a queue's broker: the answer, and the number of who gave it. undo: said
+        to who gives none, for it may do yet what nobody waits for any more."""
+        answer = self._answer_to(command, REQUEST_TIMEOUT_S, undo=undo)
         return answer["result"], answer["by"]
 
     def hosts_of(self, queue: str) -> dict[str, int]:
@@ -331,7 +334,7 @@ class Speaking:
 
     def _answer_to(
         self, command: commands.Command, timeout: float, broker: int | None = None,
-        heard: Callable[[], None] | None = None,
+        heard: Callable[[], None] | None = None, undo: commands.Command | None = None,
     ) -> Answer:  # fmt: skip
         """The answer, from where the queue is: who hears that it is elsewhere asks there."""
         until = time.monotonic() + timeout
@@ -340,7 +343,12 @@ class Speaking:
             asked = self._taker(command) if broker is None else broker
             tried.add(asked)
             left = max(until - time.monotonic(), 0.0)
-            answer = self._answer_once(command, left, asked, heard)
+            try:
+                answer = self._answer_once(command, left, asked, heard)
+            except Timeout:
+                if undo is not None:
+                    self.command(undo, asked)
+                raise
             answer["by"] = asked
             if answer["kind"] != "Moved" or broker is not None:
                 break

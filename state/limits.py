@@ -37,6 +37,7 @@ class Limits:
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
     beside: int = 16  # a step that brings little does so much less of bulk, due and compact
+    alone: int = 4  # one that brings nothing: who sends something meanwhile waits for its end
     # Of each bridge (H1–H3).
     bridge_rows: int = 10_000  # messages on their way, unanswered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
@@ -87,10 +88,10 @@ class Limits:
 def beside(limits: Limits, records: int) -> Limits:
     """The limits of a step that brings so many records. Whoever sent a few waits for all of the
     step, and nobody for the rest of a million messages that expire or are purged. But as many rows
-    as come in, and more, can always go: a record is eight messages at most."""
-    if not records:
-        return limits
-    return _divided(limits, min(limits.beside, max(limits.due_rows // (16 * records), 1)))
+    as come in, and more, can always go: a record is eight messages at most. Where nothing comes in,
+    somebody may send something in the next moment."""
+    most = max(limits.due_rows // (16 * records), 1) if records else limits.alone
+    return _divided(limits, min(limits.beside, most))
 
 
 @functools.cache

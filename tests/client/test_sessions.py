@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from client.threaded import connect, engine, wait_for
-from lakequeue.protocol import ConfigError, commands
+from lakequeue.client import speaking
+from lakequeue.protocol import ConfigError, Timeout, commands
 
 ORDERS = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 10}
 
@@ -67,4 +68,24 @@ def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
     consumer.close()
     consumer.subscribe()
     assert consumers(made) == []
+    connection.close()
+
+
+def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine subscribes it later than its client waits, and the session lives on: nothing may
+    be leased to a consumer that is not there."""
+    monkeypatch.setattr(speaking, "REQUEST_TIMEOUT_S", 0.2)
+    made = engine(ORDERS)
+    connection, wire = connect(made)
+    wire.lose_received = lambda record: True
+    with pytest.raises(Timeout):
+        connection.consumer("orders", max_backlog=10)
+    wire.lose_received = lambda record: False
+    monkeypatch.undo()
+    connection.producer().send("orders", b"1")
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=10)
+    assert [c["subscription"] for c in consumers(made)] == [consumer.subscription]
+    assert consumer.receive(timeout=10).payload == b"1"
     connection.close()

@@ -12,7 +12,7 @@ from lake.history import crc_of, said_to_journal, write_history
 from lake.on_files import write_table
 from lake.test_past import lived
 from lakequeue.bench.references_in_memory import places_of, references_to
-from lakequeue.sinks.referring import Referring
+from lakequeue.sinks.referring import Referring, ids_between
 from loop.memory import HOME
 from pyspark.sql import DataFrame
 
@@ -72,3 +72,15 @@ def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
     assert all("Batched: false" in plan for plan in of_messages), "Spark reads by columns"
     assert any("Batched: true" in plan for plan in read.plans), "only payloads are read by rows"
     assert read.said == {"true"}
+
+
+@in_real_time
+def test_R1_ids_are_compared_as_numbers_though_they_are_text(job: Job) -> None:
+    spark = job.engine.application.spark
+    assert spark is not None
+    ids = [0, 1, 9, 10, 11, 99, 100, 101, 999, 1_000, (3 << 48) + 7, (1 << 64) - 1]
+    other = ["", "none", "5x", "99999999999999999999999"]
+    rows = spark.createDataFrame([(text,) for text in [*map(str, ids), *other]], ["message_id"])
+    for first, last in [(0, 9), (9, 10), (10, 100), (11, 999), (2, (1 << 64) - 1), (12, 98)]:
+        found = rows.where(ids_between(first, last)).collect()
+        assert sorted(int(r.message_id) for r in found) == [n for n in ids if first <= n <= last]

@@ -377,7 +377,6 @@ class Walk(SlowRemoval):
             self.engine.advance("0s")
         self.told = [one.result(0).message_id for one in self.futures]
         self.consumers.pop().close()
-        self.close_others()
         for _ in range(300):
             self.engine.advance("250ms")
             self.take()
@@ -388,16 +387,6 @@ class Walk(SlowRemoval):
         nothing_waits(self.engine)
         self.judge()
         self.engine.check()
-
-    def close_others(self) -> None:
-        """What a consumer asked for, and did not hear of, as it followed the queue."""
-        known = {one.subscription for one in self.consumers}
-        for broker in self.engine.brokers:
-            subscriptions = queue_at(self.engine, broker).header.subscriptions
-            for other in {s.id for s in subscriptions} - known:
-                command = commands.Unsubscribe(queue="orders", subscription=other)
-                encoded = commands.encode_command(command)
-                self.engine.command("default.commands", b"", encoded, broker.home.name)
 
     def depth(self) -> int:
         return int(self.at["a"].admin().describe("orders")["depth"])

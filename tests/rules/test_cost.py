@@ -273,10 +273,10 @@ def test_L13_a_step_that_brings_little_does_little_beside() -> None:
     """And one that brings much does more than that: what comes in and is over can always go."""
     limits = Limits()
     rows = [beside(limits, records).due_rows for records in (0, 1, 7, 20, 60, 125, 5_000)]
-    assert rows == [2_000, 125, 125, 333, 1_000, 2_000, 2_000]
+    assert rows == [500, 125, 125, 333, 1_000, 2_000, 2_000]
     assert all(rows[n] >= 8 * records for n, records in enumerate((0, 1, 7, 20, 60, 125)))
     assert beside(limits, 1).bulk_rows == 125
-    assert beside(Limits(beside=1), 1) == Limits(beside=1)
+    assert beside(Limits(beside=1), 0) == beside(Limits(beside=1), 1) == Limits(beside=1)
     assert beside(Limits(due_rows=32, bulk_rows=3), 1) == Limits(
         due_rows=16, bulk_rows=1, bulk_bytes=1_000_000, compact_bytes_per_step=500_000
     )
