@@ -116,19 +116,21 @@ class QueueCaptures(Said, frozen=True):
 
 class SaySinceDefined(Said, frozen=True):
     """From a new host of a queue (``asks``), to one that has it (``host``), by way of the keeper
-    where they do not know each other yet: say what was said to you since it was defined."""
+    where they do not know each other yet: say what was said to you since it was defined. has: what
+    the queue has subscribed to at the new host; None: it is not there yet."""
 
     kind: ClassVar[str] = "say_since_defined"
     vpn: Name
     queue: Name
     host: BrokerNumber
     asks: BrokerNumber
+    has: list[Topic] | None = None
 
 
 class SinceDefined(Said, frozen=True):
     """The answer to that, the same way: what was said to a queue's hosts since it was defined (Q2,
-    H5). topics: subscribed to besides the definition's; gone: of the definition's, those that were
-    ended; ingress, egress: whether they are open."""
+    H5). topics: subscribed to besides what who asks has, or the definition; gone: of these, those
+    that were ended; ingress, egress: whether they are open."""
 
     kind: ClassVar[str] = "since_defined"
     vpn: Name

@@ -2,8 +2,9 @@
 
 A broker that is added gets the definitions of the queues that it is to host. Topics that a queue
 has subscribed to while it ran, or ended, and whether it is shut down stand in no definition: the
-new host asks the first of the others for them, when the directory says that it is one. These two
-may not have heard of each other yet; the keeper knows all, and passes on what they say.
+new host asks the first of the others for them, when the directory says that it is one. So does a
+broker that was to be removed and stays: it says what it has, for that may have ended meanwhile.
+These two may not have heard of each other yet; the keeper knows all, and passes on what they say.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def ask(broker: Broker, vpn: str, name: str, before: Entry | None, entry: Entry)
     if before is None or not entry.whole or own in before.hosts or own not in entry.hosts:
         return
     if before.hosts:
-        _say(broker, before.hosts[0], SaySinceDefined(vpn, name, before.hosts[0], own))
+        queue, host = broker.find(vpn, name), before.hosts[0]
+        has = None if queue is None else topics_of(broker, queue)
+        _say(broker, host, SaySinceDefined(vpn, name, host, own, has))
 
 
 def _say(broker: Broker, to: int, what: SaySinceDefined | SinceDefined) -> None:
@@ -45,10 +48,11 @@ def answer(broker: Broker, sender: int, said: SaySinceDefined) -> None:
     queue = broker.find(said.vpn, said.queue)
     if queue is None:  # it was deleted meanwhile
         return
-    given, now = set(queue.definition.subscriptions), set(topics_of(broker, queue))
+    given = set(queue.definition.subscriptions if said.has is None else said.has)
+    now = set(topics_of(broker, queue))
     added, gone = sorted(now - given), sorted(given - now)
     ingress, egress = queue.header.ingress, queue.header.egress
-    if added or gone or not (ingress and egress):
+    if added or gone or not (ingress and egress) or said.has is not None:
         what = SinceDefined(said.vpn, said.queue, said.asks, added, gone, ingress, egress)
         _say(broker, said.asks, what)
 

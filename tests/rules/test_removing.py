@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.memory.broker_removal import remove_broker
+from lakequeue.memory.broker_removal import _tell_peers, remove_broker
 from lakequeue.protocol import LakequeueError, commands
 from lakequeue.protocol.errors import ConfigError
 from lakequeue.protocol.messages import HEADER, Records
@@ -319,3 +319,31 @@ def test_Q5_what_a_leaving_broker_took_for_a_distributed_queue_is_in_it_once() -
     remove_broker(spread.engine, "c")
     assert spread.ids("s") == [sent.result(0).message_id]
     assert spread.ids("all") == [sent.result(0).message_id]
+
+
+def test_Q2_H5_a_broker_that_stays_after_all_hears_what_a_queues_hosts_were_told() -> None:
+    """Topics that began or ended meanwhile do so there too; what it knew already stays."""
+    mesh = Mesh(subscriptions=["fixed", "fixed/2"])
+    admin = mesh.at["b"].admin()
+    for topic in ("late", "late/2"):
+        admin.subscribe_topic("orders", topic)
+    admin.shutdown("orders", egress=True)
+    begin = commands.encode_command(commands.RemoveBroker(broker="c"))
+    mesh.engine.instruct("default", begin, "a")
+    mesh.engine.advance("1s")
+    assert sorted(admin.describe("orders")["brokers"]) == ["a", "b"]
+    admin.unsubscribe_topic("orders", "late")
+    admin.unsubscribe_topic("orders", "fixed")
+    admin.subscribe_topic("orders", "later")
+    admin.shutdown("orders")
+    _tell_peers(mesh.engine)
+    mesh.engine.advance("1s")
+    with mesh.at["c"].producer() as producer:
+        for topic in ("fixed/2", "late/2", "later"):
+            producer.send(topic, b"{}")
+        for topic in ("fixed", "late"):
+            with pytest.raises(LakequeueError, match=topic):
+                producer.send(topic, b"{}")
+    consumer = mesh.consumer("c")
+    assert len(drain(consumer)) == 3
+    mesh.engine.check()
