@@ -290,12 +290,13 @@ class SparkApplication:
 
     def stop(self, batch_s: float) -> None:
         """End the queries and Spark in order. batch_s: what the batches that run may take."""
-        from .spark import forget_session, java_ended
+        from .spark import await_java_at_exit, forget_session, java_ended
 
         assert self.spark is not None
         if java_ended(self.spark):
             forget_session(self.spark)
             return
+        await_java_at_exit()
         until = time.monotonic() + batch_s
         self.end(self.brokers.values(), batch_s)
         for query in list(self.table_queries.values()):

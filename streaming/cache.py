@@ -5,7 +5,9 @@ sorts of pages are here: *dirty* ones, which the state does not have; *leaving* 
 is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
 that rests is written early, so that the end of the batch has little to write. Large pages hold
 payloads: what nobody asks for by then is let go, for it is most of what a deep queue would fill
-memory with (1 KB a message, where all else takes 20 bytes).
+memory with (1 KB a message, where all else takes 100 bytes). Where they take more than an eighth
+they are the first to go: a million messages that come in would push out all that a step needs to
+find those before them.
 
 Between two batches there is no state to ask: steps go on with what is here, and one that needs
 another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,
@@ -27,6 +29,7 @@ from ..protocol.errors import LakequeueError
 REST_S = 5.0  # a page that nobody wrote for so long has settled: most messages are gone by then
 LEAVING_BYTES_MAX = 8_000_000
 LARGE_BYTES = 100_000
+LARGE_SHARE = 8  # of all room, what large pages have for themselves
 LARGE_KEPT_S = 10.0  # a clean large page that nobody reads for so long is let go
 PAGE_BYTES = 200  # what a page takes in memory beside its content
 
@@ -64,6 +67,7 @@ class PageCache:
         self._clean: OrderedDict[str, bytes] = OrderedDict()
         self._clean_bytes = 0
         self._large: OrderedDict[str, float] = OrderedDict()  # clean ones, and when last used
+        self._large_bytes = 0
         self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the longest unwritten first
         self.dirty_bytes = 0
         self.misses = 0
@@ -135,8 +139,10 @@ class PageCache:
             self._let_go(key)
 
     def _let_go(self, key: str) -> None:
-        self._clean_bytes -= len(self._clean.pop(key)) + PAGE_BYTES
-        self._large.pop(key, None)
+        size = len(self._clean.pop(key)) + PAGE_BYTES
+        self._clean_bytes -= size
+        if self._large.pop(key, None) is not None:
+            self._large_bytes -= size
 
     def _used(self, key: str, value: bytes) -> None:
         if len(value) >= LARGE_BYTES:
@@ -144,11 +150,15 @@ class PageCache:
             self._large.move_to_end(key)
 
     def _keep(self, key: str, value: bytes) -> None:
+        size = len(value) + PAGE_BYTES
         self._clean[key] = value
-        self._clean_bytes += len(value) + PAGE_BYTES
+        self._clean_bytes += size
+        if len(value) >= LARGE_BYTES:
+            self._large_bytes += size
         self._used(key, value)
         while self._clean and self.held_bytes > self._max:
-            self._let_go(next(iter(self._clean)))
+            large = self._large_bytes > self._max // LARGE_SHARE
+            self._let_go(next(iter(self._large if large else self._clean)))
 
     # ------------------------------------------------------------ writing
 
@@ -207,6 +217,7 @@ class Writer:
         self._newest: dict[str, bytes | None] = {}
         self._thread: threading.Thread | None = None
         self._end = self._closed = False
+        self._reads = False  # somebody waits for a page: before what only has to be written
         self._failure: BaseException | None = None
         self.bytes = 0
         self.waited_s = 0.0
@@ -228,8 +239,13 @@ class Writer:
         with self._changed:
             if key in self._newest:
                 return self._newest[key]
+        self._reads = True
         with self._calls:
-            return self._there().get(key)
+            try:
+                return self._there().get(key)
+            finally:
+                self._reads = False
+                self._calls.notify_all()
 
     def call(self, what: Callable[[], None]) -> None:
         """Let somebody else have the handle for a moment."""
@@ -293,6 +309,8 @@ class Writer:
                         self._changed.wait()
                     key, value = self._queue[0]
                 with self._calls:
+                    while self._reads:
+                        self._calls.wait()
                     below = self._there()
                     if value is None:
                         below.delete(key)

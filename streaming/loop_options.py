@@ -38,5 +38,5 @@ class Options:
     closed: bool = False
     removed: list[int] = field(default_factory=list)
     read: dict[Place, int] = field(default_factory=dict)
-    cache_bytes: int = 160_000_000
+    cache_bytes: int = 200_000_000
     limits: InputLimits = field(default_factory=InputLimits)

@@ -54,6 +54,7 @@ LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Variables by which Spark's scripts add to the class path.
 _CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+JAVA_END_S_MAX = 10.0
 _PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -217,6 +218,21 @@ def halt_java_at_exit() -> None:
     gateway = SparkContext._gateway
     if gateway is not None:
         atexit.register(_halt, gateway.jvm.java.lang.Runtime.getRuntime())
+
+
+def await_java_at_exit() -> None:
+    """A Java process that is our child ends when we do, and still writes into the home then: with
+    us, so that whoever waits for our end may copy it."""
+    process = _java_process()
+    if process is not None:
+        atexit.register(_await, process)
+
+
+def _await(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if process.stdin is not None:
+            process.stdin.close()  # Java ends when nobody can write to it any more
+        process.wait(JAVA_END_S_MAX)
 
 
 def _halt(runtime: Any) -> None:

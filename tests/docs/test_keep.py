@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lakequeue
+import psutil
 import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -62,8 +63,11 @@ def up(folder: Path, home: str = ".lakequeue") -> Iterator[str]:
         assert said, log.read_text()
         address = json.loads(said)["addresses"]["Kafka"]
         yield "kafka://" + address.removeprefix("kafka://")
+        others = psutil.Process(process.pid).children(recursive=True)
+        assert {"java"} <= {one.name() for one in others}
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 0, log.read_text()
+        assert not [one for one in others if one.is_running()], "its home may still change"
     finally:
         process.kill()
         process.wait()

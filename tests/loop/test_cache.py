@@ -128,6 +128,7 @@ def test_large_pages_are_let_go_and_nothing_else_changes(
                 cache.write_behind()
             large = {key for key, value in cache._clean.items() if len(value) >= 100}
             assert set(cache._large) == large
+            assert cache._large_bytes == sum(len(cache._clean[k]) + PAGE_BYTES for k in large)
             clean_bytes = sum(len(value) + PAGE_BYTES for value in cache._clean.values())
             assert cache.held_bytes == clean_bytes + cache.dirty_bytes
         save(cache)
@@ -154,6 +155,44 @@ def test_a_large_page_that_nobody_reads_is_let_go(monkeypatch: pytest.MonkeyPatc
     assert below.reads == 0
     assert cache.get("old") == bytes(1_000_000)
     assert below.reads == 1
+    cache.close()
+
+
+def test_large_pages_do_not_push_out_small_ones() -> None:
+    """What a step needs to find the messages before, while payloads come in; there is room for both
+    where there are few small ones."""
+    below = State({f"small {n}": bytes(10_000) for n in range(50)})
+    cache = PageCache(below, 1_000_000)
+    for n in range(50):
+        cache.get(f"small {n}")
+    for n in range(20):
+        cache.put(f"large {n}", bytes(200_000))
+        save(cache)
+    reads = below.reads
+    assert all(cache.get(f"small {n}") for n in range(50))
+    assert cache.get("large 19") is not None
+    assert below.reads == reads
+    for n in range(50):
+        cache.delete(f"small {n}")
+    for n in range(20, 24):
+        cache.put(f"large {n}", bytes(200_000))
+        save(cache)
+    assert len(cache._large) == 4
+
+
+def test_who_reads_a_page_does_not_wait_for_what_is_written() -> None:
+    """But for the page that is being written."""
+    below = State({"asked": b"1"})
+    below.pause_s = 0.02
+    cache = PageCache(below, 0)
+    for n in range(40):
+        cache.put(f"{n}", b"x")
+    cache.hand_over()
+    for _ in range(3):
+        time.sleep(0.03)
+        before = below.writes
+        assert cache.get("asked") == b"1"
+        assert below.writes <= before + 2
     cache.close()
 
 
