@@ -37,7 +37,7 @@ class Limits:
     compact_looks_per_step: int = 16  # pages and blocks read
     deletes_per_step: int = 256  # blocks of files that hold no message any more
     beside: int = 16  # a step that brings little does so much less of bulk, due and compact
-    alone: int = 4  # one that brings nothing: who sends something meanwhile waits for its end
+    alone: int = 8  # one that brings nothing: who sends something meanwhile waits for its end
     # Of each bridge (H1–H3).
     bridge_rows: int = 10_000  # messages on their way, unanswered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them

@@ -47,6 +47,14 @@ def command(start: str) -> str:
     return found.pop()
 
 
+def alive(one: psutil.Process) -> bool:
+    """Whether it can still write something."""
+    try:
+        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @contextmanager
 def up(folder: Path, home: str = ".lakequeue") -> Iterator[str]:
     """`lakequeue up` in a folder, ended in good order; gives its address."""
@@ -67,7 +75,7 @@ def up(folder: Path, home: str = ".lakequeue") -> Iterator[str]:
         assert {"java"} <= {one.name() for one in others}
         process.send_signal(signal.SIGTERM)
         assert process.wait(90) == 0, log.read_text()
-        assert not [one for one in others if one.is_running()], "its home may still change"
+        assert not [one for one in others if alive(one)], "its home may still change"
     finally:
         process.kill()
         process.wait()

@@ -273,7 +273,7 @@ def test_L13_a_step_that_brings_little_does_little_beside() -> None:
     """And one that brings much does more than that: what comes in and is over can always go."""
     limits = Limits()
     rows = [beside(limits, records).due_rows for records in (0, 1, 7, 20, 60, 125, 5_000)]
-    assert rows == [500, 125, 125, 333, 1_000, 2_000, 2_000]
+    assert rows == [250, 125, 125, 333, 1_000, 2_000, 2_000]
     assert all(rows[n] >= 8 * records for n, records in enumerate((0, 1, 7, 20, 60, 125)))
     assert beside(limits, 1).bulk_rows == 125
     assert beside(Limits(beside=1), 0) == beside(Limits(beside=1), 1) == Limits(beside=1)
