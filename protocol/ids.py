@@ -7,6 +7,7 @@ ascending and without overlap, whatever was written: an id that is named twice i
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 
@@ -14,6 +15,7 @@ COUNTER_BITS = 48
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
 ID_MAX = (1 << 64) - 1
 RANGES_MAX = 100_000
+LONG = 10_000  # characters of a text that is kept in mind: at most 100,000 ranges, 12 MB
 
 Ranges = list[tuple[int, int]]
 
@@ -28,6 +30,16 @@ def parse_ranges(text: str) -> Ranges:
 
     Raises ValueError naming the part that is wrong.
     """
+    return list(_long_ranges(text)) if len(text) >= LONG else _ranges(text)
+
+
+@functools.lru_cache(maxsize=1)
+def _long_ranges(text: str) -> Ranges:
+    """A command that names very many is carried out in many steps, and read in each."""
+    return _ranges(text)
+
+
+def _ranges(text: str) -> Ranges:
     ranges: Ranges = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...expressions import compile_program
-from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, Ranges, make_id
+from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, make_id
 from ..broker import Broker
 from ..limits import Budget
 from ..message import GONE, LEASED, MOVING
@@ -115,9 +116,15 @@ def _in_pages(
 
 
 def _within(ids: Array, ranges: Ranges) -> Array:
-    """Which of these ids are in ranges, of which there is one at least."""
-    lows = np.array([low for low, _ in ranges], np.uint64)
-    highs = np.array([high for _, high in ranges], np.uint64)
+    """Which of these ids are in ascending ranges, of which there is one at least. Of very many
+    only those near these ids are looked at."""
+    if not len(ids):
+        return np.zeros(0, bool)
+    begin = max(bisect_right(ranges, (int(ids.min()), ID_MAX)) - 1, 0)
+    end = bisect_right(ranges, (int(ids.max()), ID_MAX))
+    near = ranges[begin : max(end, begin + 1)]
+    lows = np.array([low for low, _ in near], np.uint64)
+    highs = np.array([high for _, high in near], np.uint64)
     at = np.searchsorted(lows, ids, side="right") - 1
     inside: Array = (at >= 0) & (ids <= highs[np.maximum(at, 0)])
     return inside

@@ -7,12 +7,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lakequeue.client.message import BrowsedMessage
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
+from lakequeue.protocol.ids import ID_MAX, LONG, parse_ranges
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deadline, Deliveries
 from lakequeue.state import Batch, Limits, check, step
+from lakequeue.state.commands import places
 from lakequeue.state.rules.lanes import LANE_BITS, lane_key
 from rules.steps import REPLY, Steps, define, delivered, described, replies, subscribe
 
@@ -276,3 +280,31 @@ def test_R6_a_message_of_any_size_can_be_browsed(
     assert payload.startswith(first.payload)
     assert (first.payload == payload) == ("payload" not in cut)
     assert (first.headers == {"h": headers.decode()}) == ("headers" not in cut)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 80), max_size=20),
+    st.booleans(),
+)
+def test_L13_ids_in_ranges_are_those_that_are_named(
+    spans: list[tuple[int, int]], ids: list[int], high: bool
+) -> None:
+    """Whatever stands around them; also at the end of all ids."""
+    base = ID_MAX - 100 if high else 0
+    text = ",".join(f"{base + low}-{base + low + more}" for low, more in spans)
+    ranges = parse_ranges(text)
+    inside = places._within(np.array([base + n for n in ids], np.uint64), ranges)
+    assert inside.tolist() == [any(low <= n <= low + more for low, more in spans) for n in ids]
+
+
+def test_L13_a_long_text_of_ranges_is_read_once_and_nobody_shares_what_is_changed() -> None:
+    text = ",".join(str(n) for n in range(1, 9_999, 2))
+    assert len(text) >= LONG
+    first = parse_ranges(text)
+    first.clear()
+    again = parse_ranges(text)
+    assert again == [(n, n) for n in range(1, 9_999, 2)]
+    with pytest.raises(ValueError, match="'x'"):
+        parse_ranges(text + ",x")
