@@ -50,7 +50,7 @@ def _remove(
         )  # fmt: skip
     except LakequeueError:
         if begun:
-            _tell_peers(engine)
+            tell_peers(engine)
         raise
     leaving = engine.broker(name)
     leaving.unread = []
@@ -60,7 +60,7 @@ def _remove(
     if told["done"]:
         engine.brokers.remove(leaving)
         engine.removed[leaving.home.number] = name
-    _tell_peers(engine)
+    tell_peers(engine)
     unread, leaving.unread = leaving.unread, None
     for batch in unread:
         engine.give(engine.at(leaving.home.number), batch)
@@ -73,7 +73,7 @@ def _remove(
         )
 
 
-def _tell_peers(engine: MemoryEngine) -> None:
+def tell_peers(engine: MemoryEngine) -> None:
     """Which brokers there are; a removal that is not done is given up with it."""
     peers = {broker.home.name: broker.home.number for broker in engine.brokers}
     groups = {known: engine.groups[known] for known in peers if known in engine.groups}

@@ -15,7 +15,7 @@ COUNTER_BITS = 48
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
 ID_MAX = (1 << 64) - 1
 RANGES_MAX = 100_000
-LONG = 10_000  # characters of a text that is kept in mind: at most 100,000 ranges, 12 MB
+LONG = 10_000  # characters of a text that is kept in mind, one at a time
 
 Ranges = list[tuple[int, int]]
 

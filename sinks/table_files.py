@@ -131,6 +131,7 @@ class _OneFile:
             os.close(file)
 
     def close(self) -> dict[str, Any]:
+        """End the file; what Delta is to say of it: an `add` action's fields, sizes in bytes."""
         self._write()
         assert self._writer is not None
         self._writer.close()

@@ -5,9 +5,9 @@ sorts of pages are here: *dirty* ones, which the state does not have; *leaving* 
 is writing; *clean* ones, as in the state. Clean pages go first when there is no room. A dirty page
 that rests is written early, so that the end of the batch has little to write. Large pages hold
 payloads: what nobody asks for by then is let go, for it is most of what a deep queue would fill
-memory with (1 KB a message, where all else takes 100 bytes). Where they take more than an eighth
-they are the first to go: a million messages that come in would push out all that a step needs to
-find those before them.
+memory with (1 KB a message, where all else takes 33 to 66 bytes). Where they take more than an
+eighth they are the first to go: a million messages that come in would push out all that a step
+needs to find those before them.
 
 Between two batches there is no state to ask: steps go on with what is here, and one that needs
 another page waits for the next batch. Two threads meet here. The batch's calls `attach`, `settle`,

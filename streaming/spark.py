@@ -54,7 +54,7 @@ LOCAL_FILES = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # Variables by which Spark's scripts add to the class path.
 _CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-JAVA_END_S_MAX = 10.0
+JAVA_END_S_MAX = 10.0  # its hooks remove temporary files; it is waited for no longer
 _PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from lakequeue.client.following import PAUSE_S
 from lakequeue.definitions import parse_configuration
 from lakequeue.protocol.messages import HEADER
 from lakequeue.state import Limits
@@ -48,14 +46,6 @@ class Spread:
     def start(self, broker: str, to: str, body: bytes = b"{}", **options: Any) -> Any:
         """As `send`, but does not wait."""
         return self.producer(broker).send_async(to, body, **options)
-
-    def until_answered(self, sent: list[Any]) -> None:
-        """Time passes, the clients' own too: who heard that a queue is on its way waits a bit."""
-        for _ in range(20):
-            self.engine.advance("1s")
-            if all(one.done() for one in sent):
-                return
-            time.sleep(PAUSE_S)
 
     def plain(self, to: str, body: bytes = b"{}", partition: int = 0) -> None:
         """What a producer writes that does not count."""

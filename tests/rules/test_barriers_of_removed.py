@@ -4,12 +4,10 @@ whatever is heard late, whoever dies, and whether the broker goes or stays (O3, 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.client.following import PAUSE_S
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory.broker_removal import remove_broker
 from lakequeue.protocol import LakequeueError, LeaseLost, commands
@@ -370,11 +368,7 @@ class Walk(SlowRemoval):
         if self.leaving is not None and self.round:
             self.end(False)
             self.engine.haste()
-        for _ in range(20):  # who heard that the queue is on its way waits a moment
-            if all(one.done() for one in self.futures):
-                break
-            time.sleep(PAUSE_S)
-            self.engine.advance("0s")
+        self.engine.until_answered(self.futures, "0s")
         self.told = [one.result(0).message_id for one in self.futures]
         self.consumers.pop().close()
         for _ in range(300):

@@ -221,7 +221,7 @@ def test_brokers_die_while_queues_leave_one(seed: int) -> None:
         spread.engine.advance("1s")
     remove_broker(spread.engine, "c")
     traffic(10)
-    spread.until_answered([one for _, _, one in sent])
+    spread.engine.until_answered([one for _, _, one in sent])
     for n in range(5):
         wanted = [body for to, body, _ in sent if to in (f"t/{n % 3}", "all")]
         assert sorted(spread.bodies(f"q{n}")) == sorted(wanted)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.memory.broker_removal import _tell_peers, remove_broker
+from lakequeue.memory.broker_removal import remove_broker, tell_peers
 from lakequeue.protocol import LakequeueError, commands
 from lakequeue.protocol.errors import ConfigError
 from lakequeue.protocol.messages import HEADER, Records
@@ -298,7 +298,7 @@ def test_brokers_die_while_one_is_removed(seed: int) -> None:
         spread.engine.advance("1s")
     remove_broker(spread.engine, "c")
     traffic(10)
-    spread.until_answered(sent)
+    spread.engine.until_answered(sent)
     ids = [one.result(0).message_id for one in sent]
     for queue in ("orders", "others"):
         assert sorted(spread.ids(queue)) == sorted(ids)
@@ -336,7 +336,7 @@ def test_Q2_H5_a_broker_that_stays_after_all_hears_what_a_queues_hosts_were_told
     admin.unsubscribe_topic("orders", "fixed")
     admin.subscribe_topic("orders", "later")
     admin.shutdown("orders")
-    _tell_peers(mesh.engine)
+    tell_peers(mesh.engine)
     mesh.engine.advance("1s")
     with mesh.at["c"].producer() as producer:
         for topic in ("fixed/2", "late/2", "later"):
