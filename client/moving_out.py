@@ -1,9 +1,9 @@
-"""Local queues leave a broker that is to be removed, before it is.
+"""Who keeps the directory is asked to remove a broker; its local queues leave it before.
 
 The keeper says which queues are to go where, and from then on has nothing made there
 (`state.mesh.parting`); whoever removes the broker has them moved, as `move-queue` moves them, and
 asks again, until nothing is left. What could not be moved ends the removal; what has moved stays
-where it is.
+where it is. A keeper that is to go itself hands the directory over, and says to whom.
 """
 
 from __future__ import annotations
@@ -24,6 +24,26 @@ class MovedOut(NamedTuple):
     vpn: str
     queue: str
     broker: str
+
+
+class Keeper:
+    """Who keeps the directory, as far as it is known; wait: a little, False: no longer."""
+
+    def __init__(self, wait: Callable[[], bool]) -> None:
+        self._number, self._wait = commands.KEEPER, wait
+
+    def ask(self, connection: Connection, command: commands.RemoveBroker) -> dict[str, Any]:
+        """What it answers. Raises LakequeueError."""
+        while True:
+            told = dict(connection.request(command, broker=self._number))
+            if "keeper" not in told:
+                return told
+            self._number = told["keeper"]
+            if not self._wait():
+                raise LakequeueError(
+                    f"broker {command.broker!r}: cannot be removed while the directory changes "
+                    "hands; try again"
+                )
 
 
 def move_out(

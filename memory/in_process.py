@@ -71,7 +71,7 @@ class MemoryEngine:
         self.checking = False
         self.secret = secrets.token_bytes(32)
         self.brokers = [self._broker(DEFAULT_BROKER, 0)]  # by number
-        self.removed: dict[int, str] = {}  # brokers that were, whom the first speaks for
+        self.removed: dict[int, str] = {}  # brokers that were; the first speaks for them
         self._lock = threading.RLock()
         self.groups: dict[str, str] = {}
         self._offsets: dict[tuple[str, int], int] = {}

@@ -1,14 +1,15 @@
 """What brokers say to each other about where queues are (`state/mesh/keeper.py`).
 
-The first broker keeps the directory. It has other brokers carry out what changes a queue (`Carry`,
-`Carried`), tells all of them what stands in the directory (`Entries`), and hears from them what
-clients said to the wrong one (`PassOn`).
+One broker keeps the directory, at first the home's first. It has other brokers carry out what
+changes a queue (`Carry`, `Carried`), tells all of them what stands in the directory (`Entries`),
+and hears from them what clients said to the wrong one (`PassOn`). Before it is removed itself, it
+hands the directory over (`BridgesKept`, `Keeps`, `KnowsKeeper`; `state/mesh/keepership.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -93,6 +94,37 @@ class PassOn(Said, frozen=True):
     vpn: Name
     command: CommandBytes
     speaker: Speaker | None = None
+
+
+class BridgesKept(Said, frozen=True):
+    """To who is to keep the directory: these are the bridges of a VPN, as they are defined."""
+
+    kind: ClassVar[str] = "bridges_kept"
+    vpn: Name
+    definitions: list[dict[str, Any]]
+
+    def parts(self) -> Iterator[Self]:
+        """See `Said.parts`."""
+        sizes = [len(msgspec.msgpack.encode(one)) for one in self.definitions]
+        for part in slices(sizes):
+            yield type(self)(self.vpn, self.definitions[part])
+
+
+class Keeps(Said, frozen=True):
+    """Who keeps the directory, to all: from now on this broker does. partings, entries: how often
+    removals were begun, and what was said in the directory so far; brokers: who hears this."""
+
+    kind: ClassVar[str] = "keeps"
+    keeper: BrokerNumber
+    partings: Count
+    entries: Count
+    brokers: list[BrokerNumber]
+
+
+class KnowsKeeper(Said, frozen=True):
+    """To who keeps the directory now: I know it, and have heard all that was said before."""
+
+    kind: ClassVar[str] = "knows_keeper"
 
 
 class SayDefinition(Said, frozen=True):

@@ -122,7 +122,8 @@ class Farewell(Said, frozen=True):
 
 
 class Bequest(Said, frozen=True):
-    """To the keeper: what these producers have sent to me, in columns. histories: as pages."""
+    """To who reads my partitions on: what these producers have sent to me, in columns. vpns: or, of
+    a broker whose partitions I read on, as `producers.home_of` names it; histories: as pages."""
 
     kind: ClassVar[str] = "bequest"
     round: Count
@@ -137,10 +138,11 @@ class Bequest(Said, frozen=True):
 
 
 class Left(Said, frozen=True):
-    """Who is removed: these were my last words."""
+    """Who is removed: these were my last words. heirs: removed brokers whose partitions I read."""
 
     kind: ClassVar[str] = "left"
     round: Count
+    heirs: dict[BrokerNumber, Name] = msgspec.field(default_factory=dict)
 
 
 class HeardLast(Said, frozen=True):

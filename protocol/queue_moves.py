@@ -75,11 +75,13 @@ class QueueTakes(Said, frozen=True):
 
 
 class Adopted(Said, frozen=True):
-    """The queue's broker, to the keeper: where it was made is no more; from now on it is here."""
+    """The queue's broker, to the keeper: where it was made is no more; from now on it is here.
+    host: who says so, -1: who is heard (of an earlier version)."""
 
     kind: ClassVar[str] = "adopted"
     vpn: Name
     queue: Name
+    host: int = -1
 
 
 class TrailReads(Said, frozen=True):

@@ -85,6 +85,9 @@ class BrokerHeader(msgspec.Struct):
     notes_reads: bool = False  # it has always noted how far captured topics were read (`positions`)
     captures: list[str] = []  # VPNs of which it knows what queues of the home capture
     heirs: dict[int, str] = {}  # removed brokers whose producers this one answers
+    keeper: int = 0  # the broker that keeps the directory
+    yet_to_know: list[int] = []  # at the keeper: who has not said that it knows it as that
+    knew: list[int] = []  # who has said so before this broker heard that it is the keeper
     removed: list[int] = []  # numbers of brokers that were; nobody gets one of them again
     next_ticket: int = 0  # what other brokers carry out for this one, and how much of it is open
     tickets_open: int = 0

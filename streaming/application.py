@@ -18,7 +18,7 @@ from ..protocol import LakequeueError, topics
 from ..sources.live import kafka_client
 from ..sources.live_reader import InputLimits
 from ..state import Home
-from .broker_query import BrokerQuery, query_name
+from .broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
 from .home import HomeFolder
@@ -194,7 +194,8 @@ class SparkApplication:
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
         mb, value = 1_000_000, self._settings.value
         # The first broker hears who spoke to those that are no more.
-        removed = list(self._folder.removed().values()) if not home.number else []
+        is_first = first_of(self.brokers).number == home.number
+        removed = list(self._folder.removed().values()) if is_first else []
         return Options(
             kafka_client(self._bootstrap, f"lakequeue-{home.name}"), home.name, home.number,
             home.epoch, self._vpns, code_version(), run,

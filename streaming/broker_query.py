@@ -49,6 +49,11 @@ class BrokerQuery:
         self.ended.clear()
 
 
+def first_of(brokers: dict[str, BrokerQuery]) -> BrokerQuery:
+    """The one with the lowest number; it reads on for those that are no more."""
+    return min(brokers.values(), key=lambda broker: broker.number)
+
+
 def query_name(broker: str, alone: bool) -> str:
     """The name of a broker's query; Spark and its page show it."""
     return QUERY if alone else f"{QUERY}:{broker}"

@@ -25,7 +25,7 @@ from ..client.kafka_library import open_kafka
 from ..client.moving_out import MovedOut
 from ..client.transport import Transport
 from ..conf.client_keys import clients_command
-from ..definitions import Configuration
+from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, commands, topics
 from ..protocol.home_places import TABLES
@@ -34,7 +34,7 @@ from .alert_watch import AlertWatch
 from .application import SparkApplication
 from .batch_notes import BatchNotes
 from .bridge_watch import BridgeWatch
-from .broker_query import STARTING, BrokerQuery, broker_of
+from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings, engine_conf
@@ -230,7 +230,8 @@ class Engine:
 
     def _number_brokers(self) -> None:
         """The brokers that this home has, and those that the configuration names."""
-        for name in sorted(set(self.brokers) & set(self._folder.removed())):
+        named = set(self.brokers) - {DEFAULT_BROKER}  # that one where the configuration names none
+        for name in sorted(named & set(self._folder.removed())):
             log.warning(
                 "broker %r of the configuration was removed from this home, and is not started: "
                 "take its name out", name,
@@ -384,7 +385,7 @@ class Engine:
         """broker: whose loop lost them; empty: the first is told, it was another reader."""
         self.metrics.lost(topic, records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
-        told = self.brokers.get(broker) or next(iter(self.brokers.values()))
+        told = self.brokers.get(broker) or first_of(self.brokers)
         for vpn, command in notices(topic, records, reader, self._vpns):
             try:
                 self._tell(vpn, told, command)
@@ -392,7 +393,7 @@ class Engine:
                 log.warning("a loss is not told in the events: %s", error)
 
     def _tell_everybody(self, value: bytes) -> None:
-        first = next(iter(self.brokers.values()))
+        first = first_of(self.brokers)
         for vpn in self._vpns:
             self._tell(vpn, first, value)
 

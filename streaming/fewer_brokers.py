@@ -5,8 +5,8 @@
                          clients it hears nothing
     wait                 until it has taken its leave (`state/mesh/parting.py`)
     end it               it says up to where it had read its clients' partitions
-    ── the home says that it is no more, and where the first broker reads on ──
-    first broker anew    it reads these partitions too; the others are told
+    ── the home says that it is no more, and where the first that stays reads on ──
+    that broker anew     it reads these partitions too; the others are told
 
 What was done before the line binds nobody: whatever fails there, or dies, the broker goes on as it
 was, but for queues that have moved, and a start of the engine begins again. All that is behind the
@@ -24,10 +24,10 @@ from typing import Any
 
 from ..client.connection import Connection
 from ..client.kafka_library import open_kafka
-from ..client.moving_out import MovedOut, move_out, with_moved
+from ..client.moving_out import Keeper, MovedOut, move_out, with_moved
 from ..protocol import LakequeueError, commands
 from .application import END_S_MAX, SparkApplication
-from .broker_query import FAILED, RUNNING, BrokerQuery
+from .broker_query import FAILED, RUNNING, BrokerQuery, first_of
 from .captured import CapturedTopics
 from .home import HomeFolder
 
@@ -37,6 +37,17 @@ LEAVE_S_MAX = 60.0
 READ_S_MAX = 10.0
 BEGIN_S_MAX = 60.0  # until brokers that are being started run
 LOOK_S = 0.2
+
+
+def _waiting() -> Callable[[], bool]:
+    """Waits a little each time; False: no longer."""
+    until = time.monotonic() + LEAVE_S_MAX
+
+    def wait() -> bool:
+        time.sleep(LOOK_S)
+        return time.monotonic() < until
+
+    return wait
 
 
 class BrokerRemoval:
@@ -60,6 +71,7 @@ class BrokerRemoval:
         self._application, self._captured, self._folder = application, captured, folder
         self._lock = lock
         self._tell, self._tell_peers, self._gone = tell, tell_peers, gone
+        self._keeper = Keeper(_waiting())
 
     def remove(self, name: str, to: str = "") -> list[MovedOut]:
         """Remove a broker; gives which local queues have moved where. to: a broker for all of them.
@@ -72,7 +84,7 @@ class BrokerRemoval:
         return moved
 
     def _remove(self, leaving: BrokerQuery, to: str, moved: list[MovedOut]) -> None:
-        name = leaving.name
+        name, self._keeper = leaving.name, Keeper(_waiting())
         number = self._move_out(name, to, moved)
         try:
             self._take_leave(leaving, number)
@@ -85,17 +97,11 @@ class BrokerRemoval:
 
     def _move_out(self, name: str, to: str, moved: list[MovedOut]) -> int:
         """Have its local queues moved; the number of the removal's round."""
-        until = time.monotonic() + LEAVE_S_MAX
-
-        def wait() -> bool:
-            time.sleep(LOOK_S)
-            return time.monotonic() < until
-
         asked = commands.RemoveBroker(broker=name, topics=self._captured.reads, to=to)
         try:
             return move_out(
                 self.ask, self._connect, asked,
-                lambda: self._folder.remember_leaving(name, to), wait, moved,
+                lambda: self._folder.remember_leaving(name, to), _waiting(), moved,
             )  # fmt: skip
         except BaseException:
             if self._folder.leaving:
@@ -139,7 +145,7 @@ class BrokerRemoval:
     def ask(self, command: commands.RemoveBroker) -> dict[str, Any]:
         """Ask the keeper. Raises what it answers, and Timeout."""
         with self._connect(self._vpn) as connection:
-            return dict(connection.request(command))
+            return self._keeper.ask(connection, command)
 
     def _connect(self, vpn: str) -> Connection:
         transport = open_kafka(self._bootstrap, "lakequeue-remove")
@@ -188,7 +194,7 @@ class BrokerRemoval:
     def _follow(self, leaving: BrokerQuery) -> None:
         """What the home says by now. What fails here is made good by the next start."""
         application = self._application
-        first = next(iter(application.brokers.values()))
+        first = first_of(application.brokers)
         self._captured.forget(leaving.name)
         with self._lock:
             application.end([first], END_S_MAX)

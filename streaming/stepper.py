@@ -201,7 +201,8 @@ class Stepper(threading.Thread):
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
         places += places_of(sizes, captured_topics(sizes, driver.captured))
-        self._inputs.also({place: read.get(place, o.read.get(place, 0)) for place in places})
+        # It may have read there before, when it was alone: another broker has read on since.
+        self._inputs.also({p: max(read.get(p, 0), o.read.get(p, 0)) for p in places})
 
     # ------------------------------------------------------------ marks
 

@@ -1,9 +1,9 @@
 """Who has which bridge: commands about bridges, and who carries them out (H1).
 
-The home's first broker keeps the definitions of all bridges: one writer, so a name is unique and no
-circle closes. A command that another broker is told goes to the keeper over the channel, from there
-to the bridge's near broker, which carries it out and answers whoever asked. All that may be wrong
-is looked at by the keeper, before anything is done.
+Who keeps the directory has the definitions of all bridges too: one writer, so a name is unique and
+no circle closes. A command that another broker is told goes to the keeper over the channel, from
+there to the bridge's near broker, which carries it out and answers whoever asked. All that may be
+wrong is looked at by the keeper, before anything is done.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ..commands import administration
 from ..commands.answers import ELSEWHERE, answer, refuse
 from ..commands.topic_subscriptions import follow_definition, topics_of
 from ..commands.turns import resume
+from ..mesh.keepership import bridges_key, check_keeper, is_asked, is_keeper, to_keeper
 from ..mesh.peer import Peer
 from ..mesh.peers import check_name
 from ..mesh.saying import say
@@ -41,20 +42,19 @@ from .shown import describe, describe_arrival
 if TYPE_CHECKING:
     from ..broker import Broker
 
-KEEPER = 0  # its number
 BRIDGES_MAX = 1_000  # of a VPN
 
 
 def _kept(broker: Broker, vpn: str) -> dict[str, BridgeDefinition]:
     """The bridges of a VPN, by name; at the keeper."""
-    known = broker.values.read(f"K/{vpn}") or {}
+    known = broker.values.read(bridges_key(vpn)) or {}
     return {name: parse_bridge(definition) for name, definition in known.items()}
 
 
 def _keep(broker: Broker, vpn: str, bridges: dict[str, BridgeDefinition]) -> None:
     broker.vpn_number(vpn)  # it is among the VPNs from now on
     definitions = {name: bridge_to_wire(one) for name, one in sorted(bridges.items())}
-    broker.values.write(f"K/{vpn}", definitions)
+    broker.values.write(bridges_key(vpn), definitions)
 
 
 def bridges_at(broker: Broker, name: str) -> list[str]:
@@ -65,10 +65,6 @@ def bridges_at(broker: Broker, name: str) -> list[str]:
         for one in _kept(broker, vpn).values()
         if name in (one.origin, one.to)
     ]
-
-
-def _is_keeper(broker: Broker) -> bool:
-    return broker.header.number == KEEPER
 
 
 # ---------------------------------------------------------------- at whoever is told; the keeper
@@ -82,7 +78,7 @@ def bridge(broker: Broker, vpn: str, command: c.Bridge) -> Any:
     if new.vpn != vpn:
         raise ValueError(f"vpn: {new.vpn!r} – this is the commands topic of {vpn!r}")
     command = msgspec.structs.replace(command, definition=bridge_to_wire(new))
-    if not _is_keeper(broker):
+    if not is_keeper(broker):
         return _to_keeper(broker, vpn, command)
     bridges = _kept(broker, vpn)
     _check(broker, where, new, bridges)
@@ -92,7 +88,7 @@ def bridge(broker: Broker, vpn: str, command: c.Bridge) -> Any:
 
 def concerning(broker: Broker, vpn: str, command: c.DeleteBridge | c.DescribeBridge) -> Any:
     """A command about a bridge that is there. Raises ConfigError where there is none."""
-    if not _is_keeper(broker):
+    if not is_keeper(broker):
         return _to_keeper(broker, vpn, command)
     bridges = _kept(broker, vpn)
     found = bridges.get(command.name)
@@ -109,7 +105,7 @@ def concerning(broker: Broker, vpn: str, command: c.DeleteBridge | c.DescribeBri
 
 def names(broker: Broker, vpn: str, command: c.Bridges) -> Any:
     """The names of the VPN's bridges."""
-    if not _is_keeper(broker):
+    if not is_keeper(broker):
         return _to_keeper(broker, vpn, command)
     return sorted(_kept(broker, vpn))
 
@@ -155,7 +151,7 @@ def _brokers(broker: Broker) -> dict[str, int]:
 
 
 def _to_keeper(broker: Broker, vpn: str, command: c.Command) -> Any:
-    say(broker, KEEPER, BridgeCommand(vpn, c.encode_command(command), False))
+    to_keeper(broker, BridgeCommand(vpn, c.encode_command(command), False))
     return ELSEWHERE
 
 
@@ -180,11 +176,10 @@ def hear_command(broker: Broker, sender: int, said: BridgeCommand) -> None:
 
 def _heard(broker: Broker, sender: int, said: BridgeCommand, command: Any) -> Any:
     if said.by_keeper:
-        if sender != KEEPER:
-            raise ValueError(f"bridge: broker {sender} speaks as the keeper, which is {KEEPER}")
+        check_keeper(broker, sender, said)
         return _carry_out(broker, said.vpn, command, said.far)
-    if not _is_keeper(broker):
-        raise ValueError(f"bridge: broker {broker.header.name!r} is not the keeper")
+    if not is_asked(broker, said):
+        return ELSEWHERE
     match command:
         case c.Bridge():
             return bridge(broker, said.vpn, command)

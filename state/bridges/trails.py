@@ -112,21 +112,21 @@ def _follow(broker: Broker, trail: Queue, definition: QueueDefinition, topics: l
 
 def reads(broker: Broker, trail: Queue) -> None:
     """Plain records have come for the queue; so this broker has to stay."""
-    from ..mesh.queue_moving import tell
+    from ..mesh.keepership import to_keeper
 
     if not trail.header.plain:
         trail.header.plain = True
         vpn, name = broker.vpn_of(trail), broker.header.trails[trail.number]
-        tell(broker, known_places.KEEPER, TrailReads(vpn, name))
+        to_keeper(broker, TrailReads(vpn, name))
 
 
 def base_reads(broker: Broker, vpn: str, queue: Queue) -> None:
     """The first plain record comes for a queue that is here: its base, where that is here, stays,
     wherever the queue goes."""
-    from ..mesh.queue_moving import tell
+    from ..mesh.keepership import to_keeper
 
     if broker.header.peers and is_based_at(broker, queue, (broker.header.number,)):
-        tell(broker, known_places.KEEPER, TrailReads(vpn, queue.definition.name))
+        to_keeper(broker, TrailReads(vpn, queue.definition.name))
 
 
 def arrived(broker: Broker, vpn: str, queue: Queue) -> None:
@@ -205,7 +205,7 @@ def adopt(broker: Broker, gone: list[int]) -> None:
     """These brokers are no longer of the home; the base of a queue that was made there is where it
     is. None of them is on its way: while its base is removed a queue does not move."""
     from ..mesh.captures import begin_to_read
-    from ..mesh.queue_moving import tell
+    from ..mesh.keepership import to_keeper
 
     for vpn in sorted(broker.header.vpns):
         for name in broker.queue_names(vpn):
@@ -220,4 +220,4 @@ def adopt(broker: Broker, gone: list[int]) -> None:
             changed_capture(broker, vpn, name, captured)
             broker.emit(Capture(captured))
             begin_to_read(broker, vpn, queue, topics)
-            tell(broker, known_places.KEEPER, Adopted(vpn, name))
+            to_keeper(broker, Adopted(vpn, name, broker.header.number))

@@ -28,7 +28,8 @@ from ..bridges.bases import read_here
 from ..broker import BUCKETS, Broker, bucket
 from ..commands.topic_subscriptions import subscribed
 from . import known_places
-from .known_places import KEEPER, MOVING, THERE
+from .keepership import to_keeper
+from .known_places import MOVING, THERE
 from .topic_routes import subscriptions
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ def learn(broker: Broker, vpn: str) -> bool:
 def tell(broker: Broker) -> None:
     """There are other brokers: say to the keeper what expressions queues here capture, where an
     earlier version wrote into the directory what it says of them."""
-    from . import queue_moving
-
     for vpn in sorted(broker.header.vpns) if broker.header.peers else ():
         learn(broker, vpn)
         own = broker.values.read(f"R/{vpn}") if vpn in broker.header.regex_vpns else None
@@ -87,7 +86,7 @@ def tell(broker: Broker) -> None:
             name = "" if queue is None else queue.definition.name
             entry = known_places.find(broker, vpn, name)
             if entry is not None and entry.captures != text:
-                queue_moving.tell(broker, KEEPER, QueueCaptures(vpn, name, text))
+                to_keeper(broker, QueueCaptures(vpn, name, text))
 
 
 def is_captured(broker: Broker, vpn: str, topic: str) -> bool:

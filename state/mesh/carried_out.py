@@ -19,7 +19,8 @@ from ..broker import Broker
 from ..commands import administration
 from ..commands.answers import ELSEWHERE, what_is_wrong
 from . import known_places, queue_moving
-from .known_places import KEEPER, PLACING
+from .keepership import check_keeper
+from .known_places import PLACING
 from .placement import LOCAL, count
 from .queue_moving import tell
 from .saying import say, say_to_all
@@ -92,8 +93,7 @@ def _keep(broker: Broker, number: int, ticket: Ticket | None) -> None:
 
 def hear_carry(broker: Broker, sender: int, said: Carry) -> None:
     """The keeper wants this done here."""
-    if sender != KEEPER:
-        raise ValueError(f"carry: broker {sender} says it – only broker {KEEPER} may")
+    check_keeper(broker, sender, said)
     done = Carried(said.ticket)
     try:
         command = c.decode_command(said.command)

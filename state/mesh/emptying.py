@@ -4,7 +4,7 @@ The directory no longer names it as a host; then each other broker has said that
 (`Aware`): it grants nothing more here, and takes what comes from here, whatever its quotas say, for
 it is stored already (S1). And this broker hears no clients any more. So nothing can come, and what
 is here goes, as where a queue moves: subscriptions end, and all is granted in its order, to the
-initial owner where the queue has one, else to the first broker, which will read on what clients
+initial owner where the queue has one, else to the first that stays, which will read on what clients
 have said to this one, acks among it. A message is here until it is there.
 
 What dies meanwhile goes to its dead message queue here, and from there in another round. Queues
@@ -32,7 +32,7 @@ from ..routing import Routes
 from ..rules.deferred import take_over
 from . import barrier_moves, known_places
 from .hosting import initial_owner
-from .known_places import KEEPER
+from .peers import first_beside
 from .placement import LOCAL
 from .saying import say
 
@@ -52,7 +52,8 @@ def why_it_stays(
     queue = broker.find(vpn, name)
     if queue is None or len(entry.hosts) <= len(broker.header.peers):
         return "is hosted by some of the brokers only"
-    d, header, there = queue.definition, queue.header, broker.header.peers[leaver].name
+    d, header, names = queue.definition, queue.header, known_places.names_of(broker)
+    there = next(name for name, number in names.items() if number == leaver)
     if d.initial_owner == there:
         return "has it as its initial_owner"
     if there in d.group:
@@ -101,7 +102,8 @@ def _is_empty(broker: Broker, vpn: str, queue: Queue) -> bool:
         if hosted or queue.definition.type == LOCAL:
             return False
         owner = initial_owner(broker, queue)
-        header.leaving = [KEEPER if owner is None else owner, 0]
+        heir = first_beside(broker, broker.header.number)
+        header.leaving = [heir if owner is None else owner, 0]
         for one in list(header.subscriptions):
             ends = c.Unsubscribe(queue=name, subscription=one.id)
             begin(broker, vpn, queue, ends, "moved", bounded=False)

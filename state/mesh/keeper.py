@@ -1,5 +1,6 @@
-"""The keeper: the first broker decides what becomes of queues (Q5, Q7, Q9, S7).
+"""The keeper: one broker decides what becomes of queues (Q5, Q7, Q9, S7).
 
+That is the home's first, until it is to be removed (`keepership`).
 Definitions and deletions come to it, so a name is given once. It places a new queue (`placement`),
 has the hosts carry the command out, and answers when all have: who has the answer finds the queue
 in the directory. It carries out its own part first: what is refused there was done nowhere. Any
@@ -17,7 +18,7 @@ import msgspec
 from ...definitions import QueueDefinition, is_regex, parse_definition, to_wire
 from ...definitions.definition import name_of
 from ...protocol import commands as c
-from ...protocol.carrying import Carry, Entries, Entry, PassOn, QueueCaptures, SayDefinition
+from ...protocol.carrying import Carry, Entry, PassOn, QueueCaptures, SayDefinition
 from ...protocol.errors import ConfigError, LakequeueError, Problem
 from ...protocol.farewells import Stays
 from ...protocol.queue_moves import Adopted, TrailReads
@@ -28,10 +29,11 @@ from ..commands.answers import ELSEWHERE, answer, refuse
 from ..commands.given_definitions import is_as_given
 from ..commands.permissions import check_elsewhere, check_permission
 from ..commands.turns import begin
-from . import known_places
+from . import keepership, known_places
 from .captures import tell as tell_captures
 from .carried_out import Ticket, have_carried, note, open_ticket
-from .known_places import DELETING, KEEPER, MOVING, PLACING, THERE
+from .keepership import introduce, is_asked, is_keeper, to_keeper
+from .known_places import DELETING, MOVING, PLACING, THERE
 from .partitions import settle
 from .peers import set_peers
 from .placement import (
@@ -45,19 +47,13 @@ from .queue_moving import tell
 from .saying import say, say_to_all
 from .verdicts import forget_peers
 
-
-def keeps(broker: Broker) -> bool:
-    """Whether this broker keeps the directory."""
-    return broker.header.number == KEEPER or not broker.header.peers
-
-
 # ---------------------------------------------------------------- commands
 
 
 def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) -> Any:
     """Define a queue, or define it again (Q9). of_client: a new broker is not, which is to host a
     queue as it is."""
-    if not keeps(broker):
+    if not is_keeper(broker):
         return _pass_on(broker, vpn, command)
     header = broker.header
     if not header.peers:
@@ -100,7 +96,7 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
 
 def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
     """Delete a queue wherever it is (S7)."""
-    if not keeps(broker):
+    if not is_keeper(broker):
         return _pass_on(broker, vpn, command)
     name, header = command.queue, broker.header
     known = known_places.find(broker, vpn, name)
@@ -133,7 +129,7 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
 
 def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> Any:
     """Move a local queue to another broker; the answer comes when it is there."""
-    if not keeps(broker):
+    if not is_keeper(broker):
         return _pass_on(broker, vpn, command)
     name, names = command.queue, known_places.names_of(broker)
     known = known_places.find(broker, vpn, name)
@@ -179,7 +175,7 @@ def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
     """A queue's plain records are read where it was made: that broker stays, also when the queue
     moves. No client is told, for where the queue is has not changed."""
     known = known_places.find(broker, said.vpn, said.queue)
-    if known is not None:
+    if is_asked(broker, said) and known is not None:
         entry = msgspec.structs.replace(known, reads=True)
         known_places.amend(broker, said.vpn, said.queue, entry)
 
@@ -187,7 +183,8 @@ def hear_reads(broker: Broker, sender: int, said: TrailReads) -> None:
 def hear_adopted(broker: Broker, sender: int, said: Adopted) -> None:
     """The base of a queue is where it is, and it may move again."""
     known = known_places.find(broker, said.vpn, said.queue)
-    if known is not None and known.hosts == [sender]:
+    host = sender if said.host < 0 else said.host
+    if is_asked(broker, said) and known is not None and known.hosts == [host]:
         note(broker, said.vpn, said.queue, msgspec.structs.replace(known, base=-1))
 
 
@@ -206,7 +203,8 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
         adopt(broker, gone)
         settle(broker)
     tell_captures(broker)
-    if broker.header.number != KEEPER:
+    keepership.meet(broker, before)
+    if broker.header.number != broker.header.keeper:
         return
     if parting is not None and parting.number in broker.header.peers:  # it is given up
         if not parting.begins:  # it comes behind `Part`, which `Peers` may not do
@@ -214,10 +212,7 @@ def meet(broker: Broker, vpn: str, command: c.Peers) -> None:
         _host_again(broker, parting.number)
     new = sorted(set(broker.header.peers) - before)
     for number in new:
-        for name in sorted(broker.header.vpns):
-            entries = known_places.entries_of(broker, name)
-            if entries:
-                say(broker, number, Entries(name, list(entries), list(entries.values())))
+        introduce(broker, number)
     for name in sorted(broker.header.vpns) if new else ():
         for queue, entry in known_places.entries_of(broker, name).items():
             if entry.whole and entry.state == THERE:
@@ -249,7 +244,8 @@ def say_definition(broker: Broker, sender: int, said: SayDefinition) -> None:
 def hear_captures(broker: Broker, sender: int, said: QueueCaptures) -> None:
     """What a queue captures that an earlier version wrote into the directory."""
     known = known_places.find(broker, said.vpn, said.queue)
-    if known is not None and sender in known.hosts and not known.captures:
+    asked = is_asked(broker, said)
+    if asked and known is not None and not known.captures:
         note(broker, said.vpn, said.queue, msgspec.structs.replace(known, captures=said.text))
 
 
@@ -288,7 +284,7 @@ def _entry(definition: QueueDefinition, hosts: list[int]) -> Entry:
 
 
 def _pass_on(broker: Broker, vpn: str, command: c.Command) -> Any:
-    say(broker, KEEPER, PassOn(vpn, c.encode_command(command), broker.speaker))
+    to_keeper(broker, PassOn(vpn, c.encode_command(command), broker.speaker))
     return ELSEWHERE
 
 
@@ -305,8 +301,6 @@ def hear_pass_on(broker: Broker, sender: int, said: PassOn) -> None:
                 if queue is not None and not queue.header.leaving:
                     begin(broker, said.vpn, queue, command)
                 return
-            case _ if not keeps(broker):
-                raise ValueError(f"pass_on: only broker {KEEPER} keeps the directory")
             case c.Define():
                 result = define(broker, said.vpn, command)
             case c.Delete():

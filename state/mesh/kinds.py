@@ -12,9 +12,12 @@ from typing import Any
 
 from ...protocol.bridges import BridgeCommand, BridgeReceipt, BridgeSend
 from ...protocol.carrying import (
+    BridgesKept,
     Carried,
     Carry,
     Entries,
+    Keeps,
+    KnowsKeeper,
     PassMessage,
     PassOn,
     QueueCaptures,
@@ -68,6 +71,7 @@ from . import (
     emptying,
     going_back,
     keeper,
+    keepership,
     known_places,
     last_reading,
     newcomers,
@@ -97,6 +101,9 @@ KINDS: dict[str, tuple[type[Said], Handler]] = {
     "carry": (Carry, carried_out.hear_carry),
     "carried": (Carried, carried_out.hear_carried),
     "entries": (Entries, known_places.hear_entries),
+    "bridges_kept": (BridgesKept, keepership.hear_bridges),
+    "keeps": (Keeps, keepership.hear_keeps),
+    "knows_keeper": (KnowsKeeper, keepership.hear_knows),
     "pass_message": (PassMessage, passing.hear_message),
     "pass_record": (PassRecord, partitions.hear_record),
     "take_from": (TakeFrom, partitions.hear_taken),

@@ -18,7 +18,6 @@ from ..queue import Queue
 from . import partitions
 
 THERE, PLACING, DELETING, MOVING = "there", "placing", "deleting", "moving"
-KEEPER = 0  # the number of the broker that keeps the directory
 LOADS = "D"  # the page that counts the local queues of each broker, at the keeper
 
 
@@ -69,8 +68,9 @@ def amend(broker: Broker, vpn: str, name: str, entry: Entry) -> None:
 
 def hear_entries(broker: Broker, sender: int, said: Entries) -> None:
     """The keeper says what stands in the directory now."""
-    if sender != KEEPER:
-        raise ValueError(f"entries: broker {sender} says them – only broker {KEEPER} may")
+    from .keepership import check_keeper
+
+    check_keeper(broker, sender, said)
     for name, entry in zip(said.names, said.entries, strict=True):
         store(broker, said.vpn, name, entry)
 

@@ -15,7 +15,6 @@ from ...protocol.carrying import Entry, SaySinceDefined, SinceDefined
 from ...protocol.commands import Shutdown, SubscribeTopic, UnsubscribeTopic
 from ..commands import administration
 from ..commands.topic_subscriptions import subscribe_topic, topics_of, unsubscribe_topic
-from .known_places import KEEPER
 from .saying import say
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def ask(broker: Broker, vpn: str, name: str, before: Entry | None, entry: Entry)
 
 def _say(broker: Broker, to: int, what: SaySinceDefined | SinceDefined) -> None:
     peers = broker.header.peers
-    by = to if to in peers else KEEPER
+    by = to if to in peers else broker.header.keeper
     if by in peers:  # else it is gone
         say(broker, by, what)
 

@@ -21,10 +21,14 @@ captured topics, which it alone goes on with when it is closed (`last_reading`).
 keep their order, so who hears `Part` knows the directory as it is, and who hears `Quiet` knows that
 no pattern leads there. Then nobody has anything more to ask of it.
 
-Its partitions stay, since producers and clients may know no others: the keeper reads on where it
-ended. It goes on with what the broker knew of its producers, and answers them under the broker's
-number: so a sequence that was stored there is not stored again, and no client need notice. Its own
-dealings with the same producers stand beside that (`producers.home_of`).
+Its partitions stay, since producers and clients may know no others: the first broker that stays
+reads on where it ended, also those that it read for others. It goes on with what the broker knew of
+its producers, and answers them under the broker's number: so a sequence that was stored there is
+not stored again, and no client need notice. Its own dealings with the same producers stand beside
+that (`producers.home_of`).
+
+Where the keeper itself is to go, it hands the directory over first (`keepership`), and is then
+removed as any other; who asked it is told whom to ask from then on.
 
 Until its query has ended nothing of this binds anybody: a `Peers` from the engine, which comes with
 each start, forgets a removal, and the next one is another round.
@@ -32,6 +36,7 @@ each start, forgets a removal, and the next one is another round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,9 +51,10 @@ from . import known_places
 from .carried_out import note
 from .dead_ways import close_all, waits_for
 from .emptying import captures, is_empty, why_it_stays
-from .known_places import KEEPER
+from .keepership import check_keeper, hand_over
 from .last_reading import end_reading, say_read
 from .peer import Parting
+from .peers import first_beside
 from .placement import LOCAL, moves_from
 from .saying import say, say_to_all
 
@@ -70,8 +76,10 @@ def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
     """Begin to remove a broker, or say how far that is. Raises what stands in its way, and nothing
     has changed then."""
     header, name = broker.header, command.broker
-    if header.number != KEEPER:
-        raise LakequeueError(f"broker {name!r}: only the home's first broker removes others")
+    if header.number != header.keeper and header.peers:
+        return {"keeper": header.keeper}
+    if header.yet_to_know:
+        return _later("the directory changes hands: try again")
     if command.round:
         return _how_far(broker, command)
     names = known_places.names_of(broker)
@@ -80,12 +88,12 @@ def remove(broker: Broker, vpn: str, command: c.RemoveBroker) -> dict[str, Any]:
         raise ConfigError(
             f"broker: {name!r} – is none of this home, whose brokers are {', '.join(names)}"
         )
-    if number == KEEPER:
-        raise LakequeueError(
-            f"broker {name!r}: cannot be removed, for as the home's first it keeps the directory"
-        )
+    if not header.peers:
+        raise LakequeueError(f"broker {name!r}: cannot be removed, for it is the home's only one")
     to = _where_to(names, name, command.to)
     shared = _check_empty(broker, number, name, captures(broker, command.topics))
+    if number == header.number:
+        return _hand_over(broker)
     if _has_local(broker, number) or header.tickets_open:
         return _moves(broker, number, to)
     for of_vpn, queue, entry in shared:  # each hears this before it hears of the removal
@@ -121,14 +129,31 @@ def _moves(broker: Broker, number: int, to: int | None) -> dict[str, Any]:
     header.parting = Parting(number, 0, begins=True)
     names = {n: name for name, n in known_places.names_of(broker).items()}
     found = moves_from(broker, number, to, MOVES)
-    why = ""
-    if not found:
-        why = (
-            f"{header.tickets_open} definitions, deletions or moves of queues are not done yet: "
-            "try again when they are"
-        )
     moves = [(vpn, queue, names[there]) for vpn, queue, there in found]
-    return {"round": 0, "done": False, "waits_for": [], "moves": moves, "why": why}
+    return _later("" if found else _not_done(broker), moves)
+
+
+def _later(why: str, moves: Sequence[tuple[str, str, str]] = ()) -> dict[str, Any]:
+    return {"round": 0, "done": False, "waits_for": [], "moves": list(moves), "why": why}
+
+
+def _not_done(broker: Broker) -> str:
+    return (
+        f"{broker.header.tickets_open} definitions, deletions or moves of queues are not done yet: "
+        "try again when they are"
+    )
+
+
+def _hand_over(broker: Broker) -> dict[str, Any]:
+    """Another broker is to keep the directory, and is asked from then on."""
+    header, parting = broker.header, broker.header.parting
+    if header.tickets_open:
+        return _later(_not_done(broker))
+    if parting is not None and not parting.begins:
+        return _later(f"broker {header.peers[parting.number].name!r} is being removed")
+    header.parting = None
+    hand_over(broker, first_beside(broker, header.number))
+    return {"keeper": header.keeper}
 
 
 def _how_far(broker: Broker, command: c.RemoveBroker) -> dict[str, Any]:
@@ -137,7 +162,8 @@ def _how_far(broker: Broker, command: c.RemoveBroker) -> dict[str, Any]:
         name = command.broker
         raise LakequeueError(f"broker {name!r}: this removal was begun again, or given up")
     if parting.left:
-        silent = [n for n in (KEEPER, *peers) if n not in {parting.number, *parting.heard}]
+        everyone = (broker.header.number, *peers)
+        silent = [n for n in everyone if n not in {parting.number, *parting.heard}]
     else:
         silent = [parting.number]
     names = {n: name for name, n in known_places.names_of(broker).items()}
@@ -199,7 +225,7 @@ def _of_round(broker: Broker, number: int, round_: int) -> Parting | None:
     """The removal that this is about; None: it is an earlier one, or was given up."""
     header = broker.header
     known = header.parting
-    may_be_new = header.number != KEEPER and round_ > header.partings
+    may_be_new = header.number != header.keeper and round_ > header.partings
     if may_be_new and (known is None or known.round < round_):
         known = header.parting = Parting(number, round_)
     return known if known is not None and known.round == round_ else None
@@ -207,8 +233,7 @@ def _of_round(broker: Broker, number: int, round_: int) -> Parting | None:
 
 def hear_part(broker: Broker, sender: int, said: Part) -> None:
     """A broker is to be removed, be it this one."""
-    if sender != KEEPER:
-        raise ValueError(f"part: broker {sender} says it – only broker {KEEPER} may")
+    check_keeper(broker, sender, said)
     parting = _of_round(broker, said.broker, said.round)
     if parting is not None:
         parting.told = True
@@ -250,22 +275,24 @@ def hear_bequest(broker: Broker, sender: int, said: Bequest) -> None:
     """What a broker that is removed knew of its producers."""
     for vpn, name, history in zip(said.vpns, said.names, said.histories, strict=True):
         known = _unpack(history)
-        home = f"{vpn}@{sender}"
+        home = vpn if "@" in vpn else f"{vpn}@{sender}"
         broker.values.write(f"P/{home}/{name}", known)
         broker.calendar.set(f"p{home}/{name}", known[4])
 
 
 def hear_left(broker: Broker, sender: int, said: Left) -> None:
-    """The last words of who is removed; the keeper has all that it was to have."""
+    """The last words of who is removed; who reads its partitions on has all that it was to
+    have."""
     parting = _of_round(broker, sender, said.round)
     if parting is None:
         return
-    parting.left = True
-    if broker.header.number != KEEPER:
-        say(broker, KEEPER, HeardLast(said.round))
+    parting.left, header = True, broker.header
+    if first_beside(broker, sender) == header.number:
+        header.heirs |= {**said.heirs, sender: header.peers[sender].name}
+    if header.number != header.keeper:
+        say(broker, header.keeper, HeardLast(said.round))
         return
-    broker.header.heirs[sender] = broker.header.peers[sender].name
-    parting.heard = sorted({*parting.heard, KEEPER})
+    parting.heard = sorted({*parting.heard, header.number})
 
 
 def hear_heard_last(broker: Broker, sender: int, said: HeardLast) -> None:
@@ -321,7 +348,7 @@ def _is_idle(broker: Broker, parting: Parting) -> bool:
 
 
 def _bequeath(broker: Broker, parting: Parting) -> None:
-    """Tell the keeper what is known of producers; and when that is all, everybody that it is."""
+    """Tell who reads on what is known of producers; and when that is all, everybody that it is."""
     known = (name for name in broker.calendar.overview() if name[0] == "p")
     names = [name for name in known if name > parting.cursor]
     some = names[:HISTORIES]
@@ -329,10 +356,11 @@ def _bequeath(broker: Broker, parting: Parting) -> None:
         places = [name[1:].partition("/") for name in some]
         histories = [_pack(broker.values.read(f"P/{name[1:]}")) for name in some]
         vpns, producers = [vpn for vpn, _, _ in places], [name for _, _, name in places]
-        say(broker, KEEPER, Bequest(parting.round, vpns, producers, histories))
+        heir = first_beside(broker, broker.header.number)
+        say(broker, heir, Bequest(parting.round, vpns, producers, histories))
         parting.cursor = some[-1]
     if len(some) < len(names):
         broker.more_to_do = True
         return
-    say_to_all(broker, Left(parting.round))
+    say_to_all(broker, Left(parting.round, dict(broker.header.heirs)))
     parting.left = True

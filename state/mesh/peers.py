@@ -36,9 +36,18 @@ def set_peers(broker: Broker, vpn: str, command: Peers) -> None:
         number: header.peers.get(number) or Peer(name)
         for number, name in sorted(names.items()) if number != header.number
     }  # fmt: skip
+    everyone = {header.number, *header.peers}
+    if header.keeper not in everyone:  # it was removed before this broker was added
+        header.keeper = min(everyone)
+    header.yet_to_know = [number for number in header.yet_to_know if number in everyone]
     header.group = command.groups.get(header.name, "")
     for peer in header.peers.values():
         peer.group = command.groups.get(peer.name, "")
+
+
+def first_beside(broker: Broker, number: int) -> int:
+    """The first of the home's brokers but for this one: who takes a removed broker's place."""
+    return min({broker.header.number, *broker.header.peers} - {number})
 
 
 def check_name(broker: Broker, number: int, name: str) -> None:

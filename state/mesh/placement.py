@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from ...definitions import QueueDefinition, dead_message_ring, hosts_of, wrong_hosts
 from ...protocol.errors import ConfigError, LakequeueError, Problem
-from ..broker import Broker, bucket
+from ..broker import BUCKETS, Broker, bucket
 from .known_places import LOADS, THERE, entries_of, find, groups_of, names_of
 
 LOCAL = "LocalQueue"
@@ -138,6 +138,23 @@ def count(broker: Broker, vpn: str, name: str, host: int, dead: str, by: int) ->
     if users:
         page[dead] = users
     broker.values.write(_key(vpn, dead), page)
+
+
+def count_anew(broker: Broker) -> None:
+    """Count what stands in the directory: this broker keeps it from now on."""
+    forget_counts(broker)
+    for vpn in sorted(broker.header.vpns):
+        for name, entry in entries_of(broker, vpn).items():
+            if entry.type == LOCAL and entry.hosts:
+                count(broker, vpn, name, entry.hosts[0], entry.dead, 1)
+
+
+def forget_counts(broker: Broker) -> None:
+    """Another broker keeps the directory, and counts."""
+    keys = [LOADS, *(f"Z/{v}/{n}" for v in sorted(broker.header.vpns) for n in range(BUCKETS))]
+    for key in keys:
+        if broker.values.read(key) is not None:
+            broker.values.write(key, None)
 
 
 def _key(vpn: str, dead: str) -> str:

@@ -42,7 +42,7 @@ from ..limits import Budget
 from ..message import DELAYED, READY
 from ..rules.deferred import take_over
 from . import ownership
-from .known_places import KEEPER, names_of, note_gone
+from .known_places import names_of, note_gone
 from .placement import LOCAL
 from .saying import say
 from .topic_routes import tell_routes, tell_went
@@ -102,7 +102,7 @@ def expected(broker: Broker, sender: int, said: Expected) -> None:
         going = c.MoveQueue(queue=name, broker=to)
         begin(broker, said.vpn, queue, going, bounded=False)
     if error is not None:
-        tell(broker, KEEPER, Carried(said.ticket, error))
+        tell(broker, broker.header.keeper, Carried(said.ticket, error))
 
 
 def give_all(
@@ -234,4 +234,4 @@ def handed_over(broker: Broker, sender: int, said: HandOver) -> None:
     trails.arrived(broker, said.vpn, queue)
     there = broker.header.peers[sender].name
     broker.event("arrived", said.vpn, said.queue, came_from=there, messages=header.depth)
-    tell(broker, KEEPER, Carried(said.ticket))
+    tell(broker, broker.header.keeper, Carried(said.ticket))

@@ -22,6 +22,7 @@ from lakequeue.sinks import delta_tables
 from lakequeue.sinks.metric_table import SAMPLES
 from lakequeue.state import Batch, Limits, step
 from lakequeue.streaming.topics_admin import PARTITIONS
+from rules.spread import Spread
 from rules.test_moving_slowly import Slow
 
 Table = Callable[[str, str], dict[str, list[str]]]
@@ -253,8 +254,18 @@ def test_pages_of_the_state(table: Table) -> None:
     moves.set_out()
     moves.leave()
     found |= {key.partition("/")[0] for key in moves.engine.broker("b").store.pages}
+    found |= pages_while_the_directory_changes_hands(local)
     shown = table("internals/state.md", "pages")
     assert found == {key.partition("/")[0] for key in shown}
+
+
+def pages_while_the_directory_changes_hands(queue: dict[str, str]) -> set[str]:
+    spread = Spread()
+    spread.engine.cut("c")
+    asked = [commands.RemoveBroker(broker="a"), commands.Define(definition=queue)]
+    for command in asked:
+        spread.at["b"].ask(command, lambda _: None)
+    return {key.partition("/")[0] for key in spread.engine.broker("b").store.pages}
 
 
 def test_code_of_the_state_exists(table: Table, root: Path) -> None:

@@ -43,9 +43,12 @@ NO_CONSUMERS = [name for name in OPERATIONS if name != "take"]
 
 class EverythingWalk(MovingWalk):
     """What applications, an administrator and fate do. rebuilt: in the middle all brokers are made
-    again, each as of another step, and nobody consumes; else the third broker is removed."""
+    again, each as of another step, and nobody consumes; else broker c is removed. order: of the
+    brokers by number."""
 
-    def __init__(self, seed: int, death: float = 0.05, rebuilt: bool = False) -> None:
+    def __init__(
+        self, seed: int, death: float = 0.05, rebuilt: bool = False, order: str = "abc"
+    ) -> None:
         self.fate = Fate(seed, death=0.0 if rebuilt else death)
         self.random = self.fate.random
         self.rebuilt = rebuilt
@@ -56,7 +59,7 @@ class EverythingWalk(MovingWalk):
             {"name": "all", "message_type": "json", "subscriptions": ["t/3"], **keys},
         ]  # fmt: skip
         vpns = {"default": None, "far": None}
-        config = parse_configuration({"brokers": list(BROKERS), "queues": queues, "vpns": vpns})
+        config = parse_configuration({"brokers": list(order), "queues": queues, "vpns": vpns})
         self.engine = (KeptEngine if rebuilt else SlowEngine)(config, TINY if seed % 2 else None)
         self.engine.checking = True
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
@@ -75,7 +78,7 @@ class EverythingWalk(MovingWalk):
         }  # fmt: skip
         self.seen: dict[str, int] = {}  # of messages by their ids
         self.leaving: Any = None
-        self.round = 0
+        self.round = self.keeper = 0
         self.may_leave = self.gone = False
         self.answers: list[Any] = []
         if rebuilt:
@@ -143,7 +146,7 @@ class EverythingWalk(MovingWalk):
         if not self.round:
             answer = self._ask(c.RemoveBroker(broker="c"))
             result = answer["result"] or {"round": 0, "moves": []}
-            self.round, self.leaving = result["round"], self.engine.broker("c")
+            self.round, self.leaving = result.get("round", 0), self.engine.broker("c")
             for _, queue, to in result.get("moves", ()):
                 self.move_to(queue, to)
         elif self.leaving.unread is None:
@@ -156,22 +159,24 @@ class EverythingWalk(MovingWalk):
 
     def _ask(self, command: Any) -> Any:
         asked = self.admin._session
-        asked.ask(command, self.answers.append)
+        asked.ask(command, self.answers.append, self.keeper)
         asked.attend()
-        return self.answers.pop()
+        answer = self.answers.pop()
+        self.keeper = (answer["result"] or {}).get("keeper", self.keeper)
+        return answer
 
     def _end_leaving(self, done: bool) -> None:
         unread, self.leaving.unread = self.leaving.unread or [], None
         self.round, self.gone = 0, done
         if done:
             self.engine.brokers.remove(self.leaving)
-            self.engine.removed[2] = "c"
+            self.engine.removed[self.leaving.home.number] = "c"
         names = [broker.home.name for broker in self.engine.brokers]
         peers = {broker.home.name: broker.home.number for broker in self.engine.brokers}
         for name in self.random.sample(names, len(names)):
             self.say(c.Peers(brokers=peers), name)
         for batch in unread:
-            self.engine.give(self.engine.at(2), batch)
+            self.engine.give(self.engine.at(self.leaving.home.number), batch)
 
     # ------------------------------------------------------------ the end
 

@@ -14,9 +14,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PAUSE_S", 0.002)
 
 
+@pytest.mark.parametrize("order", ["abc", "cab"])
 @pytest.mark.parametrize("seed", [3, 24, 27, 80])
-def test_S1_each_message_is_once_where_it_belongs_whatever_happens(seed: int) -> None:
-    walk = EverythingWalk(seed, death=0.05 if seed % 3 == 0 else 0.0)
+def test_S1_each_message_is_once_where_it_belongs_whatever_happens(seed: int, order: str) -> None:
+    walk = EverythingWalk(seed, death=0.05 if seed % 3 == 0 else 0.0, order=order)
     walk.go(200)
     assert len(walk.sent) > 20
 

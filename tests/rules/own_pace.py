@@ -26,6 +26,7 @@ class OwnPace:
         self.written: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
         self.at: dict[tuple[str, int], int] = {}
         self.answers: list[Any] = []
+        self.keeper = 0  # the number of who keeps the directory
 
     def read(self, name: str, partition: int, most: int) -> None:
         first = self.at.get((name, partition), 0)
@@ -47,6 +48,12 @@ class OwnPace:
         self.engine.instruct("default", commands.encode_command(command), to)
 
     def ask(self, command: commands.Command) -> Any:
-        self.client.ask(command, self.answers.append)
+        """What the keeper answers; where that is another by now, None: it is asked the next
+        time."""
+        self.client.ask(command, self.answers.append, self.keeper)
         self.client.attend()
-        return self.answers.pop()
+        answer = self.answers.pop()
+        if isinstance(answer["result"], dict) and "keeper" in answer["result"]:
+            self.keeper = answer["result"]["keeper"]
+            return None
+        return answer

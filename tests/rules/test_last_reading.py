@@ -66,13 +66,20 @@ class Home(OwnPace):
 
     def remove(self, steps: int, name: str = "") -> bool:
         """Remove a broker, some one if none is named; whether it is gone within so many steps."""
-        name = name or self.random.choice(self.engine.brokers[1:]).home.name
+        name = name or self.random.choice(self.names())
         leaver: Any = self.engine.broker(name)
         self.engine.haste()  # definitions are done
         self.engine.slow()
-        answer = self.ask(commands.RemoveBroker(broker=name))
-        assert answer["error"] is None
-        number, done = answer["result"]["round"], False
+        number, done = 0, False
+        while not number:  # until the directory has changed hands, where it is to
+            answer = self.ask(commands.RemoveBroker(broker=name))
+            assert answer is None or answer["error"] is None
+            number = answer["result"]["round"] if answer else 0
+            for _, queue, to in answer["result"].get("moves", ()) if answer else ():
+                self.client.ask(commands.MoveQueue(queue=queue, broker=to), self.answers.append)
+                self.engine.haste()
+                self.engine.slow()
+            self.some(3)
         for n in range(steps):
             self.some(1)
             if n > 15 and leaver.unread is None and self.random.random() < 0.2:

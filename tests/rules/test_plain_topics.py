@@ -316,7 +316,7 @@ class Walk(Home):
         if len(self.names()) < 2:
             return
         self.engine.haste()
-        name = self.random.choice(self.names()[1:])
+        name = self.random.choice(self.names())
         for queue, at in sorted(self.locals().items()):
             if at == name:
                 self.move(queue, self.random.choice([o for o in self.names() if o != name]))

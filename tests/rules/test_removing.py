@@ -107,7 +107,7 @@ def test_a_broker_that_has_something_stays_and_says_what() -> None:
     )
     cases = [
         ("b", r"broker 'b': is an end of bridge 'over' of VPN 'default': delete that first"),
-        ("a", r"broker 'a': cannot be removed, for as the home's first it keeps the directory"),
+        ("a", r"broker 'a': is an end of bridge 'over' of VPN 'default': delete that first"),
     ]
     for name, why in cases:
         with pytest.raises(LakequeueError, match=why):
@@ -186,7 +186,7 @@ def test_the_last_broker_stays() -> None:
     spread = Spread()
     for name in ("b", "c"):
         remove_broker(spread.engine, name)
-    with pytest.raises(LakequeueError, match="'a': cannot be removed, for as the home's first"):
+    with pytest.raises(LakequeueError, match="'a': cannot be removed, for it is the home's only"):
         remove_broker(spread.engine, "a")
     spread.admin.define({"name": "orders", "message_type": "json", "subscriptions": ["a/>"]})
     for broker in "abc":
@@ -266,8 +266,9 @@ def test_more_producers_than_a_step_tells_of(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_brokers_die_while_one_is_removed(seed: int) -> None:
     """Whatever is sent to whom, before, while it leaves and after: each message once, and the
-    receipts say so."""
+    receipts say so. Every third time it is the first, which keeps the directory."""
     fate = Fate(seed, death=0.08)
+    gone = "a" if seed % 3 == 0 else "c"
     spread = Spread(local("orders", "b", "a/>"), local("others", "c", "a/*"), fate=fate)
     random = fate.random
     sent = []
@@ -278,25 +279,25 @@ def test_brokers_die_while_one_is_removed(seed: int) -> None:
             sent.append(spread.start(random.choice("abc"), f"a/{random.randrange(3)}", body))
 
     traffic(10)
-    away = random.choice("ab")
+    away = random.choice("bc" if gone == "a" else "ab")
     spread.engine.broker(away).is_stopped = True
     traffic(5)
     with pytest.raises(LakequeueError):
-        remove_broker(spread.engine, "c")
+        remove_broker(spread.engine, gone)
     spread.engine.broker(away).is_stopped = False
     spread.engine.advance("1s")
-    spread.admin.move_queue("others", broker=random.choice("ab"))
+    spread.admin.move_queue("others", broker=random.choice("bc" if gone == "a" else "ab"))
     traffic(5)
     late = random.random() < 0.5
     if late:
         spread.engine.cut("b")
         traffic(3)
         with pytest.raises(LakequeueError):
-            remove_broker(spread.engine, "c")
+            remove_broker(spread.engine, gone)
         traffic(3)
         spread.engine.mend("b")
         spread.engine.advance("1s")
-    remove_broker(spread.engine, "c")
+    remove_broker(spread.engine, gone)
     traffic(10)
     spread.engine.until_answered(sent)
     ids = [one.result(0).message_id for one in sent]
