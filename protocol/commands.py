@@ -455,9 +455,9 @@ AnyCommand = (
     | CloseBroker
 )
 
-# Who keeps the directory decides; others pass these on, but for the last.
+# Who keeps the directory decides; others pass these on, but for the last: they say who it is.
 OF_KEEPER = (Define, Delete, MoveQueue, RemoveBroker)
-KEEPER = 0  # its number
+KEEPER = 0  # its number at first; who reads on for that broker, where it is gone, knows it
 # Of no tenant.
 OF_ENGINE = (Configure, Clients, Peers, RecordsLost, BeginAgain, Tables, Tick, CloseBroker)
 
