@@ -315,6 +315,7 @@ class SlowRemoval:
     operations = ("send",) * 3 + ("take",) * 2 + ("some",) * 14 + ("time",)
     steps = 400
     in_vain = 0.05
+    keeper = 0  # the number of who keeps the directory
 
     def __init__(self, seed: int, death: float = 0.1, order: str = "abc") -> None:
         self.fate = Fate(seed, death=death)
@@ -326,7 +327,6 @@ class SlowRemoval:
         ]
         config = parse_configuration({"brokers": list(order), "queues": queues})
         self.engine = SlowEngine(config, TINY if seed % 2 else None)
-        self.keeper = 0
         self.engine.checking = True
         self.at = {name: self.engine.connect(name, f"app-{name}") for name in BROKERS}
         self.producers = {n: one.producer(pub_ack_time="1h") for n, one in self.at.items()}
