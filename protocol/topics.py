@@ -73,6 +73,13 @@ def is_instruction(name: str) -> bool:
     return own is not None and own[1] == INSTRUCTIONS
 
 
+def is_mesh(name: str) -> bool:
+    """Whether a topic holds what brokers say to one. It is made before anybody hears of that
+    broker, and no client may name it."""
+    own = split(name)
+    return own is not None and own[1] == MESH
+
+
 def is_within(name: str, owner: str) -> bool:
     """Whether an ACL for the prefix of an owner's topics, a VPN's or a broker's, opens this one."""
     return name.startswith(f"{owner}.")

@@ -90,12 +90,12 @@ def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
 def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> Iterator[WireRecord]:
     """The records of a step's outputs, in their order; deadlines are not written.
 
-    partitions: the topics that are there and how many partitions each has. A record for a place
-    that is not there, named by a client, goes to ``<vpn>.rejected`` with the reason instead.
+    partitions: the topics that are there and how many partitions each has, as of some seconds ago.
+    A record for a place that is not there, named by a client, goes to ``<vpn>.rejected`` with the
+    reason instead. What is said to a broker never does: it may have been added since.
     """
     for record in _records(outputs):
-        at = record.partition
-        if partitions is None or at is None or 0 <= at < partitions.get(record.topic, 0):
+        if partitions is None or _is_there(record, partitions):
             yield record
         else:
             vpn = record.topic.rpartition(".")[0]
@@ -105,6 +105,12 @@ def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> I
             why = f"there is no partition {record.partition} of a topic {record.topic!r}"
             headers = [("lq-error", why.encode()), ("lq-topic", record.topic.encode())]
             yield WireRecord(home, None, record.key, record.value, headers_json(headers))
+
+
+def _is_there(record: WireRecord, partitions: dict[str, int]) -> bool:
+    at = record.partition
+    known = at is None or 0 <= at < partitions.get(record.topic, 0)
+    return known or topics.is_mesh(record.topic)
 
 
 def _records(outputs: list[Output]) -> Iterator[WireRecord]:

@@ -481,9 +481,10 @@ def test_the_engine_dies_while_a_broker_is_removed(engine: tuple[EngineProcess, 
 def test_the_first_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
     """The last test of this engine. The first hands the directory over, and dies while it leaves;
     who stays goes on with what it read, also for those that had gone before, and at the next start
-    too."""
+    too. One that was added just before knows what a queue has subscribed to since its definition,
+    and who keeps the directory now."""
     process, url = engine
-    gone, stays = BROKERS[:2]
+    gone, stays, new = *BROKERS[:2], "e"
     transport = open_kafka(url.removeprefix("kafka://"), "late")
     with (
         lakequeue.connect(url) as connection,
@@ -492,6 +493,17 @@ def test_the_first_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
         admin, producers = connection.admin(), (connection.producer(), late.producer())
         admin.define({"name": "rest", "message_type": "text", "type": "LocalQueue",
                       "broker": gone, "subscriptions": ["rest/>"]})  # fmt: skip
+        admin.define({"name": "all", "message_type": "text"})
+        admin.subscribe_topic("all", "since/1")
+        admin.add_broker(new)
+        with lakequeue.connect(url, broker=new) as there, there.producer() as producer:
+            since: list[str] = []
+            deadline = time.monotonic() + BACK_S_MAX
+            while not since and time.monotonic() < deadline:  # it asks the others a moment later
+                with suppress(Rejected):
+                    since.append(producer.send("since/1", b"x").message_id)
+            assert since
+            until(lambda: [m.id for m in admin.browse("all")] == since, BACK_S_MAX, "it is there")
         sent: list[Any] = []
 
         def send(n: int) -> None:
@@ -508,8 +520,10 @@ def test_the_first_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
         assert {"vpn": "default", "queue": "rest", "broker": stays} in admin.remove_broker(gone)
         killing.join()
         sending.join()
-        assert [b["name"] for b in admin.brokers()] == [stays]
-        admin.define({"name": "later", "message_type": "text"})
+        assert [b["name"] for b in admin.brokers()] == [stays, new]
+        with lakequeue.connect(url, broker=new) as there:
+            there.admin().define({"name": "later", "message_type": "text"})
+        assert admin.describe("later")["brokers"].keys() == {stays, new}
         process.kill()
         process.start().wait_ready()
         send(20)
@@ -519,4 +533,5 @@ def test_the_first_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
         until(lambda: len(admin.browse("rest", limit=1_000)) >= len(ids), BACK_S_MAX, "all arrive")
         found = {m.id: m.payload for m in admin.browse("rest", limit=1_000)}
         assert found == {one: b"%d" % n for n, one in enumerate(ids)}
-        assert {q["broker"] for q in admin.queues()} == {stays}
+        assert gone not in {q["broker"] for q in admin.queues()}
+        assert [m.id for m in admin.browse("all")] == since
