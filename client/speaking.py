@@ -71,7 +71,8 @@ class Speaking:
         self.inbox = commands.Inbox(deliveries, partition)
         self.receipts_partition = spread % transport.partitions(receipts)
         self._publish_size = transport.partitions(self.publish_topic)
-        self._alone = transport.partitions(self._commands) == 1
+        self._commands_size = transport.partitions(self._commands)
+        self._alone = self._commands_size == 1
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
         if not self._alone:
@@ -98,6 +99,16 @@ class Speaking:
                 f"topic {self.publish_topic!r} has no partitions yet for broker {broker}"
             )
         return range(block.start, min(block.stop, self._publish_size))
+
+    def _commands_partition(self, broker: int) -> int:
+        """Where a broker reads commands. Kafka's clients refuse a partition that was made since
+        they looked."""
+        place = topics.commands_partition(broker)
+        if self._commands_size <= place:
+            self._commands_size = self._transport.partitions(self._commands)
+        if self._commands_size <= place:
+            raise NotConnected(f"topic {self._commands!r} has no partition yet for broker {broker}")
+        return place
 
     @property
     def publish_partitions(self) -> int:
@@ -208,7 +219,7 @@ class Speaking:
         self._spoken_to.add(number)
         self._transport.command(
             self._commands, self.session.encode(), self._as_said(command, number),
-            topics.commands_partition(number),
+            self._commands_partition(number),
         )  # fmt: skip
         self.runner.sent()
 

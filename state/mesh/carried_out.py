@@ -22,8 +22,7 @@ from . import known_places, queue_moving
 from .keepership import check_keeper
 from .known_places import PLACING
 from .placement import LOCAL, count
-from .queue_moving import tell
-from .saying import say, say_to_all
+from .saying import say, say_to_all, tell
 
 OPEN_MAX = 100_000  # commands that other brokers are carrying out
 

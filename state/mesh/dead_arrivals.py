@@ -17,7 +17,7 @@ from .columns_said import stage
 from .dead_counts import write_down
 from .hosting import initial_owner
 from .ownership import has_room
-from .queue_moving import tell
+from .saying import tell
 
 if TYPE_CHECKING:
     from ..broker import Broker

@@ -21,7 +21,7 @@ from .columns_said import columns
 from .dead_counts import counted
 from .dead_ways import DeadWay, find, load, place_of, save
 from .ownership import moving_to
-from .queue_moving import tell
+from .saying import tell
 
 if TYPE_CHECKING:
     from ..broker import Broker

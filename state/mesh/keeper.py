@@ -43,8 +43,7 @@ from .placement import (
     check_stays,
     place,
 )
-from .queue_moving import tell
-from .saying import say, say_to_all
+from .saying import say, say_to_all, tell
 from .verdicts import forget_peers
 
 # ---------------------------------------------------------------- commands

@@ -27,7 +27,7 @@ from ...protocol.carrying import BridgesKept, Entries, Keeps, KnowsKeeper, PassO
 from ...protocol.errors import LakequeueError
 from ...protocol.mesh import Said
 from . import known_places, placement
-from .saying import say, say_to_all
+from .saying import say, say_to_all, tell
 
 if TYPE_CHECKING:
     from ..broker import Broker
@@ -49,12 +49,10 @@ def to_keeper(broker: Broker, said: Said) -> None:
     """Say something to who keeps the directory, be it this one. Raises LakequeueError where too
     much waits there."""
     header = broker.header
-    if is_keeper(broker):
-        _do(broker, header.number, said)
-    elif header.keeper == header.number:
+    if header.keeper == header.number and header.yet_to_know:
         _wait(broker, said)
     else:
-        say(broker, header.keeper, said)
+        tell(broker, header.number if is_keeper(broker) else header.keeper, said)
 
 
 def is_asked(broker: Broker, said: Said) -> bool:
@@ -63,12 +61,6 @@ def is_asked(broker: Broker, said: Said) -> bool:
         return True
     to_keeper(broker, said)
     return False
-
-
-def _do(broker: Broker, sender: int, said: Said) -> None:
-    from .kinds import KINDS
-
-    KINDS[said.kind][1](broker, sender, said)
 
 
 def _wait(broker: Broker, said: Said) -> None:
@@ -87,10 +79,8 @@ def hand_over(broker: Broker, to: int) -> None:
     """From now on this peer keeps the directory. The caller has seen to it that no ticket is
     open."""
     header, values = broker.header, broker.values
+    _say_directory(broker, to)
     for vpn in sorted(header.vpns):
-        entries = known_places.entries_of(broker, vpn)
-        if entries:
-            say(broker, to, Entries(vpn, list(entries), list(entries.values())))
         bridges = values.read(bridges_key(vpn))
         if bridges:
             say(broker, to, BridgesKept(vpn, list(bridges.values())))
@@ -111,7 +101,11 @@ def introduce(broker: Broker, number: int) -> None:
     header = broker.header
     if header.number:  # else it takes it for the keeper already
         say(broker, number, Keeps(header.number, header.partings, header.entries_said, []))
-    for vpn in sorted(header.vpns):
+    _say_directory(broker, number)
+
+
+def _say_directory(broker: Broker, number: int) -> None:
+    for vpn in sorted(broker.header.vpns):
         entries = known_places.entries_of(broker, vpn)
         if entries:
             say(broker, number, Entries(vpn, list(entries), list(entries.values())))
@@ -177,7 +171,7 @@ def begin(broker: Broker) -> None:
     if waiting:
         broker.values.write(WAITING, None)
     for kind, said in waiting:
-        _do(broker, broker.header.number, msgspec.msgpack.decode(said, type=KINDS[kind][0]))
+        tell(broker, broker.header.number, msgspec.msgpack.decode(said, type=KINDS[kind][0]))
 
 
 def check_keeper(broker: Broker, sender: int, said: Said) -> None:

@@ -151,11 +151,15 @@ def count_anew(broker: Broker) -> None:
 
 def forget_counts(broker: Broker) -> None:
     """Another broker keeps the directory, and counts."""
-    keys = [LOADS, *(f"Z/{v}/{n}" for v in sorted(broker.header.vpns) for n in range(BUCKETS))]
-    for key in keys:
+    users = [_page(vpn, n) for vpn in sorted(broker.header.vpns) for n in range(BUCKETS)]
+    for key in (LOADS, *users):
         if broker.values.read(key) is not None:
             broker.values.write(key, None)
 
 
 def _key(vpn: str, dead: str) -> str:
-    return f"Z/{vpn}/{bucket(dead)}"
+    return _page(vpn, bucket(dead))
+
+
+def _page(vpn: str, number: int) -> str:
+    return f"Z/{vpn}/{number}"

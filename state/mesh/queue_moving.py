@@ -30,7 +30,6 @@ from ...definitions import parse_definition, to_wire
 from ...protocol import commands as c
 from ...protocol.carrying import Carried
 from ...protocol.errors import ConfigError, LakequeueError
-from ...protocol.mesh import Said
 from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueState
 from ..bridges import trails
 from ..bridges.bases import base_of
@@ -44,22 +43,12 @@ from ..rules.deferred import take_over
 from . import ownership
 from .known_places import names_of, note_gone
 from .placement import LOCAL
-from .saying import say
+from .saying import say, tell
 from .topic_routes import tell_routes, tell_went
 
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
-
-
-def tell(broker: Broker, number: int, what: Said) -> None:
-    """Say something to a broker, be it this one."""
-    if number != broker.header.number:
-        say(broker, number, what)
-        return
-    from .kinds import KINDS
-
-    KINDS[what.kind][1](broker, number, what)
 
 
 # ---------------------------------------------------------------- where it is

@@ -22,6 +22,16 @@ def say(broker: Broker, to: int, what: mesh.Said) -> None:
         )
 
 
+def tell(broker: Broker, number: int, what: mesh.Said) -> None:
+    """Say something to a broker, be it this one."""
+    if number != broker.header.number:
+        say(broker, number, what)
+        return
+    from .kinds import KINDS
+
+    KINDS[what.kind][1](broker, number, what)
+
+
 def say_to_all(broker: Broker, what: mesh.Said) -> None:
     """Say something to each peer."""
     for number in sorted(broker.header.peers):

@@ -41,6 +41,31 @@ def test_who_connects_reads_where_queues_are() -> None:
     assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
 
 
+def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's clients know the partitions that there were when they looked, and refuse others."""
+    engine = mesh()
+    connection, wire = connect(engine)
+    known = {"default.commands": 3}
+    partitions, command = wire.partitions, wire.command
+
+    def look(topic: str) -> int:
+        known[topic] = partitions(topic)
+        return known[topic]
+
+    def take(topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        assert partition < known[topic], "unknown partition"
+        command(topic, key, value, partition)
+
+    monkeypatch.setattr(wire, "partitions", look)
+    monkeypatch.setattr(wire, "command", take)
+    engine.configure(parse_configuration({"brokers": ["a", "b", "c", "d"]}))
+    admin = connection.admin()
+    admin.define({**QUEUE, "name": "r", "broker": "d"})
+    for _ in range(2):
+        assert admin.describe("r")["depth"] == 0
+    connection.close()
+
+
 def test_who_is_connected_follows_a_queue_that_moves() -> None:
     engine = mesh()
     (one, _), (two, _) = connect(engine, 0), connect(engine, 2)
