@@ -517,7 +517,8 @@ def test_the_first_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
         killing.start()
         sending = threading.Thread(target=send, args=(150,))
         sending.start()
-        assert {"vpn": "default", "queue": "rest", "broker": stays} in admin.remove_broker(gone)
+        moved = admin.remove_broker(gone, to=stays)
+        assert {"vpn": "default", "queue": "rest", "broker": stays} in moved
         killing.join()
         sending.join()
         assert [b["name"] for b in admin.brokers()] == [stays, new]
