@@ -1,5 +1,10 @@
 """A standalone Spark cluster on this machine: a master and workers, processes of PySpark's own
-classes, each worker with its executor."""
+classes, each worker with its executor.
+
+They are in the session of who starts them, as when Spark's own scripts are called from a shell. In
+a session each of its own, the kernel would give a new executor as much as all brokers of the other
+have together (`sched_autogroup_enabled`, decision 0047); machines of their own do not do that.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from lakequeue.streaming.worker_daemon import DAEMON
 SPARK = Path(pyspark.__file__).parent
 JAVA = ("-Xmx160m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 EXECUTOR = "CoarseGrainedExecutorBackend"
+MARK = "LAKEQUEUE_TEST_CLUSTER"  # in the environment of all that belongs to one
 
 
 class Standalone:
@@ -26,7 +32,7 @@ class Standalone:
 
     def __init__(self, folder: Path, workers: int, slots: int) -> None:
         self._log = folder / "spark-processes.log"
-        self._port = free_port()
+        self._port, self._slots = free_port(), workers * slots
         self.master = f"spark://127.0.0.1:{self._port}"
         here = ("--host", "127.0.0.1", "--webui-port", "0")
         self._processes = [self._start("master.Master", *here, "--port", str(self._port))]
@@ -45,10 +51,11 @@ class Standalone:
             "SPARK_HOME": str(SPARK),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_SCALA_VERSION": "2.13",
+            MARK: self.master,
         }  # else it looks for a build tree
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True,
+                command, stdout=log, stderr=log, env=environment, process_group=0,
                 preexec_fn=_adopts,
             )  # fmt: skip
 
@@ -63,6 +70,9 @@ class Standalone:
             "spark.executor.memory": "800m", "spark.python.daemon.module": DAEMON,
             "spark.driver.extraClassPath": str(files), "spark.executor.extraClassPath": str(files),
             "spark.hadoop.fs.file.impl": LOCAL_FILES,
+            # Brokers begin when all executors are there, else most are on the first.
+            "spark.cores.max": str(self._slots),
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }  # fmt: skip
         pairs = [f"{key}={value}" for key, value in given.items()]
@@ -71,10 +81,9 @@ class Standalone:
     def family(self) -> list[psutil.Process]:
         """Every living process of the cluster: executors and Python workers too."""
         out = []
-        leaders = {p.pid for p in self._processes}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                ours = os.getsid(process.pid) in leaders
+                ours = process.environ().get(MARK) == self.master
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     out.append(process)
         return out
