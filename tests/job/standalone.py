@@ -50,8 +50,8 @@ class Standalone:
             **os.environ,
             "SPARK_HOME": str(SPARK),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_SCALA_VERSION": "2.13",
             MARK: self.master,
+            "SPARK_SCALA_VERSION": "2.13",
         }  # else it looks for a build tree
         with self._log.open("ab") as log:
             return subprocess.Popen(
