@@ -122,6 +122,9 @@ class Threads:
         """See `Runner.session_of`: one for all."""
         return session
 
+    def ended(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.ended`: the session may have others."""
+
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
         raise ConfigError("kill: only on memory://; kill the process instead")
