@@ -184,7 +184,7 @@ class Session(Speaking):
                     self.is_silent = False
                     told(answer)
                 elif name in self._consumers:  # the engine has ended this subscription
-                    self._consumers[name].on_end(answer["error"])
+                    self._consumers[name].on_end(answer["result"]["ended"])
             elif framing == b"batch":
                 consumer = self._consumers.get(name)
                 if consumer is not None:

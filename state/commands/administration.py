@@ -196,9 +196,9 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
 def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
     """Their subscriptions are over, and none of them has asked for that: each is told in its
     inbox, by its id."""
-    text, epoch = f"queue {queue.definition.name!r} was deleted", broker.header.epoch
+    told = {"ended": f"queue {queue.definition.name!r} was deleted"}
     for one in queue.header.subscriptions:
-        broker.emit(Reply(one.topic, one.partition, one.id, None, text, "Deleted", epoch=epoch))
+        broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
         if one.session:
             unbind(broker, vpn, one.session, [queue.number, one.id])
 
