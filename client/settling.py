@@ -22,7 +22,7 @@ from .prefetch import Prefetch
 from .session import Answer, Session
 from .values import duration_ms
 
-FRESH_PART = 0.75  # of a lease that is left: what is handed over with less is renewed
+FRESH_PART = 0.9  # of a lease that is left: what is handed over with less is renewed
 
 
 class Settling:
