@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
+from ..protocol.errors import Moved
 from ..protocol.ids import format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
@@ -93,6 +94,7 @@ class Consumer:
             session, self._prefetch, self._settling, self._rule, lambda: self._closed
         )
         self._subscription: Binding | None = None
+        self._untouched: list[int] = []  # ids that a lost subscription was sent
         try:
             self.subscribe()
         except BaseException:
@@ -107,8 +109,9 @@ class Consumer:
         session, bound = self._session, self._subscription
         if self._rule.mode == "pre_ack":
             self._settling.flush()
-        if bound is not None:  # it may live on after all: nothing may stay leased to it
-            bound.unbind()
+        if bound is not None:
+            self._report_untouched(bound)
+            bound.unbind()  # it may live on after all: nothing may stay leased to it
         with self._lock:
             new = Binding(session, self.queue, self._wanted)
             self._prefetch.reset()
@@ -126,6 +129,20 @@ class Consumer:
         except ConfigError:
             self.close()
             raise
+
+    def _report_untouched(self, bound: Binding) -> None:
+        """What was sent to a subscription that has ended, and nobody has seen, was no attempt (L5):
+        say so to the broker that has it now, before that gives it to anybody."""
+        self._untouched += [m.number for m in self._prefetch.take_untouched()]
+        if not self._untouched:
+            return
+        try:
+            self._session.request(bound.untouched(format_ranges(self._untouched)))
+        except Moved:  # the queue is on its way: nobody has heard it
+            raise
+        except LakequeueError as error:  # whether it was heard is not known: it is said once
+            self._session.report(f"what waited for consumer {self.name!r} counts: {error}")
+        self._untouched.clear()
 
     @property
     def subscription(self) -> str:
@@ -165,9 +182,6 @@ class Consumer:
             self.check_open()
         while len(out) < most and (message := self._hand_over()) is not None:
             out.append(message)
-            if len(out) < most and not self.has_messages:
-                self._send_acks()
-                self._session.wait(lambda: True, 0)  # in memory: what these acks have made room for
         self._settling.freshen(out)
         return out
 

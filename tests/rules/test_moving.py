@@ -338,3 +338,19 @@ def test_what_the_directory_says_again_ends_no_lease(mesh: Mesh) -> None:
     assert mesh.admin.describe("q")["leased"] == 1
     message.ack()
     assert mesh.admin.describe("q")["counters"]["redelivered"] == 0
+
+
+def test_L5_a_move_is_no_attempt_of_what_nobody_has_seen(mesh: Mesh) -> None:
+    mesh.admin.define(local("q", broker="a", max_per_subscription_backlog=100, max_deliveries=2))
+    producer = mesh.at["b"].producer()
+    sent(producer, "q", range(5))
+    consumer = mesh.at["b"].consumer("q", max_backlog=5, ack_mode="individual")
+    seen = consumer.receive(timeout=0)
+    for broker in ("b", "c", "a", "b"):
+        mesh.admin.move_queue("q", broker=broker)
+        mesh.engine.advance("1s")
+    with pytest.raises(LeaseLost):
+        seen.ack()
+    messages = drain(consumer)
+    assert numbers(messages) == [0, 1, 2, 3, 4]
+    assert [m.delivery_count for m in messages] == [2, 1, 1, 1, 1]
