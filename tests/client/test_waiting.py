@@ -7,7 +7,9 @@ import pytest
 from client.threaded import Held, connect, engine, wait_for
 from lakequeue.client.connection import Connection
 from lakequeue.protocol import LeaseLost
+from lakequeue.protocol import commands as c
 from rules.harness import Bench, drain, ids
+from rules.steps import REPLY, Steps, define, described, replies, subscribe
 
 LEASED = {"lease_period": "10s", "max_deliveries": 2, "max_per_subscription_backlog": 100}
 DAY_MS = 86_400_000
@@ -177,3 +179,43 @@ def test_L7_an_older_delivery_that_nobody_has_seen_is_over() -> None:
     wait_for(lambda: consumer._prefetch.buffer[0].delivery_count == 2)
     assert len(consumer.receive_many(9, timeout=1)) == 1
     connection.close()
+
+
+def test_L5_a_session_that_was_missed_says_what_nobody_had_seen() -> None:
+    made = engine(LEASED | {"name": "orders", "message_type": "json", "lease_period": "1h"})
+    connection, _ = connect(made)
+    consumer = connection.consumer("orders", ack_mode="individual", max_backlog=9)
+    for n in range(3):
+        connection.producer().send("orders", b"%d" % n)
+    first = consumer.receive(timeout=10)
+    wait_for(lambda: len(consumer._prefetch.buffer) == 2)
+    made.advance("1m")
+    connection._lost.add(0)
+    wait_for(lambda: len(consumer._prefetch.buffer) == 3)
+    messages = consumer.receive_many(9, timeout=10)
+    assert [m.delivery_count for m in messages] == [2, 1, 1]
+    assert messages[0].id == first.id
+    connection.close()
+
+
+@pytest.mark.parametrize("state", ["ready", "leased", "delayed"])
+def test_L5_what_is_said_late_takes_one_attempt_back(state: str) -> None:
+    """Whoever has the message now; and an attempt that was none is not taken back."""
+    steps = Steps()
+    steps.run([define(max_per_subscription_backlog=9), subscribe("a")], [("orders", b"{}")])
+    steps.run([c.Unsubscribe(queue="orders", subscription="a")])
+    if state != "ready":
+        steps.run([subscribe("b")])
+    if state == "delayed":
+        named = {"queue": "orders", "subscription": "b", "ids": "1", "delay_ms": 1000}
+        steps.run([c.Cancel(**named)])
+    said = c.Returned(queue="orders", subscription="a", ids="1")
+    counts = [2 if state != "ready" else 1]
+    for _ in range(3):
+        steps.run([said])
+        (row,) = replies(steps.run([c.Browse(queue="orders", reply=REPLY)]))[0].result
+        counts.append(row["delivery_count"])
+    assert row["state"] == state
+    expected = {"ready": [1, 0, 0, 0], "leased": [2, 1, 1, 1], "delayed": [2, 1, 0, 0]}
+    assert counts == expected[state]
+    assert described(steps)["ack_ignored"] == {"ready": 2, "leased": 2, "delayed": 1}[state]

@@ -98,7 +98,7 @@ def test_a_consumer_notices_that_its_queue_was_away_and_came_back(mesh: Mesh) ->
     for name in "ba":
         mesh.admin.move_queue("q", name)
     (first, second) = drain(consumer)
-    assert (first.delivery_count, second.delivery_count) == (2, 2)
+    assert (first.delivery_count, second.delivery_count) == (1, 1), "nobody had seen them"
     assert len(mesh.admin.describe("q")["consumers"]) == 1
 
 
@@ -117,7 +117,7 @@ def test_L3_a_consumer_follows_whoever_said_first_that_its_queue_went(mesh: Mesh
     got = drain(consumer)
     assert consumer.broker == 2
     assert [(json.loads(m.payload), m.redelivered) for m in got] == [
-        (0, True), (1, True), (2, False),
+        (0, False), (1, False), (2, False),
     ]  # fmt: skip
 
 
