@@ -140,7 +140,7 @@ def _held_parts(
         mine = queue.gather(part.seqs, "holder") == number
         if not mine.all():
             left = others(queue, part.seqs[~mine])
-            found = found or len(left) < np.count_nonzero(~mine)
+            found = found or len(left) < len(part.seqs[~mine])
             ids = queue.gather(left, "id")
             without_effect_of(broker, queue, ids, command.subscription, "not leased to it")
         found = found or bool(mine.any())
