@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ..protocol import Timeout
+from ..protocol import LakequeueError, Timeout
 from . import connect as _connect
 from .connection import Connection
 from .consumer import CLOSE_S, Consumer
@@ -245,7 +245,11 @@ class AsyncConsumer:
     async def _serve(self, ready: Callable[[], bool]) -> None:
         serving = self.sync.serving
         while not self.sync.is_closed:
-            message = serving.begin()
+            try:
+                message = serving.begin()
+            except LakequeueError as error:  # what cannot be said to Kafka now ends no consumer
+                self._connection.sync.report(str(error))
+                message = None
             if message is not None:
                 self._working = asyncio.create_task(self._one(message))
                 await asyncio.wait([self._working])
@@ -256,10 +260,13 @@ class AsyncConsumer:
                 await asyncio.sleep(LOOK_MEMORY_S)
 
     async def _one(self, message: Message) -> None:
-        with self.sync.serving.attempt(message) as callback:
-            result = callback(message)
-            if inspect.isawaitable(result):
-                await result
+        try:
+            with self.sync.serving.attempt(message) as callback:
+                result = callback(message)
+                if inspect.isawaitable(result):
+                    await result
+        except LakequeueError as error:
+            self._connection.sync.report(str(error))
 
     async def set_max_backlog(self, max_backlog: int) -> None:
         """Change this subscription's backlog (B3)."""

@@ -11,7 +11,8 @@ from typing import Any
 import lakequeue
 import lakequeue.aio
 import pytest
-from client.threaded import connect, engine, wait_for
+from client.threaded import Wire, connect, engine, wait_for
+from lakequeue.client.connection import Connection
 from lakequeue.protocol import LeaseLost, NotConnected
 from rules.harness import Bench, drain, ids
 
@@ -230,6 +231,41 @@ def test_C4_a_callback_that_is_cancelled_has_failed(caplog: pytest.LogCaptureFix
 
     on_thread(test)
     assert "CancelledError" in caplog.text
+
+
+class Refusing(Wire):
+    """Kafka's library once says that an earlier record is lost, as an ack is given to it."""
+
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        super().command(topic, key, value, partition)
+        if b'"command":"cancel"' in value:
+            raise NotConnected("a record was lost")
+
+
+@pytest.mark.parametrize("face", ["threads", "asyncio"])
+def test_C4_what_cannot_be_said_ends_no_consumer(face: str) -> None:
+    sync = Connection(Refusing(engine(ORDERS)), "default", "app")
+    seen: list[str] = []
+
+    def work(message: Any) -> None:
+        seen.append(message.id)
+        if len(seen) == 1:
+            raise ValueError
+
+    async def main() -> None:
+        async with lakequeue.aio.Connection(sync) as connection:
+            consumer: Any
+            if face == "asyncio":
+                consumer = await connection.consumer("orders", ack_mode="auto")
+            else:
+                consumer = sync.consumer("orders", ack_mode="auto")
+            consumer.on_message(work)
+            for _ in range(3):
+                await connection.producer().send("orders", b"{}")
+            while "3" not in seen:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 # ---------------------------------------------------------------- two faces, one rule
