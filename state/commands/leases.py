@@ -20,6 +20,7 @@ from ...protocol.ids import format_ranges, parse_ranges
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh.placement import LOCAL
 from ..message import LEASED, Event, apply
 from ..message.returning import give_back
 from ..queue import Queue
@@ -241,13 +242,15 @@ def return_held(
     broker: Broker, queue: Queue, task: Task, subscription: Subscription, budget: Budget
 ) -> bool:
     """Everything that a subscription holds returns, in place (L1, C3); whether that is all. Nothing
-    dies of it that its queue moves: its consumers say to the next broker what they had not seen."""
+    dies of it that a local queue moves: its consumers go there too, and say what they had not seen.
+    Those of a distributed queue go to any of its hosts, which may not have it."""
     done = not subscription.held
     while not done and not budget.spent:
         part = held_pages(queue, task.cursor, subscription.number, budget)
         task.cursor = part.next
-        return_now = apply if subscription.ending == MOVED else give_back
-        return_now(
+        follows = subscription.ending == MOVED and queue.definition.type == LOCAL
+        come_back = apply if follows else give_back
+        come_back(
             broker, queue, part.seqs, Event.RETURN, subscription=subscription.id,
             reason=subscription.ending,
         )  # fmt: skip
