@@ -17,19 +17,22 @@ gives None at once, and iteration ends when there is nothing more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ..protocol import Timeout
+from ..protocol import LakequeueError, Timeout
 from . import connect as _connect
 from .connection import Connection
 from .consumer import CLOSE_S, Consumer
 from .message import Message
 from .pending import Pending
 from .producer import Producer, Receipt
+from .serving import Join
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
@@ -50,7 +53,7 @@ class AsyncConnection:
         self.waits = sync.runner.waits
         # One thread for sends: what is sent one after the other stays in order.
         self._sends = ThreadPoolExecutor(1, thread_name_prefix="lakequeue-aio")
-        self._consumers: list[AsyncConsumer] = []
+        self._consumers: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
     def producer(self, **options: Any) -> AsyncProducer:
         """A producer; the options of `lakequeue.Connection.producer`."""
@@ -60,8 +63,12 @@ class AsyncConnection:
         """A consumer of a queue; the options of `lakequeue.Connection.consumer`."""
         sync = await self.call(partial(self.sync.consumer, queue, **options))
         consumer = AsyncConsumer(self, sync)
-        self._consumers.append(consumer)
+        self._consumers.add(consumer)
         return consumer
+
+    def forget(self, consumer: AsyncConsumer) -> None:
+        """It was closed."""
+        self._consumers.discard(consumer)
 
     def admin(self) -> AsyncAdmin:
         """The administrator's face: each call is awaited."""
@@ -69,7 +76,7 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """Flush producers, return what consumers hold, end the session."""
-        for consumer in self._consumers:
+        for consumer in list(self._consumers):  # those that nobody closed
             await consumer.close()
         await self.call(self.sync.close)
         self._sends.shutdown(wait=False)
@@ -170,84 +177,96 @@ class AsyncConsumer:
         self._working: asyncio.Task[Any] | None = None
         connection.sync.on_delivery(sync, self._wake)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is received any more."""
+        return self.sync.is_closed
+
     def _wake(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
 
-    async def _wait(self, timeout: float | None) -> bool:
-        """Wait until something is in the buffer; False when the time is up."""
+    async def _wait(self, timeout: float | None) -> None:
+        """Wait until a message is here, or the consumer is closed; on ``memory://`` for nothing."""
+        if not self._connection.waits:
+            await asyncio.sleep(0)
+            return
         deadline = None if timeout is None else self._loop.time() + timeout
         while not self.sync.has_messages and not self.sync.is_closed:
             left = LOOK_S if deadline is None else min(LOOK_S, deadline - self._loop.time())
             if left <= 0:
-                return False
+                return
             self._arrived.clear()
             if self.sync.has_messages:
-                break
-            try:
+                return
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
-            except TimeoutError:
-                continue
-        return self.sync.has_messages
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when there is none within ``timeout`` s (None: for ever).
-
-        A task that is cancelled while it waits has taken nothing.
-        """
-        self.sync.check_open()
-        if not self._connection.waits:
-            await asyncio.sleep(0)
-        elif not await self._wait(timeout):
-            if timeout is None:
-                self.sync.check_open()
-            return None
-        return self.sync.receive(0)
+        """See `lakequeue.Consumer.receive`. A task that is cancelled while it waits has taken
+        nothing."""
+        found = await self.receive_many(1, timeout)
+        return found[0] if found else None
 
     async def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
-        """Up to ``most`` messages: waits for the first, takes what is there of the rest."""
-        first = await self.receive(timeout)
-        return [] if first is None else [first, *self.sync.receive_many(most - 1, 0)]
+        """See `lakequeue.Consumer.receive_many`."""
+        self.sync.check_open()
+        if most > 0:
+            await self._wait(timeout)
+        return self.sync.receive_many(most, 0)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come, until the consumer is closed; on ``memory://`` while there are."""
+        """Messages as they come, until the consumer is closed; on ``memory://`` while there are.
+        Raises NotConnected when its queue is deleted."""
         while not self.sync.is_closed:
-            message = await self.receive(LOOK_S)
+            await self._wait(None)
+            if self.sync.is_closed:
+                break
+            message = self.sync.receive(0)
             if message is not None:
                 yield message
             elif not self._connection.waits:
                 return
+        self.sync.check_why()
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
         """Call a function or coroutine function for each message, one after the other, in a task of
-        its own. Acknowledged and canceled as in `lakequeue.Consumer.on_message` (C4); a callback
-        that is cancelled leaves its message as it is. On ``memory://`` the task looks again
-        whenever the loop has nothing else to do for a moment; a message on which the callback
-        failed comes again when the clock moves."""
+        its own. All else is as with `lakequeue.Consumer.on_message` (C4): called again it replaces
+        the callback, and a callback that is cancelled has failed. `sys.exit()` ends the loop too.
+        On ``memory://`` the task looks again whenever the loop has nothing else to do for a moment.
+        """
         self.sync.check_open()
-        self._task = asyncio.create_task(self._serve(callback))
+        self.sync.serving.use(callback, self._begin)
 
-    async def _serve(self, callback: Callable[[Message], Any]) -> None:
+    def _begin(self, ready: Callable[[], bool], _: Callable[[], bool]) -> Join:
+        self._task = asyncio.create_task(self._serve(ready))
+        return lambda _: None
+
+    async def _serve(self, ready: Callable[[], bool]) -> None:
+        serving = self.sync.serving
         while not self.sync.is_closed:
-            message = self.sync.serving.begin()
+            try:
+                message = serving.begin()
+            except LakequeueError as error:  # what cannot be said to Kafka now ends no consumer
+                self._connection.sync.report(str(error))
+                message = None
             if message is not None:
-                self._working = asyncio.create_task(self._one(callback, message))
+                self._working = asyncio.create_task(self._one(message))
                 await asyncio.wait([self._working])
             elif self._connection.waits:
                 await self._wait(LOOK_S)
             else:
-                self._connection.sync.wait(lambda: True, 0)
+                self._connection.sync.wait(ready, 0)
                 await asyncio.sleep(LOOK_MEMORY_S)
 
-    async def _one(self, callback: Callable[[Message], Any], message: Message) -> None:
+    async def _one(self, message: Message) -> None:
         try:
-            result = callback(message)
-            if inspect.isawaitable(result):
-                await result
-        except Exception as error:
-            self.sync.serving.failed(message, error)
-        else:
-            self.sync.serving.returned(message)
+            with self.sync.serving.attempt(message) as callback:
+                result = callback(message)
+                if inspect.isawaitable(result):
+                    await result
+        except LakequeueError as error:
+            self._connection.sync.report(str(error))
 
     async def set_max_backlog(self, max_backlog: int) -> None:
         """Change this subscription's backlog (B3)."""
@@ -266,6 +285,7 @@ class AsyncConsumer:
         if working is not None and working is not current and not working.done():
             await asyncio.wait([working], timeout=CLOSE_S)
         await self._connection.call(self.sync.close)
+        self._connection.forget(self)
         self._arrived.set()
 
     async def __aenter__(self) -> AsyncConsumer:

@@ -130,9 +130,11 @@ class Binding:
 
     def hand_back(self, ids: str) -> None:
         """Messages return untouched: nobody has seen them (L5)."""
-        self._say(
-            commands.Returned(queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids)
-        )
+        self._say(self.untouched(ids))
+
+    def untouched(self, ids: str) -> commands.Returned:
+        """That nobody has seen these messages, to be said or asked."""
+        return commands.Returned(queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids)
 
     def set_backlog(self, max_backlog: int, timeout: float | None = None) -> None:
         """Change its backlog (B3); returns when nothing more is on its way here than fits."""

@@ -7,26 +7,33 @@ called in `serving`.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
+from ..protocol.errors import Moved
 from ..protocol.ids import format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
 from .binding import Binding, Wanted
 from .message import Message
 from .prefetch import Prefetch
-from .renewal import LIMIT, Renewal
+from .renewal import LIMIT, Leases
 from .serving import Serving
 from .session import Session
 from .settling import Settling
+from .transport import Record
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here
 PRIORITY_MAX = 255
+CLOSED = "the consumer is closed"
+RETURNED = f"returned to the queue: {CLOSED}"  # what became of its messages
+
+log = logging.getLogger("lakequeue.client")
 
 
 class Consumer:
@@ -73,12 +80,13 @@ class Consumer:
         self._wanted = Wanted(self.name, max_backlog, filter, acks, priority)
         self._lock = threading.RLock()
         self._closed = False  # nothing is received any more
-        self._ended = False  # nothing is settled any more: the subscription has ended
+        self._ended: str | None = None  # nothing is settled any more: what became of its messages
+        self._why: str | None = None  # it was not the application that closed it
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
-        self._renewal = Renewal(auto_renew_limit) if auto_renew else None
-        self._prefetch = Prefetch(self._lock)
+        self._leases = Leases(auto_renew_limit if auto_renew else None)
+        self._prefetch = Prefetch(self._lock, session.clock_ms)
         self._settling = Settling(
             session, self._lock, self._prefetch, self._arrivals, self._rule, lambda: self._ended
         )
@@ -86,6 +94,7 @@ class Consumer:
             session, self._prefetch, self._settling, self._rule, lambda: self._closed
         )
         self._subscription: Binding | None = None
+        self._untouched: list[int] = []  # ids that a lost subscription was sent
         try:
             self.subscribe()
         except BaseException:
@@ -100,8 +109,9 @@ class Consumer:
         session, bound = self._session, self._subscription
         if self._rule.mode == "pre_ack":
             self._settling.flush()
-        if bound is not None:  # it may live on after all: nothing may stay leased to it
-            bound.unbind()
+        if bound is not None:
+            self._report_untouched(bound)
+            bound.unbind()  # it may live on after all: nothing may stay leased to it
         with self._lock:
             new = Binding(session, self.queue, self._wanted)
             self._prefetch.reset()
@@ -119,6 +129,20 @@ class Consumer:
         except ConfigError:
             self.close()
             raise
+
+    def _report_untouched(self, bound: Binding) -> None:
+        """What was sent to a subscription that has ended, and nobody has seen, was no attempt (L5):
+        say so to the broker that has it now, before that gives it to anybody."""
+        self._untouched += [m.number for m in self._prefetch.take_untouched()]
+        if not self._untouched:
+            return
+        try:
+            self._session.request(bound.untouched(format_ranges(self._untouched)))
+        except Moved:  # the queue is on its way: nobody has heard it
+            raise
+        except LakequeueError as error:  # whether it was heard is not known: it is said once
+            self._session.report(f"what waited for consumer {self.name!r} counts: {error}")
+        self._untouched.clear()
 
     @property
     def subscription(self) -> str:
@@ -138,22 +162,45 @@ class Consumer:
     @property
     def has_messages(self) -> bool:
         """Whether a message is here that was not handed over yet."""
-        return bool(self._prefetch.buffer)
+        return self._prefetch.has_next
 
     # ------------------------------------------------------------ receiving
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when there is none within ``timeout`` seconds (None: for ever;
-        on ``memory://`` no call waits)."""
+        on ``memory://`` no call waits). Raises NotConnected when the consumer is closed, or its
+        queue deleted, also meanwhile."""
+        found = self.receive_many(1, timeout)
+        return found[0] if found else None
+
+    def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        """At most ``most`` messages: waits for the first, takes what is there of the rest."""
         self.check_open()
+        out: list[Message] = []
+        if most > 0:
+            self._wait(timeout)
+            self.check_open()
+        while len(out) < most and (message := self._hand_over()) is not None:
+            out.append(message)
+        self._settling.freshen(out)
+        return out
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until a message is here, or the consumer is closed."""
         if not self.has_messages:
-            self._settling.dups_ok_due()
-            if self._rule.mode in ("auto", "pre_ack"):
-                self._settling.flush()
+            self._send_acks()
             self._session.wait(lambda: self.has_messages or self._closed, timeout)
+
+    def _send_acks(self) -> None:
+        self._settling.dups_ok_due()
+        if self._rule.mode in ("auto", "pre_ack"):
+            self._settling.flush()
+
+    def _hand_over(self) -> Message | None:
         message = self._prefetch.hand_over()
         if message is None:
             return None
+        self._leases.begun(message.lease_ends, message.lease_ms)
         if self._session.spans is not None:
             self._session.spans.begin(message, self._prefetch.tracks(message))
         if self._rule.mode in ("auto", "pre_ack"):
@@ -162,32 +209,30 @@ class Consumer:
             self._settling.dups_ok()
         return message
 
-    def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
-        """Up to ``most`` messages: waits for the first, takes what is there of the rest."""
-        first = self.receive(timeout)
-        out = [first] if first is not None else []
-        while out and len(out) < most and self.has_messages:
-            message = self.receive(0)
-            if message is None:
-                break
-            out.append(message)
-        return out
-
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come, until the consumer is closed; on ``memory://`` while there are."""
+        """Messages as they come, until the consumer is closed; on ``memory://`` while there are.
+        Raises NotConnected when its queue is deleted."""
         while not self._closed:
-            message = self.receive(None)
-            if message is None:
+            self._wait(None)
+            if self._closed:
+                break
+            message = self.receive(0)
+            if message is not None:
+                yield message
+            elif not self._session.runner.waits:
                 return
-            yield message
+        self.check_why()
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
         """Call ``callback`` for each message, one after the other, in a thread of its own (C4).
 
         In mode `auto` the message is acknowledged when the callback returns, canceled when it
-        raises; the traceback is logged. On ``memory://`` the callback runs at once for what is
-        there, and for what comes as it comes; a message on which it failed comes again when the
-        clock moves, or `on_message` is called again.
+        raises; the traceback is logged. `sys.exit()` is an error like any: the thread goes on with
+        the next message. When the queue is deleted the consumer is closed, and an error logged.
+        On ``memory://`` the callback runs at once for what is there, and for what comes as it
+        comes, and `sys.exit()` or Ctrl-C are raised there too; a message on which it failed comes
+        again when the clock moves, or `on_message` is called again. Called again, it replaces the
+        callback.
         """
         self.check_open()
         self.serving.use(callback)
@@ -201,8 +246,8 @@ class Consumer:
         where: str | None = None,
     ) -> None:
         """Acknowledge by id, by range, up to an id, or by filter (L13). Exactly one is given."""
-        if self._ended or not self._session.is_open:
-            raise self._session.closed("the consumer is closed")
+        if self._ended is not None or not self._session.is_open:
+            raise self._session.closed(self._why or CLOSED)
         self._settling.ack_named(ids, up_to, where)
 
     # ------------------------------------------------------------ the rest
@@ -254,13 +299,17 @@ class Consumer:
 
     def _hand_back(self, room: int) -> None:
         untouched = self._prefetch.take_untouched(room)
-        if untouched:
-            self._settling.subscription.hand_back(format_ranges(m.number for m in untouched))
+        self._say_untouched(untouched)
 
-    def _end(self) -> None:
+    def _say_untouched(self, messages: list[Message]) -> None:
+        if messages:
+            self._settling.flush()
+            self._settling.subscription.hand_back(format_ranges(m.number for m in messages))
+
+    def _end(self, what: str = RETURNED) -> None:
         """The subscription is over: what was held here is not any more."""
         with self._lock:
-            self._closed = self._ended = True
+            self._closed, self._ended = True, what
             self._prefetch.clear()
             self._settling.reset()
         if self._subscription is not None:
@@ -280,51 +329,69 @@ class Consumer:
     def check_open(self) -> None:
         """Raise NotConnected once it is closed."""
         if self._closed or not self._session.is_open:
-            raise self._session.closed("the consumer is closed")
+            raise self._session.closed(self._why or CLOSED)
+
+    def check_why(self) -> None:
+        """Raise NotConnected if it was not the application that closed it."""
+        if self._why is not None:
+            raise self._session.closed(self._why)
 
     # ------------------------------------------------------------ called by the session
 
-    def on_record(self, value: bytes, offset: int) -> None:
+    def on_record(self, record: Record) -> None:
         """A delivery record: into the buffer, without what was seen already (C2)."""
-        deliveries = wire.decode_batch(value)
+        deliveries = wire.decode_batch(record.value or b"")
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
         with self._lock:
-            if deliveries.subscription != self.subscription or self._ended:
+            if deliveries.subscription != self.subscription or self._ended is not None:
                 return
             if deliveries.flow is not None:
                 self._arrivals.take(deliveries.flow, len(deliveries.ids), clock_ms)
             room = self._rule.backlog - len(self._prefetch.buffer)
-            new = self._prefetch.take(deliveries, self._settling, clock_ms, now_ms, offset)
+            new = self._prefetch.take(deliveries, self._settling, now_ms, record)
             if self._rule.mode == "pre_ack" and not self._closed:
                 # At most a backlog of it waits here; the rest is acknowledged as it is handed over.
                 self._settling.settle_on_arrival(new[: max(room, 0)])
-            if self._renewal is not None:
-                self._renewal.arrived(clock_ms)
+            if deliveries.lease_ms:
+                self._leases.begun(clock_ms + deliveries.lease_ms, deliveries.lease_ms)
+
+    def on_end(self, why: str) -> None:
+        """The subscription is over, and nobody here has asked for that: its queue was deleted."""
+        if self._closed:
+            return
+        self._why = f"{why}; the consumer is closed"
+        self._end(f"is no longer held: {why}")
+        log.error("consumer %r of queue %r: %s", self.name, self.queue, self._why)
+        self._session.wake()
 
     def tick(self) -> None:
-        """Called by the session now and then: acks that are due are sent, leases renewed."""
+        """Called by the session now and then: acks that are due are sent, leases looked after."""
         self._settling.dups_ok_due()
         self._settling.flush()
         self._settling.say_what_arrived()
-        if self._renewal is not None:
-            self._renew_due(self._renewal)
+        self._look_after_leases()
 
-    def _renew_due(self, renewal: Renewal) -> None:
+    def _look_after_leases(self) -> None:
+        """Renew what is to be renewed; hand back what waits here for too long (L5)."""
         clock_ms = self._session.clock_ms()
-        if clock_ms < renewal.look_at:
+        if clock_ms < self._leases.look_at:
             return
         with self._lock:
-            waiting = [*self._prefetch.held.values(), *self._prefetch.buffer]
-            for period_ms, messages in renewal.look(waiting, clock_ms).items():
+            held = [m for m in self._prefetch.held.values() if not m.settled]
+            waiting = [m for m in self._prefetch.buffer if self._prefetch.tracks(m)]
+            renewed, first = self._leases.look(held, waiting, clock_ms)
+            for period_ms, messages in renewed.items():
                 self._settling.renew(messages, period_ms)
+            if first is not None:
+                self._say_untouched(self._prefetch.take_untouched_from(first))
 
     def due(self) -> int | None:
         """When the next duty of `tick` is due, by the session's clock; None: none is."""
         times = [self._arrivals.due_at(self._rule.backlog), self._settling.dups_ok_at()]
-        if self._renewal is not None and (self._prefetch.held or self._prefetch.buffer):
-            times.append(self._renewal.look_at)
+        if self._prefetch.held or self._prefetch.buffer:
+            times.append(self._leases.look_at)
         return min((round(t) for t in times if t is not None), default=None)
 
     def forked(self) -> None:
         """Closed: this is a forked child."""
-        self._closed = self._ended = True
+        self._closed, self._ended = True, RETURNED

@@ -100,8 +100,8 @@ class Message:
 
     __slots__ = (
         "_dead", "_expires", "_headers", "_holder", "_lease_at", "_time", "delivery",
-        "delivery_count", "is_barrier", "key", "lease_ends", "number", "offset", "payload",
-        "priority", "queue", "settled", "span",
+        "delivery_count", "is_barrier", "key", "lease_ends", "lease_ms", "life_ends", "number",
+        "offset", "payload", "priority", "queue", "settled", "since", "span",
     )  # fmt: skip
 
     def __init__(
@@ -119,7 +119,10 @@ class Message:
         self.delivery_count = count
         self.priority = priority
         self.lease_ends = 0.0  # by the session's clock, which only grows; 0: it has no end
-        self._lease_at = 0  # the same by the clock on the wall, for people
+        self.lease_ms = 0.0  # how long the lease was when it began, or was renewed last
+        self._lease_at = 0  # its end by the clock on the wall, for people
+        self.life_ends = 0.0  # as lease_ends
+        self.since = 0.0  # when it came here, and then when it was handed over
         self._expires = expires
         self._time = time
         self.is_barrier = barrier
@@ -175,7 +178,16 @@ class Message:
     def lease(self, left_ms: float, clock_ms: float, now_ms: int) -> None:
         """The lease ends in so long from now on; 0: it has no end. For the consumer."""
         self.lease_ends = clock_ms + left_ms if left_ms else 0.0
+        self.lease_ms = left_ms
         self._lease_at = round(now_ms + left_ms) if left_ms else 0
+
+    def live(self, sent_ms: int, clock_ms: float) -> None:
+        """It has come, in a record of this time. How much of its life was left then is counted from
+        now on, so no clocks are compared. For the consumer."""
+        self.since = clock_ms
+        left_ms = self._expires - sent_ms
+        # Without a time in the record, or with clocks that differ: the engine sent what was alive.
+        self.life_ends = clock_ms + left_ms if self._expires and sent_ms > 0 < left_ms else 0.0
 
     @property
     def expires_at(self) -> datetime | None:

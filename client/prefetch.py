@@ -3,7 +3,8 @@
 A delivery has a number of its own, the same when it is sent again: by it what comes twice is
 recognised, and the application sees each delivery once (C2). What is handed over is *held*, in
 order of receipt, until it is settled. What was never handed over can be returned *untouched*, which
-is no attempt (L5).
+is no attempt (L5). A message whose lease or life has ended in the buffer is dropped: the engine
+gives it to somebody else, or to nobody (C6).
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ..protocol.ids import Ranges
 from ..protocol.outputs import Deliveries
 from .message import Holder, Message
+from .transport import Record
 
 SEEN_MAX = 200_000
 
 
 class Prefetch:
-    """One consumer's messages, under the consumer's lock."""
+    """One consumer's messages, under the consumer's lock. clock_ms: the session's clock."""
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: threading.RLock, clock_ms: Callable[[], float]) -> None:
         self._lock = lock
+        self._clock_ms = clock_ms
         self.buffer: deque[Message] = deque()
         self.held: dict[int, Message] = {}
         self.removes_on_send = False
@@ -66,15 +69,14 @@ class Prefetch:
 
     # ------------------------------------------------------------ coming in
 
-    def take(
-        self, d: Deliveries, holder: Holder, clock_ms: float, now_ms: int, offset: int
-    ) -> list[Message]:
+    def take(self, d: Deliveries, holder: Holder, now_ms: int, record: Record) -> list[Message]:
         """Put into the buffer what was not seen before; gives that. The lease counts from now.
-        offset: of their record."""
+        record: in which they came."""
+        clock_ms = self._clock_ms()
         with self._lock:
             if d.again:
                 self._remember_held(d)
-            seen, new = self._seen, []
+            seen, new, again = self._seen, [], False
             for i, number in enumerate(d.ids):
                 delivery = d.numbers[i]
                 if delivery in seen:
@@ -83,13 +85,18 @@ class Prefetch:
                 message = Message(
                     holder, d.queue, number, delivery, d.payloads[i], d.keys[i], d.headers[i],
                     d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier,
-                    d.dead.get(i), offset,
+                    d.dead.get(i), record.offset,
                 )  # fmt: skip
+                message.live(record.timestamp, clock_ms)
                 if d.lease_ms:
                     message.lease(d.lease_ms, clock_ms, now_ms)
                 if (before := self.held.pop(number, None)) is not None:
                     before.end_span("lost")
+                again = again or message.redelivered
                 new.append(message)
+            if again:  # an older delivery that nobody has seen is over
+                ids = {m.number for m in new}
+                self._remove(m for m in self.buffer if m.number in ids and self.tracks(m))
             self.buffer.extend(new)
             while len(seen) > self._seen_max:
                 seen.popitem(last=False)
@@ -104,17 +111,37 @@ class Prefetch:
 
     # ------------------------------------------------------------ going out
 
+    def is_over(self, message: Message, clock_ms: float) -> bool:
+        """Whether a message that waits here is nobody's to work on any more."""
+        if message.life_ends and clock_ms >= message.life_ends:
+            return True
+        ends = message.lease_ends
+        return bool(ends) and clock_ms >= ends and self.tracks(message)
+
+    @property
+    def has_next(self) -> bool:
+        """Whether something is here to be handed over."""
+        with self._lock:
+            buffer, clock_ms = self.buffer, self._clock_ms()
+            while buffer and self.is_over(buffer[0], clock_ms):
+                buffer.popleft()
+            return bool(buffer)
+
     def hand_over(self, passed_over: Collection[int] = ()) -> Message | None:
         """The next message for the application; ids of ``passed_over`` stay where they are."""
         with self._lock:
-            buffer = self.buffer
+            if not self.has_next:
+                return None
+            buffer, clock_ms = self.buffer, self._clock_ms()
             for at in range(len(buffer)):
-                if buffer[at].number not in passed_over:
-                    message = buffer[at]
-                    del buffer[at]
-                    if self.tracks(message):
-                        self.held[message.number] = message
-                    return message
+                message = buffer[at]
+                if message.number in passed_over or self.is_over(message, clock_ms):
+                    continue
+                del buffer[at]
+                message.since = clock_ms
+                if self.tracks(message):
+                    self.held[message.number] = message
+                return message
             return None
 
     def up_to(self, message: Message) -> list[Message]:
@@ -147,6 +174,14 @@ class Prefetch:
             taken = [m for m in self.buffer if self.tracks(m)][room:]
             self._remove(taken)
             return taken
+
+    def take_untouched_from(self, first: Message) -> list[Message]:
+        """Take out this one, and what waits behind it: so what comes again is in its order."""
+        with self._lock:
+            waiting = [m for m in self.buffer if self.tracks(m)]
+            at = next((i for i, m in enumerate(waiting) if m is first), len(waiting))
+            self._remove(waiting[at:])
+            return waiting[at:]
 
     def _remove(self, messages: Iterable[Message]) -> None:
         gone = {id(m) for m in messages}

@@ -100,6 +100,10 @@ class Runner(Protocol):
         """The session whose heartbeats keep a subscription."""
         ...
 
+    def ended(self, vpn: str, session: str, subscription: str) -> None:
+        """A subscription needs no heartbeats any more."""
+        ...
+
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """A subscription's heartbeats stop, as when its process is killed: an aid for tests."""
         ...

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,6 +25,8 @@ from .settling import Settling
 log = logging.getLogger("lakequeue.client")
 
 Callback = Callable[[Message], Any]
+Join = Callable[[float], None]
+Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.serve`
 
 
 class Serving:
@@ -46,17 +49,21 @@ class Serving:
         self._calling = False
         self._failed: set[int] = set()  # ids, at the moment `_failed_at`
         self._failed_at = -1.0
-        self._join: Callable[[float], None] = lambda _: None
+        self._alone = False  # callbacks run in a thread that nobody waits for
+        self._join: Join = lambda _: None
 
-    def use(self, callback: Callback) -> None:
-        """From now on call this one; what failed is tried once more."""
+    def use(self, callback: Callback, serve: Serve | None = None) -> None:
+        """From now on call this one; what failed is tried once more. serve: who calls, of the first
+        callback; the session's runner by default."""
         first, self._callback = self._callback is None, callback
         self._failed.clear()
         if first:
-            self._join = self._session.runner.serve(self.ready, self.work)
+            if serve is None:
+                serve, self._alone = self._session.runner.serve, self._session.runner.waits
+            self._join = serve(self.ready, self.work)
         else:
-            self._session.wait(lambda: True, 0)
-            self.work()
+            self._session.wake()
+            self._session.wait(lambda: True, 0)  # in memory it is called now
 
     def join(self, timeout_s: float) -> None:
         """Wait until the callback that runs has returned and no more will be called."""
@@ -64,7 +71,7 @@ class Serving:
 
     def ready(self) -> bool:
         """Whether it is worth looking."""
-        return bool(self._prefetch.buffer) or self._over()
+        return self._prefetch.has_next or self._over()
 
     def work(self) -> bool:
         """Call for each message that is here; False when the consumer is closed."""
@@ -79,15 +86,26 @@ class Serving:
         return not self._over() and self._session.is_open
 
     def _call(self, message: Message) -> None:
+        with self.attempt(message) as callback:
+            callback(message)
+
+    @contextlib.contextmanager
+    def attempt(self, message: Message) -> Iterator[Callback]:
+        """Gives the callback to be called with this message; what it returns or raises ends the
+        attempt. asyncio's CancelledError is an error like any. What ends a program (`sys.exit()`,
+        Ctrl-C) is one too, and raised again, unless this is a thread of its own: nobody would hear
+        it there, and the next message would wait for ever."""
         assert self._callback is not None
         spans = self._session.spans
         try:
             with nullcontext() if spans is None else spans.current(message):
-                self._callback(message)
-        except Exception as error:
-            self.failed(message, error)
+                yield self._callback
+        except BaseException as error:
+            self._failed_on(message, error)
+            if not isinstance(error, Exception | CancelledError) and not self._alone:
+                raise
         else:
-            self.returned(message)
+            self._returned(message)
 
     def begin(self) -> Message | None:
         """The next message for a callback; None when there is none."""
@@ -102,9 +120,10 @@ class Serving:
             self._settling.settle([message])
         elif self._rule.mode == "dups_ok":
             self._settling.working = message
+        self._settling.freshen([message])
         return message
 
-    def failed(self, message: Message, error: Exception) -> None:
+    def _failed_on(self, message: Message, error: BaseException) -> None:
         """The callback raised: logged with its traceback, and in some modes the message returns."""
         self._settling.working = None
         log.error(
@@ -120,7 +139,7 @@ class Serving:
             with contextlib.suppress(LeaseLost):  # it has come back by itself
                 self._settling.cancel_message(message, None)
 
-    def returned(self, message: Message) -> None:
+    def _returned(self, message: Message) -> None:
         """The callback has returned."""
         self._settling.working = None
         if self._rule.mode == "auto" and self._prefetch.holds(message):

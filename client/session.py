@@ -38,8 +38,12 @@ class Consuming(Protocol):
         """The number of the broker with which it is bound; None until it is."""
         ...
 
-    def on_record(self, value: bytes, offset: int) -> None:
-        """A record of deliveries, and where it stands in the inbox."""
+    def on_record(self, record: Record) -> None:
+        """A record of deliveries."""
+        ...
+
+    def on_end(self, why: str) -> None:
+        """The subscription is over, though nobody here has ended it."""
         ...
 
     def tick(self) -> None:
@@ -121,13 +125,17 @@ class Session(Speaking):
     def attach_consumer(self, subscription: str, consumer: Consuming) -> None:
         """Deliveries for this subscription go to this consumer, and to no earlier one of its."""
         for name in [n for n, c in self._consumers.items() if c is consumer]:
-            del self._consumers[name]
+            self._forget(name)
         self._consumers[subscription] = consumer
 
     def detach_consumer(self, subscription: str, consumer: Consuming) -> None:
         """No deliveries any more."""
-        self._consumers.pop(subscription, None)
+        self._forget(subscription)
         self._hooks.pop(consumer, None)
+
+    def _forget(self, subscription: str) -> None:
+        self._consumers.pop(subscription, None)
+        self.runner.ended(self.vpn, self.session, subscription)
 
     def attach_producer(self, producer_id: str, producer: Producing) -> None:
         """Receipts for this producer go to it."""
@@ -171,13 +179,16 @@ class Session(Speaking):
             framing = next((v for k, v in record.headers if k == FRAMING), b"")
             if framing == b"reply":
                 told = self._asked.pop(name, None)
+                answer = msgspec.json.decode(record.value or b"")
                 if told is not None:
                     self.is_silent = False
-                    told(msgspec.json.decode(record.value or b""))
+                    told(answer)
+                elif name in self._consumers:  # the engine has ended this subscription
+                    self._consumers[name].on_end(answer["result"]["ended"])
             elif framing == b"batch":
                 consumer = self._consumers.get(name)
                 if consumer is not None:
-                    consumer.on_record(record.value or b"", record.offset)
+                    consumer.on_record(record)
             return
         if record.topic == self._directory:
             self._hear_where(record)
@@ -274,6 +285,7 @@ class Session(Speaking):
             consumer.subscribe()
         except LakequeueError as error:
             self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
-            # The engine is away, or the queue is on its way: both may come back.
-            return not isinstance(error, Timeout | Moved)
+            if isinstance(error, Timeout | Moved):  # the engine or the queue may come back
+                return False
+            consumer.on_end(f"subscribing again failed: {error}")
         return True

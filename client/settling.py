@@ -22,10 +22,12 @@ from .prefetch import Prefetch
 from .session import Answer, Session
 from .values import duration_ms
 
+FRESH_PART = 0.9  # of a lease that is left: what is handed over with less is renewed
+
 
 class Settling:
-    """One consumer's; the `Holder` of its messages. over: whether the consumer is closed for good.
-    ``subscription`` is the one that it is bound with now."""
+    """One consumer's; the `Holder` of its messages. over: what became of its messages as it was
+    closed for good; None while it is not. ``subscription`` is the one that it is bound with now."""
 
     subscription: Binding
 
@@ -36,7 +38,7 @@ class Settling:
         prefetch: Prefetch,
         arrivals: FlowArrivals,
         rule: AckRule,
-        over: Callable[[], bool],
+        over: Callable[[], str | None],
     ) -> None:
         self._session = session
         self._lock = lock
@@ -89,8 +91,8 @@ class Settling:
             self._session.check_open()
         if not self._prefetch.tracks(message):
             return False
-        if self._over():
-            raise LeaseLost(f"message {message.id} returned to the queue: the consumer is closed")
+        if (over := self._over()) is not None:
+            raise LeaseLost(f"message {message.id} {over}")
         with self._lock:
             if not self._prefetch.holds(message):
                 raise LeaseLost(f"message {message.id} is no longer held by this consumer")
@@ -211,6 +213,18 @@ class Settling:
         self._last_dups_ack = self._session.clock_ms()
 
     # ------------------------------------------------------------ renewing
+
+    def freshen(self, messages: Iterable[Message]) -> None:
+        """These were handed over: who has waited long for that gets a whole lease to work in."""
+        clock_ms = self._session.clock_ms()
+        late = [
+            m
+            for m in messages
+            if 0 < m.lease_ends < clock_ms + m.lease_ms * FRESH_PART and self._prefetch.holds(m)
+        ]
+        if late:
+            self.flush()
+            self.renew(late, None)
 
     def renew(self, messages: list[Message], period_ms: int | None) -> None:
         """Extend leases. The client counts from before it asks: not longer than the engine does."""

@@ -106,7 +106,7 @@ class Threads:
         """See `Runner.serve`."""
 
         def run() -> None:
-            while work():
+            while _worked(self._session, work):
                 self.wait(ready, LOOK_S)
 
         thread = threading.Thread(target=run, daemon=True, name="lakequeue-callbacks")
@@ -122,9 +122,32 @@ class Threads:
         """See `Runner.session_of`: one for all."""
         return session
 
+    def ended(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.ended`: the session may have others."""
+
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
         raise ConfigError("kill: only on memory://; kill the process instead")
+
+
+def _worked(reference: weakref.ref[Duties], work: Callable[[], bool]) -> bool:
+    """Do some work; whether to go on. What cannot be said to Kafka now ends no consumer."""
+    try:
+        return work()
+    except Exception as error:
+        session = reference()
+        if session is None or not session.is_open:
+            return False
+        _report(session, error)
+        return True
+
+
+def _report(session: Duties, error: Exception) -> None:
+    if isinstance(error, LakequeueError):
+        session.report(str(error))
+    else:
+        log.error("something went wrong in the background", exc_info=error)
+    time.sleep(PAUSE_S)
 
 
 def _read(reference: weakref.ref[Duties]) -> None:
@@ -137,13 +160,9 @@ def _read(reference: weakref.ref[Duties]) -> None:
             session.receive(POLL_S)
             session.upkeep()
             session.beat()
-        except LakequeueError as error:
+        except Exception as error:  # whatever it was, heartbeats and acks must go on
             if session.is_open:
-                session.report(str(error))
-            time.sleep(PAUSE_S)
-        except Exception:  # whatever it was, heartbeats and acks must go on
-            log.exception("something went wrong in the background")
-            time.sleep(PAUSE_S)
+                _report(session, error)
         del session
 
 

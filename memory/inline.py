@@ -85,6 +85,10 @@ class Inline:
         self._engine.live(vpn, own)
         return own
 
+    def ended(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.ended`."""
+        self.silence(vpn, session, subscription)
+
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
         self._engine.silence(vpn, f"{session}/{subscription}")

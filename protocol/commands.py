@@ -243,7 +243,8 @@ class Renew(Named, frozen=True, kw_only=True, tag="renew"):
 
 
 class Returned(Named, frozen=True, kw_only=True, tag="return"):
-    """Messages come back untouched, as at a close: neither a cancel nor an attempt (L5)."""
+    """Messages come back untouched, as at a close: neither a cancel nor an attempt (L5). Where the
+    lease or the subscription has ended already, that delivery counts no more. Say it once."""
 
     queue: Name
     subscription: Name

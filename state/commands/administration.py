@@ -22,6 +22,7 @@ from ...protocol.carrying import Entry
 from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
+from ...protocol.outputs import Reply
 from ..bridges.bases import read_here
 from ..broker import Broker, bucket
 from ..header import QueueHeader
@@ -38,6 +39,7 @@ from ..storage import NEVER
 from . import given_definitions
 from .moving import because
 from .places import wanted_rows
+from .sessions import unbind
 from .task import Task
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import begin, cancel_all, resume
@@ -184,10 +186,21 @@ def delete(broker: Broker, vpn: str, queue: Queue, command: Delete) -> None:
     delivered (S7). They are removed in turn (`remove_messages`)."""
     leave(broker, queue)
     forget(broker, vpn, queue)
+    _tell_consumers(broker, vpn, queue)
     queue.header.deleted = True
     queue.header.faulted = ""
     broker.event("deleted", vpn, queue.definition.name)
     begin(broker, vpn, queue, Delete(queue=queue.definition.name))
+
+
+def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
+    """Their subscriptions are over, and none of them has asked for that: each is told in its
+    inbox, by its id."""
+    told = {"ended": f"queue {queue.definition.name!r} was deleted"}
+    for one in queue.header.subscriptions:
+        broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
+        if one.session:
+            unbind(broker, vpn, one.session, [queue.number, one.id])
 
 
 def forget(broker: Broker, vpn: str, queue: Queue) -> None:

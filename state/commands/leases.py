@@ -8,7 +8,7 @@ and journaled (L8); an ack for an id that this queue never held is kept for a wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ...protocol.ids import format_ranges, parse_ranges
 from ..broker import Broker
 from ..header import Subscription
 from ..limits import Budget
+from ..mesh.placement import LOCAL
 from ..message import LEASED, Event, apply
 from ..message.returning import give_back
 from ..queue import Queue
@@ -36,6 +37,7 @@ from .places import (
 )
 from .task import Task
 
+MOVED = "moved"  # why subscriptions end as their queue goes to another broker
 ROWS_OF_ONE = 100  # in which a message of another broker may stand here
 
 
@@ -123,10 +125,12 @@ def _remove(broker: Broker, queue: Queue, seqs: Array, name: str) -> int:
 
 
 def _held_parts(
-    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget
-) -> Iterator[Array]:
+    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
+    others: Callable[[Queue, Array], Array] = lambda _, seqs: seqs,
+) -> Iterator[Array]:  # fmt: skip
     """Of the named messages those that this subscription leases, part by part; others are passed
-    over and counted. ``task.done["over"]`` says in the end whether that was all."""
+    over and counted, but for those that ``others`` does something with. ``task.done["over"]`` says
+    in the end whether that was all."""
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
@@ -136,7 +140,9 @@ def _held_parts(
         task.cursor, task.done["over"] = part.next, part.last
         mine = queue.gather(part.seqs, "holder") == number
         if not mine.all():
-            ids = queue.gather(part.seqs[~mine], "id")
+            left = others(queue, part.seqs[~mine])
+            found = found or len(left) < len(part.seqs[~mine])
+            ids = queue.gather(left, "id")
             without_effect_of(broker, queue, ids, command.subscription, "not leased to it")
         found = found or bool(mine.any())
         yield part.seqs[mine]
@@ -210,8 +216,9 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
 
 
 def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
-    """Messages that the client never showed to anyone return: no attempt (L5, C3)."""
-    for seqs in _held_parts(broker, queue, task, command, budget):
+    """Messages that the client never showed to anyone return: no attempt (L5, C3). What has come
+    back by itself before, as its lease or the subscription ended, has had an attempt less."""
+    for seqs in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
         apply(
             broker, queue, seqs, Event.HAND_BACK, subscription=command.subscription,
             reason="untouched",
@@ -219,15 +226,31 @@ def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budge
     return bool(task.done["over"])
 
 
+def _take_back_attempts(queue: Queue, seqs: Array) -> Array:
+    """One attempt of each message did not take place; gives those that had none. What is leased now
+    has had one for that."""
+    left = [seqs[:0]]
+    for page, rows, where in queue.rows(seqs):
+        had = page.deliveries[rows] > (page.state[rows] == LEASED)
+        page.deliveries[rows[had]] -= 1
+        left.append(seqs[where][~had])
+        queue.changed(page)
+    return np.concatenate(left)
+
+
 def return_held(
     broker: Broker, queue: Queue, task: Task, subscription: Subscription, budget: Budget
 ) -> bool:
-    """Everything that a subscription holds returns, in place (L1, C3); whether that is all."""
+    """Everything that a subscription holds returns, in place (L1, C3); whether that is all. Nothing
+    dies of it that a local queue moves: its consumers go there too, and say what they had not seen.
+    Those of a distributed queue go to any of its hosts, which may not have it."""
     done = not subscription.held
     while not done and not budget.spent:
         part = held_pages(queue, task.cursor, subscription.number, budget)
         task.cursor = part.next
-        give_back(
+        follows = subscription.ending == MOVED and queue.definition.type == LOCAL
+        come_back = apply if follows else give_back
+        come_back(
             broker, queue, part.seqs, Event.RETURN, subscription=subscription.id,
             reason=subscription.ending,
         )  # fmt: skip

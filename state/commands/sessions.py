@@ -211,11 +211,11 @@ def unsubscribe(
         "unsubscribed", vpn, queue.definition.name, subscription=found.id, why=found.ending
     )
     if found.session:
-        _unbind(broker, vpn, found.session, [queue.number, found.id])
+        unbind(broker, vpn, found.session, [queue.number, found.id])
     return True
 
 
-def _unbind(broker: Broker, vpn: str, session: str, bound: list[Any]) -> None:
+def unbind(broker: Broker, vpn: str, session: str, bound: list[Any]) -> None:
     """A session has one subscription less; without any it needs no heartbeats."""
     key = _session_key(vpn, session)
     rest = [b for b in broker.values.read(key) or [] if b != bound]

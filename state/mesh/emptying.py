@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from ...protocol import commands as c
 from ...protocol.carrying import Entry
 from ...protocol.farewells import HandIn
+from ..commands.leases import MOVED
 from ..commands.turns import begin
 from ..routing import Routes
 from ..rules.deferred import take_over
@@ -106,7 +107,7 @@ def _is_empty(broker: Broker, vpn: str, queue: Queue) -> bool:
         header.leaving = [heir if owner is None else owner, 0]
         for one in list(header.subscriptions):
             ends = c.Unsubscribe(queue=name, subscription=one.id)
-            begin(broker, vpn, queue, ends, "moved", bounded=False)
+            begin(broker, vpn, queue, ends, MOVED, bounded=False)
     if header.depth > header.moving and queue.number not in broker.header.pending:
         to = broker.header.peers[header.leaving[0]].name
         begin(broker, vpn, queue, c.MoveQueue(queue=name, broker=to), bounded=False)

@@ -34,6 +34,7 @@ from ...protocol.queue_moves import Arrive, Expected, HandOver, QueueState
 from ..bridges import trails
 from ..bridges.bases import base_of
 from ..commands import administration
+from ..commands.leases import MOVED
 from ..commands.task import Task
 from ..commands.topic_subscriptions import add, remove, topics_of
 from ..commands.turns import begin
@@ -86,7 +87,7 @@ def expected(broker: Broker, sender: int, said: Expected) -> None:
         name = queue.definition.name
         for one in list(queue.header.subscriptions):
             ends = c.Unsubscribe(queue=name, subscription=one.id)
-            begin(broker, said.vpn, queue, ends, "moved", bounded=False)
+            begin(broker, said.vpn, queue, ends, MOVED, bounded=False)
         to = broker.header.peers[sender].name
         going = c.MoveQueue(queue=name, broker=to)
         begin(broker, said.vpn, queue, going, bounded=False)

@@ -329,7 +329,7 @@ def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:
         setattr(again, column, [0])
     again.payloads, again.keys, again.headers, again.flow = [b"{}"], [None], [None], (2, 2)
     (record,) = wire.encode([again])
-    consumer.on_record(record.value, 0)
+    consumer.on_record(record)
     assert drain(consumer) == []
     message.ack()
     assert bench.seen()["depth"] == 0

@@ -548,10 +548,12 @@ class Model:
         return True
 
     def hand_back(self, subscription: Subscription, message_id: int) -> None:
-        """L5: returned untouched, so it was no attempt."""
+        """L5: returned untouched, so it was no attempt; where it has returned already, as well."""
         queue = self.queues[subscription.queue]
         entry = queue.find(message_id)
-        if entry is not None and entry.holder is subscription:
+        if entry is not None and entry.holder is not subscription:
+            entry.deliveries -= entry.deliveries > (entry.holder is not None)
+        elif entry is not None:
             entry.deliveries -= 1
             self.give_back(queue, entry, "returned")
             self.dispatch()

@@ -90,7 +90,7 @@ def test_L4_to_the_millisecond(empty: Bench, wait: str, leased: int) -> None:
 def test_L4_many_periods_in_one_advance(empty: Bench) -> None:
     """Each deadline in between happens in its turn: five leases end in five seconds."""
     empty.define(lease_period="1s", max_deliveries=5)
-    empty.consumer()
+    empty.consumer().on_message(lambda _: None)
     empty.send()
     empty.advance("4999ms")
     assert empty.seen()["redelivered"] == 4

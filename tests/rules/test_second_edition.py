@@ -9,7 +9,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.errors import LakequeueError, LeaseLost
 from lakequeue.protocol.outputs import Deliveries, Receipts
-from lakequeue.state import DictStore
+from lakequeue.state import DictStore, Limits
 from rules.harness import Bench, drain, ids
 from rules.steps import (
     REPLY,
@@ -445,6 +445,27 @@ def test_X5_a_publishers_ttl_does_not_count_in_the_dead_message_queue(
     empty.admin.redrive("dead")
     empty.advance("2h")
     assert ids(empty.admin.browse("orders")) == [sent]
+
+
+def test_S7_consumers_of_a_deleted_queue_are_told_each_by_its_id() -> None:
+    steps = Steps()
+    steps.run([define(), define("other"), subscribe("a", session="s"), subscribe("b")])
+    steps.run([subscribe("c", queue="other", session="s")])
+    told = replies(steps.run([c.Delete(queue="orders")]))
+    ended = {"ended": "queue 'orders' was deleted"}
+    assert [(r.request, r.kind, r.result) for r in told] == [
+        ("a", "Ended", ended), ("b", "Ended", ended),
+    ]  # fmt: skip
+
+
+def test_S7_a_session_is_not_full_of_queues_that_were_deleted() -> None:
+    steps = Steps(limits=Limits(subscriptions=2))
+    for n in range(4):
+        bound = subscribe(f"c{n}", queue=f"q{n}", session="s", reply=REPLY)
+        assert not refused(steps.run([define(f"q{n}"), bound]))
+        steps.run([c.Delete(queue=f"q{n}")])
+    (alive,) = replies(steps.run([c.Heartbeat(session="s", reply=REPLY)]))
+    assert alive.result is False
 
 
 def test_S7_a_state_that_was_loaded_again_is_the_same() -> None:

@@ -32,7 +32,7 @@ def test_S1_leases_and_counts_survive_a_restart(empty: Bench) -> None:
     consumer = empty.consumer(backlog=2)
     for n in range(3):
         empty.send({"n": n})
-    empty.advance("6s")
+    empty.advance("1s")
     before = empty.seen()
     empty.engine.restart()
     after = empty.seen()
@@ -40,7 +40,7 @@ def test_S1_leases_and_counts_survive_a_restart(empty: Bench) -> None:
         k: before[k] for k in ("leased", "ready", "spooled", "delivered")
     }
     assert ids(drain(consumer)) == ["1", "2"]
-    empty.advance("4s")
+    empty.advance("9s")
     assert [m.delivery_count for m in drain(consumer)] == [2, 2]
 
 
