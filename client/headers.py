@@ -32,15 +32,16 @@ class HeaderOptions(NamedTuple):
 
 class Templates:
     """One producer's templates. reply: the partition of the receipts where it listens; durability:
-    what must have a message before it is answered."""
+    what must have a message before it is answered; start: the producer's name for its start."""
 
     def __init__(
         self, producer_id: str, reply: int,
-        durability: Literal["checkpoint", "delta"] = "checkpoint",
+        durability: Literal["checkpoint", "delta"] = "checkpoint", start: str = "",
     ) -> None:  # fmt: skip
         self._producer_id = producer_id
         self._reply = reply
         self._durability = durability
+        self._start = start
         self._made: dict[tuple[str, HeaderOptions], Template] = {}
 
     def of(self, destination: str, options: HeaderOptions) -> Template:
@@ -67,6 +68,7 @@ class Templates:
                 dmq=options.dmq_eligible,
                 reply=self._reply if persistent else 0,
                 durability=self._durability if persistent else "checkpoint",
+                start=self._start if persistent else "",
             )
         )
         before, name, after = header.partition(b'"seq":%d' % _SEQ)

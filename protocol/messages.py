@@ -41,7 +41,8 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for one that is
     no run; durability: ``delta`` where the answer is to wait until the Delta tables have it; after:
     the highest sequence to this destination of which the producer knows that it was refused as
-    ``moved``.
+    ``moved``; start: a name for this start of the producer's program, which counts from 1 again:
+    its sequences go on behind the last that the engine knows (P1).
     """
 
     to: Topic = ""
@@ -55,6 +56,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     count: int = 0
     durability: Literal["checkpoint", "delta"] = "checkpoint"
     after: int = 0
+    start: Name = ""
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)
@@ -78,6 +80,8 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"deliver_at: {header.deliver_at} – allowed is a time in epoch ms")
     if not 0 <= header.reply < 1 << 31:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
+    if header.start and not header.producer:
+        raise ValueError(f"start: {header.start!r} – it is a producer's, and 'producer' is missing")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
         raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
     if not 0 <= header.after < 1 << 62:
