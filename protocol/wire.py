@@ -236,8 +236,11 @@ def dead_headers(dead: dict[str, Any] | None) -> list[tuple[str, bytes]]:
     """What a dead message carries in its headers (X5)."""
     if not dead:
         return []
-    texts = {k: ",".join(v) if isinstance(v, list) else v for k, v in dead.items()}
-    return [(f"lq-dead-{k}", str(v).encode()) for k, v in texts.items() if v not in ("", None)]
+    first = dead.get("first") or {}
+    texts = {f"lq-dead-{k}": v for k, v in dead.items() if k != "first"}
+    texts |= {f"lq-first-dead-{k}": v for k, v in first.items()}
+    joined = {k: ",".join(v) if isinstance(v, list) else v for k, v in texts.items()}
+    return [(k, str(v).encode()) for k, v in joined.items() if v not in ("", None)]
 
 
 def _singles(d: Deliveries) -> Iterator[WireRecord]:
