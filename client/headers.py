@@ -21,13 +21,15 @@ Template = tuple[bytes, bytes]
 
 class HeaderOptions(NamedTuple):
     """What the header says besides the destination. ttl_ms: None for none; at: epoch ms of
-    delivery, None for at once; persistent: the engine answers."""
+    delivery, None for at once; persistent: the engine answers; delay_ms: until delivery, from when
+    Kafka has it."""
 
     ttl_ms: int | None
     priority: int
     at: int | None
     dmq_eligible: bool
     persistent: bool
+    delay_ms: int | None = None
 
 
 class Templates:
@@ -65,6 +67,7 @@ class Templates:
                 ttl_ms=options.ttl_ms,
                 priority=options.priority,
                 deliver_at=options.at,
+                delay_ms=options.delay_ms,
                 dmq=options.dmq_eligible,
                 reply=self._reply if persistent else 0,
                 durability=self._durability if persistent else "checkpoint",

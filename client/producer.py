@@ -244,7 +244,11 @@ class Producer:
             if not self._delivers_later:
                 return options
             deliver_at, delay = self._deliver_at, self._delay
-        return options._replace(at=delivery_ms(deliver_at, delay, self._session.now_ms()))
+        now_ms = self._session.now_ms()
+        at = delivery_ms(deliver_at, delay, now_ms)
+        if at is not None and delay is not None:  # no matter what this machine's clock says
+            return options._replace(delay_ms=at - now_ms)
+        return options._replace(at=at)
 
     def _send_alone(self, way: Outgoing, sent: Pending) -> None:
         """Send it as a record of its own. What Kafka's library does not take, as it is too large,

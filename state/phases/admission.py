@@ -146,6 +146,7 @@ class Admission:
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
         plain = record.key is None and record.headers is None and header.ttl_ms is None
+        plain = plain and header.delay_ms is None
         return plain and not self._alone and not self._refused
 
     def _block_end(self, records: Records, at: int) -> int | None:
