@@ -52,31 +52,20 @@ def define(
         admin = connection.admin()
         there = {queue["name"]: queue for queue in admin.queues()}
         if pairs:
-            wanted = [_one(pairs, there)]
+            wanted = [_one(pairs)]
         else:
             wanted = [queue for file in what for queue in _of_file(file, vpn)]
         for definition in wanted:
-            admin.define(definition)
+            admin.define(definition, replace=not pairs)
     _report([definition["name"] for definition in wanted], set(there), as_json)
 
 
-def _one(given: dict[str, str], there: dict[str, Any]) -> dict[str, Any]:
-    """The definition that KEY=VALUE means: over the one that is there, if there is one."""
+def _one(given: dict[str, str]) -> dict[str, Any]:
+    """The definition that KEY=VALUE means."""
     name = given.get("name") or given.get("topic")
     if not name:
         raise click.UsageError("say which queue: name=NAME")
-    return {**_defined(there.get(name)), **values_of(given), "name": name}
-
-
-def _defined(queue: dict[str, Any] | None) -> dict[str, Any]:
-    """A described queue's definition, as it would be written."""
-    if queue is None:
-        return {}
-    import msgspec
-
-    from ..definitions import QueueDefinition, to_wire
-
-    return to_wire(msgspec.convert(queue["definition"], QueueDefinition))
+    return {**values_of(given), "name": name}
 
 
 def values_of(given: dict[str, str]) -> dict[str, Any]:

@@ -58,9 +58,11 @@ class Admin:
         self._session = session
         self._epoch = session.epoch  # of the home whose messages were seen last
 
-    def define(self, definition: dict[str, Any]) -> None:
-        """Define a queue, or define it again (Q9). Raises ConfigError with every problem."""
-        self._session.request(commands.Define(definition=definition))
+    def define(self, definition: dict[str, Any], replace: bool = False) -> None:
+        """Define a queue, or define it again (Q9): then keys that are not named stay as they are,
+        and one that is None has its default again. replace: so has every key that is not named.
+        Raises ConfigError with every problem."""
+        self._session.request(commands.Define(definition=definition, replace=replace))
 
     def delete(self, queue: str) -> None:
         """Delete a queue; its messages are gone, not delivered (S7)."""

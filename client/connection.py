@@ -95,7 +95,7 @@ class Connection(Session):
             return
         errors: list[LakequeueError] = []
         try:
-            for producer in list(self._producers.values()):
+            for producer in self._producers():
                 try:
                     producer.close()
                 except LakequeueError as error:  # the others have something to send as well

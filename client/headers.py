@@ -21,26 +21,29 @@ Template = tuple[bytes, bytes]
 
 class HeaderOptions(NamedTuple):
     """What the header says besides the destination. ttl_ms: None for none; at: epoch ms of
-    delivery, None for at once; persistent: the engine answers."""
+    delivery, None for at once; persistent: the engine answers; delay_ms: until delivery, from when
+    Kafka has it."""
 
     ttl_ms: int | None
     priority: int
     at: int | None
     dmq_eligible: bool
     persistent: bool
+    delay_ms: int | None = None
 
 
 class Templates:
     """One producer's templates. reply: the partition of the receipts where it listens; durability:
-    what must have a message before it is answered."""
+    what must have a message before it is answered; start: the producer's name for its start."""
 
     def __init__(
         self, producer_id: str, reply: int,
-        durability: Literal["checkpoint", "delta"] = "checkpoint",
+        durability: Literal["checkpoint", "delta"] = "checkpoint", start: str = "",
     ) -> None:  # fmt: skip
         self._producer_id = producer_id
         self._reply = reply
         self._durability = durability
+        self._start = start
         self._made: dict[tuple[str, HeaderOptions], Template] = {}
 
     def of(self, destination: str, options: HeaderOptions) -> Template:
@@ -64,9 +67,11 @@ class Templates:
                 ttl_ms=options.ttl_ms,
                 priority=options.priority,
                 deliver_at=options.at,
+                delay_ms=options.delay_ms,
                 dmq=options.dmq_eligible,
                 reply=self._reply if persistent else 0,
                 durability=self._durability if persistent else "checkpoint",
+                start=self._start if persistent else "",
             )
         )
         before, name, after = header.partition(b'"seq":%d' % _SEQ)

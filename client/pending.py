@@ -21,10 +21,11 @@ class Receipt:
 
     message_id: text, None where the engine stored nothing (mode `non_persistent`, or discarded) or
     has not answered yet; discarded: acknowledged, but thrown away by a queue's policy (S4), and
-    then `reason` and `queue` say why and where. Another queue may have taken it.
+    then `reason` and `queue` say why and where. Another queue may have taken it. duplicate: the
+    engine had a message with this sequence already, and says again what became of that one (P1).
     """
 
-    __slots__ = ("message_id", "queue", "reason", "sequence")
+    __slots__ = ("duplicate", "message_id", "queue", "reason", "sequence")
 
     def __init__(
         self,
@@ -32,11 +33,13 @@ class Receipt:
         message_id: str | None,
         reason: str | None = None,
         queue: str | None = None,
+        duplicate: bool = False,
     ) -> None:
         self.sequence = sequence
         self.message_id = message_id
         self.reason = reason
         self.queue = queue
+        self.duplicate = duplicate
 
     @property
     def discarded(self) -> bool:
@@ -44,9 +47,10 @@ class Receipt:
         return self.reason is not None
 
     def __repr__(self) -> str:
+        what = f"message {self.message_id}"
         if self.discarded:
-            return f"<Receipt {self.sequence}: discarded by {self.queue!r}, {self.reason}>"
-        return f"<Receipt {self.sequence}: message {self.message_id}>"
+            what = f"discarded by {self.queue!r}, {self.reason}"
+        return f"<Receipt {self.sequence}: {what}{', a duplicate' if self.duplicate else ''}>"
 
 
 class Pending(Future[Receipt]):
@@ -61,6 +65,7 @@ class Pending(Future[Receipt]):
     to = ""  # the destination
     number = 0
     discarded: tuple[str | None, str | None] = (None, None)  # reason, queue
+    duplicate = False
 
     def __init__(self, condition: threading.Condition, seq: int, record: Any, at: float) -> None:
         self._condition = condition
@@ -86,7 +91,8 @@ class Pending(Future[Receipt]):
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return Receipt(self.seq, str(self.number) if self.number else None, *self.discarded)
+        number = str(self.number) if self.number else None
+        return Receipt(self.seq, number, *self.discarded, self.duplicate)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Rejected, or None for a message that was stored; waits as `result` does."""

@@ -10,10 +10,11 @@ import threading
 import time
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
-from ..protocol import ConfigError, NotConnected, Rejected, Timeout, WindowFull
+from ..protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
 from .following import Following
 from .gathering import RUN_BYTES
 from .headers import HeaderOptions, Templates, priority_of, ttl_ms
@@ -36,6 +37,11 @@ class Producer:
     ttl, priority, dmq_eligible, delivery_mode, deliver_at or delay: what holds for messages that
     say nothing else (P7). durability: ``delta`` answers, and returns from `send`, when the Delta
     table `messages` has the message, seconds later; its `pub_ack_time` is 15 s at least.
+
+    producer_id: a name that outlives the program. With its first message a producer takes the name
+    over from any other that has it: its sequences go on behind the last that the engine knows, and
+    the other's messages are refused from then on (P1). first_sequence: it counts by itself, and
+    takes over from nobody: a message with a sequence that the engine had is a `duplicate`.
     """
 
     def __init__(
@@ -46,7 +52,7 @@ class Producer:
         group_ack: int = 100,
         pub_ack_time: str | float = "2s",
         producer_id: str | None = None,
-        first_sequence: int = 1,
+        first_sequence: int | None = None,
         ttl: str | float | None = None,
         priority: int = 4,
         dmq_eligible: bool = True,
@@ -66,7 +72,10 @@ class Producer:
         if to_delta := durability == "delta":
             pub_ack_s = max(pub_ack_s, DELTA_PUB_ACK_S)
         self.producer_id = producer_id or session.new_name("producer")
-        self._first_sequence = first_sequence
+        self._first_sequence = first_sequence or 1
+        # Another start of the program may have used the name.
+        self._start = uuid4().hex if producer_id and first_sequence is None else ""
+        self._superseded = ""  # what the engine says of it
         self._deliver_at, self._delay = deliver_at, delay
         at = delivery_ms(deliver_at, delay, session.now_ms())
         self._delivers_later = at is not None
@@ -74,8 +83,9 @@ class Producer:
         self._lock = threading.RLock()
         self._closed = False
         self._templates = Templates(
-            self.producer_id, session.receipts_partition, "delta" if to_delta else "checkpoint"
-        )
+            self.producer_id, session.receipts_partition,
+            "delta" if to_delta else "checkpoint", self._start,
+        )  # fmt: skip
         self._pub_ack_s = pub_ack_s
         self._ways: dict[int, Outgoing] = {}  # by the broker's number
         self._following = Following(self._ways, self._way, session.broker_of)
@@ -138,11 +148,11 @@ class Producer:
         """What is known of a sent message by now; without a message id while it is on its way.
         Should it be refused, `flush` raises that."""
         with self._lock:
-            kept = self._following.keep_for_flush(sent) or any(
-                way.unanswered.keep_for_flush(sent) for way in self._ways.values()
-            )
-        if kept:
-            return Receipt(sent.seq, None)
+            if self._following.keep_for_flush(sent):
+                return Receipt(sent.seq, None)
+            for way in self._ways.values():
+                if way.unanswered.keep_for_flush(sent):
+                    return Receipt(way.unanswered.base + sent.seq, None)
         return sent.result()
 
     def send_async(
@@ -234,7 +244,11 @@ class Producer:
             if not self._delivers_later:
                 return options
             deliver_at, delay = self._deliver_at, self._delay
-        return options._replace(at=delivery_ms(deliver_at, delay, self._session.now_ms()))
+        now_ms = self._session.now_ms()
+        at = delivery_ms(deliver_at, delay, now_ms)
+        if at is not None and delay is not None:  # no matter what this machine's clock says
+            return options._replace(delay_ms=at - now_ms)
+        return options._replace(at=at)
 
     def _send_alone(self, way: Outgoing, sent: Pending) -> None:
         """Send it as a record of its own. What Kafka's library does not take, as it is too large,
@@ -307,7 +321,7 @@ class Producer:
                 self.flush(timeout)
         finally:
             self._closed = True
-            self._session.detach_producer(self.producer_id)
+            self._session.detach_producer(self.producer_id, self)
             for way in list(self._ways.values()):
                 way.unanswered.give_up()
             for sent in self._following.take_all():
@@ -323,6 +337,8 @@ class Producer:
     def _check_open(self) -> None:
         if self._closed or not self._session.is_open:
             raise self._session.closed("the producer is closed")
+        if self._superseded:
+            raise Rejected(Reason.SUPERSEDED.value, None, self._superseded)
 
     # ------------------------------------------------------------ called by the session
 
@@ -330,8 +346,11 @@ class Producer:
         """An answer of the engine."""
         number = value.get("broker", 0)
         way = self._ways.get(number)
-        if way is None:
+        if way is None or value.get("start", "") != self._start:
             return
+        for nack in value["nacks"]:
+            if nack["reason"] == Reason.SUPERSEDED:
+                self._superseded = nack["detail"]
 
         def moved(sent: Pending | None, untold: bool, nack: dict[str, Any]) -> None:
             way.note_moved(nack["queue"], nack["seq"])
@@ -370,8 +389,8 @@ def _check(
         raise ConfigError(f"group_ack: {group_ack!r} – allowed is a number of messages from 1")
     if (
         isinstance(first_sequence, bool)
-        or not isinstance(first_sequence, int)
-        or (first_sequence < 1)
+        or not isinstance(first_sequence, int | None)
+        or (first_sequence is not None and first_sequence < 1)
     ):
         raise ConfigError(f"first_sequence: {first_sequence!r} – sequences start at 1")
     if durability not in DURABILITIES:

@@ -101,7 +101,7 @@ class Session(Speaking):
     ) -> None:  # fmt: skip
         super().__init__(transport, runner, vpn, client_name, number, credentials)
         self._consumers: dict[str, Consuming] = {}
-        self._producers: dict[str, Producing] = {}
+        self._producing: dict[str, list[Producing]] = {}  # by their ids
         self._hooks: dict[Consuming, Callable[[], None]] = {}
         self.is_silent = False  # the last question at a close was not answered
         self._subscribing = False  # again, after the session was lost
@@ -117,7 +117,7 @@ class Session(Speaking):
         self.is_open = False
         for consumer in self._consumers.values():
             consumer.forked()
-        for producer in self._producers.values():
+        for producer in self._producers():
             producer.forked()
 
     # ------------------------------------------------------------ who listens
@@ -138,12 +138,17 @@ class Session(Speaking):
         self.runner.ended(self.vpn, self.session, subscription)
 
     def attach_producer(self, producer_id: str, producer: Producing) -> None:
-        """Receipts for this producer go to it."""
-        self._producers[producer_id] = producer
+        """Receipts for producers of this id go to it, as to any other that has it."""
+        self._producing[producer_id] = [*self._producing.get(producer_id, ()), producer]
 
-    def detach_producer(self, producer_id: str) -> None:
+    def detach_producer(self, producer_id: str, producer: Producing) -> None:
         """No receipts any more."""
-        self._producers.pop(producer_id, None)
+        others = [p for p in self._producing.pop(producer_id, ()) if p is not producer]
+        if others:
+            self._producing[producer_id] = others
+
+    def _producers(self) -> list[Producing]:
+        return [one for same in list(self._producing.values()) for one in same]
 
     def on_delivery(self, consumer: Consuming, hook: Callable[[], None]) -> None:
         """Call this when something may have been delivered."""
@@ -193,9 +198,11 @@ class Session(Speaking):
         if record.topic == self._directory:
             self._hear_where(record)
             return
-        producer = self._producers.get(name)
-        if producer is not None:
-            producer.on_receipt(msgspec.json.decode(record.value or b""))
+        producers = self._producing.get(name)
+        if producers:
+            receipt = msgspec.json.decode(record.value or b"")
+            for producer in producers:
+                producer.on_receipt(receipt)
 
     def _hear_where(self, record: Record) -> None:
         """A queue is elsewhere now: its consumers go there."""
@@ -223,7 +230,7 @@ class Session(Speaking):
         for consumer in list(self._consumers.values()):
             consumer.tick()
         now_s = time.monotonic()
-        for producer in list(self._producers.values()):
+        for producer in self._producers():
             producer.retransmit(now_s)
 
     def due(self) -> int | None:
@@ -234,7 +241,7 @@ class Session(Speaking):
     def send_gathered(self) -> None:
         """Send what producers have gathered."""
         try:
-            for producer in list(self._producers.values()):
+            for producer in self._producers():
                 producer.send_gathered()
         except LakequeueError as error:  # the messages are sent again, see `Unanswered.retransmit`
             self.report(str(error))

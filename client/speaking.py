@@ -31,6 +31,7 @@ log = logging.getLogger("lakequeue.client")
 
 REQUEST_TIMEOUT_S = 30.0
 ASKED_MOST = 1_000
+LOOK_FOR_OTHERS_S = 1.0
 LOOK_AGAIN_S = 0.1  # a queue that is on its way from one broker to another
 
 Answer = dict[str, Any]
@@ -73,6 +74,7 @@ class Speaking:
         self._publish_size = transport.partitions(self.publish_topic)
         self._commands_size = transport.partitions(self._commands)
         self._alone = self._commands_size == 1
+        self._looked_s = time.monotonic()
         transport.listen(deliveries, partition)
         transport.listen(receipts, self.receipts_partition)
         if not self._alone:
@@ -127,11 +129,26 @@ class Speaking:
 
     def learn(self, queue: str, hosts: dict[str, int]) -> None:
         """A broker says where a queue is: names and numbers."""
-        if self._alone:  # there is a second broker now
-            self._alone = False
-            self._publish_size = self._transport.partitions(self.publish_topic)
-            self._read_directory()
+        if self._alone:
+            self._meet_others()
         self._where.learn(queue, hosts)
+
+    def _meet_others(self) -> None:
+        """There is a second broker now."""
+        self._alone = False
+        self._publish_size = self._transport.partitions(self.publish_topic)
+        self._read_directory()
+
+    def _is_alone(self) -> bool:
+        """Whether the home has one broker still. A connection that is older than the second hears
+        of it nowhere, as long as it has no queue there: so who asks all of them looks."""
+        now_s = time.monotonic()
+        if self._alone and (now_s - self._looked_s >= LOOK_FOR_OTHERS_S or not self.runner.waits):
+            self._looked_s = now_s
+            self._commands_size = self._transport.partitions(self._commands)
+            if self._commands_size > 1:
+                self._meet_others()
+        return self._alone
 
     def _taker(self, command: commands.Command) -> int:
         """Whom a command is for: who keeps the directory, the queue's broker, or the home."""
@@ -288,6 +305,7 @@ class Speaking:
 
     def hosts_of(self, queue: str) -> dict[str, int]:
         """The brokers that host a queue, by name their numbers; none where nothing is known."""
+        self._is_alone()
         self.wait(lambda: True, 0)  # in memory: what is known of queues is what has come
         return self._where.hosts_of(queue)
 
@@ -313,7 +331,7 @@ class Speaking:
 
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
         """What every broker answers, one after the other, by number; ``ask`` asks one."""
-        if self._alone:
+        if self._is_alone():
             return ask(self.number)
         rows: list[Any] = []
         for broker in self.brokers():

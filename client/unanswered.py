@@ -46,6 +46,7 @@ class Unanswered:
         self._raised: set[int] = set()  # of the refused: `flush` has told of them
         self._asked = time.monotonic()  # the last receipt, or the last retransmission
         self._answered = 0  # the highest sequence that was answered
+        self.base = 0  # the producer counts from behind this sequence, as the engine has said
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -102,11 +103,16 @@ class Unanswered:
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
             waiting = self._waiting
+            self.base = base = value.get("base", 0)
             for dropped in value.get("discarded", ()):
-                sent = waiting.get(dropped["seq"])
+                sent = waiting.get(dropped["seq"] - base)
                 if sent is not None:
                     sent.discarded = dropped["reason"], dropped["queue"] or None
-            for first, count, start in value["runs"]:
+            for first, last in value.get("repeated", ()):
+                for seq, sent in waiting.items():
+                    sent.duplicate |= first <= seq + base <= last
+            for known, count, start in value["runs"]:
+                first = known - base
                 self._answered = max(self._answered, first + count - 1)
                 number = int(start)
                 for seq in range(first, first + count) if waiting else ():
@@ -114,10 +120,11 @@ class Unanswered:
                     if sent is not None:
                         settled.append((sent, number + seq - first if number else 0, None))
             for nack in value["nacks"]:
-                sent = waiting.pop(nack["seq"], None)
+                seq = nack["seq"] - base
+                sent = waiting.pop(seq, None)
                 if nack["reason"] == Reason.MOVED:
-                    moved(sent, nack["seq"] in self._untold, nack)
-                    self._untold.discard(nack["seq"])
+                    moved(sent, seq in self._untold, {**nack, "seq": seq})
+                    self._untold.discard(seq)
                 elif sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     self._keep_refused(sent, error)
@@ -126,6 +133,7 @@ class Unanswered:
                 self._untold.difference_update(sent.seq for sent, _, _ in settled)
         for sent, number, refused in settled:
             sent.record = None  # an application may keep its futures
+            sent.seq += base
             settle(sent, number, refused)
 
     def waits_for(self, queue: str) -> bool:

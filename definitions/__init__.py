@@ -14,6 +14,7 @@ from .configuration import (
 from .definition import (
     QueueDefinition,
     dead_message_ring,
+    defined_over,
     is_regex,
     parse_definition,
     redefine,
@@ -30,6 +31,7 @@ __all__ = [
     "SystemLimits",
     "VpnLimits",
     "dead_message_ring",
+    "defined_over",
     "hosts_of",
     "is_regex",
     "parse_configuration",

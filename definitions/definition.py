@@ -386,6 +386,28 @@ def _settle(values: _Values) -> dict[str, Any]:
     return settled
 
 
+# --- A definition over one that is there (Q9) ----------------------------------------------------
+
+_DERIVED = (
+    "default_publish_target", "underlying_topic", "fairness_model", "expiration_model",
+    "respect_ttl", "expiration", "permission",
+)  # fmt: skip
+
+
+def defined_over(old: QueueDefinition, mapping: dict[str, Any]) -> dict[str, Any]:
+    """What defines a queue again so that keys which are not named stay as they are; a key that is
+    None has its default again. What follows from other keys follows from the new ones."""
+    kept = to_wire(old)
+    for key in _DERIVED:
+        without = {other: value for other, value in kept.items() if other != key}
+        if key in kept and try_definition(without)[0] == old:
+            kept = without
+    named = dict(_untag(mapping, lambda *_: None) or mapping)
+    if "topic" in named:
+        kept.pop("name")
+    return {**kept, **named}
+
+
 # --- What others ask of a definition --------------------------------------------------------------
 
 

@@ -3,6 +3,13 @@
 Pure: text in, a `Program` out, which runs over a payload. The grammar stands in `grammar.lark`.
 """
 
-from .language import ExpressionError, Program, as_priority, compile_program, is_true
+from .language import ExpressionError, Program, as_priority, compile_program, is_true, predicate
 
-__all__ = ["ExpressionError", "Program", "as_priority", "compile_program", "is_true"]
+__all__ = [
+    "ExpressionError",
+    "Program",
+    "as_priority",
+    "compile_program",
+    "is_true",
+    "predicate",
+]

@@ -35,6 +35,9 @@ ATTRIBUTES = ("priority", "key")
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
+SHOWN_MAX = 200  # characters of an expression that is refused
+
+
 class ExpressionError(ValueError):
     """An expression cannot be read; its text is a sentence with what was found and expected (Q7).
 
@@ -473,3 +476,12 @@ def as_priority(value: Value) -> int:
     if type(value) is not float or not value > 0:  # not a number is not above 0 either
         return 0
     return PRIORITY_MAX if value >= PRIORITY_MAX else int(value)
+
+
+def predicate(name: str, text: str) -> Program:
+    """What an option of this name says; ValueError names the option and the expression."""
+    try:
+        return compile_program((text,))
+    except ExpressionError as error:
+        shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+        raise ValueError(f"{name}: {shown!r} – must be an expression: {error}") from error

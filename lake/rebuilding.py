@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import time as clock
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ import msgspec
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.folders import Folder, RemoteFolder
 from ..protocol.home_places import CHECKPOINTS, PLACES, TABLES, checkpoints_place, tables_place
+from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
 from ..state.broker import BrokerHeader
 from ..state.header import QueueHeader
@@ -44,6 +46,7 @@ from .past import Moment, as_of, brokers
 if TYPE_CHECKING:
     import duckdb
 
+NO_BATCH = -1  # of a checkpoint
 STEPS_AHEAD = 1_000_000  # more than were lost between two writings of the tables, by far
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000
@@ -218,7 +221,9 @@ def _one(
         journal=[s for s in moment.own.journal if (s.step or moment.step) > journaled],
     )  # fmt: skip
     depth = _queues(store, queues)
-    write_state(state_file(home, name), msgspec.msgpack.encode(own), sorted(store.pages.items()))
+    kept = msgspec.msgpack.encode(own)
+    write_state(state_file(home, name), kept, sorted(store.pages.items()))
+    _keep_snapshot(tables, moment, header.step, kept)
     time = datetime.fromtimestamp(moment.now / 1000, UTC)
     return Rebuilt(name, moment.step, time, len(depth), sum(depth), len(phantoms), moment.notes)
 
@@ -236,6 +241,28 @@ def _queues(store: DictStore, queues: list[list[str]]) -> list[int]:
                 queues.append([queue.definition.vpn, queue.definition.name])
                 depths.append(queue.depth)
     return depths
+
+
+def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:
+    """What the new home begins with, as a snapshot: its steps follow on no step that the tables
+    have, so without it nobody could go back to them before the engine writes its first."""
+    import deltalake
+    import pyarrow as pa
+
+    table = delta_table(tables / "snapshots")
+    schema = pa.schema(table.schema().to_arrow())
+    now = datetime.fromtimestamp(moment.now / 1000, UTC)
+    same = {
+        "broker": moment.broker, "step": step, "now": now, "date": now.date(), "batch": NO_BATCH,
+        "whole": True,
+    }  # fmt: skip
+    crcs = {page: zlib.crc32(page.encode() + value) for page, value in moment.store.pages.items()}
+    rows = [
+        {**same, "page": page, "value": value, "crc": crcs[page]}
+        for page, value in moment.store.pages.items()
+    ]
+    rows.append({**same, "page": "", "value": own, "crc": sum(crcs.values()) % CRC_MODULUS})
+    deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
 
 
 def _close(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..client.values import time_ms
-from ..expressions import Program, compile_program, is_true
+from ..expressions import Program, is_true, predicate
 from ..protocol.errors import ConfigError, Rejected
 from ..protocol.ids import parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
@@ -150,7 +150,7 @@ class _Chosen:
         }  # fmt: skip
         try:
             self._ranges = None if ids is None else parse_ranges(ids)
-            self._program: Program | None = None if where is None else compile_program((where,))
+            self._program: Program | None = None if where is None else predicate("where", where)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 

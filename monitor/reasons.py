@@ -22,6 +22,7 @@ from ..expressions import compile_program, is_true
 LOOKED_AT = 200  # messages that are worth looking at
 NAMES_MAX = 5
 DEAD = "lq-dead-reason"  # a header of every dead message (X5)
+NO_MATCH = "no consumer's filter matches"
 _PER_FLOW = "max_delivered_unacked_per_flow"
 
 Queue = Mapping[str, Any]
@@ -72,6 +73,10 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     if name == "faulted":
         text = f"The queue is faulted:{detail}. Define it again to have it looked at anew."
         return [Waiting("faulted", text)]
+    if name == NO_MATCH:
+        found = _not_blocked(queue, messages)
+        text = f"No consumer's filter takes what is ready: {_filters(queue['consumers'])}."
+        return found or [Waiting("filter", text)]
     if blocked:
         return [Waiting("blocked", f"The engine says: {blocked}.")]
     return _not_blocked(queue, messages)

@@ -85,9 +85,11 @@ class Peers(Command, frozen=True, tag="peers"):
 
 
 class Define(Command, frozen=True, tag="define"):
-    """Define a queue, or define it again (Q9)."""
+    """Define a queue, or define it again (Q9). replace: keys that are not named have their default
+    then; else they stay as they are, and null gives one its default."""
 
     definition: dict[str, Any]
+    replace: bool = True
 
 
 class Delete(Command, frozen=True, tag="delete"):

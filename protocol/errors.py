@@ -101,6 +101,7 @@ class Reason(enum.StrEnum):
     MALFORMED = "malformed"
     AWAITING_BROKERS = "awaiting_brokers"  # too much waits for votes of other brokers
     NO_TABLES = "no_tables"  # it was to be in the Delta tables first, and cannot be
+    SUPERSEDED = "superseded"  # a producer with the same id has started since
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Why a message is dead (X5).
     EXPIRED = "expired"

@@ -37,11 +37,12 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     to: queue or topic, or ``#queue/`` and the name of a queue that alone gets it; producer, seq:
     for de-duplication and receipts (P1); ttl_ms: from publish (X4); priority: 0–255; deliver_at:
-    epoch ms (L12); dmq: may go to a dead message queue (P7); reply: the partition of
-    ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for one that is
-    no run; durability: ``delta`` where the answer is to wait until the Delta tables have it; after:
-    the highest sequence to this destination of which the producer knows that it was refused as
-    ``moved``.
+    epoch ms, delay_ms: from publish (L12); dmq: may go to a dead message queue (P7); reply: the
+    partition of ``<vpn>.receipts`` where the producer listens; count: messages in the record, 0 for
+    one that is no run; durability: ``delta`` where the answer is to wait until the Delta tables
+    have it; after: the highest sequence to this destination of which the producer knows that it was
+    refused as ``moved``; start: a name for this start of the producer's program, which counts from
+    1 again: its sequences go on behind the last that the engine knows (P1).
     """
 
     to: Topic = ""
@@ -55,6 +56,8 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     count: int = 0
     durability: Literal["checkpoint", "delta"] = "checkpoint"
     after: int = 0
+    start: Name = ""
+    delay_ms: int | None = None
 
 
 _decoder = msgspec.json.Decoder(PublishHeader)
@@ -76,8 +79,14 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed is a positive number of milliseconds")
     if header.deliver_at is not None and not 0 <= header.deliver_at < TIME_MS_MAX:
         raise ValueError(f"deliver_at: {header.deliver_at} – allowed is a time in epoch ms")
+    if header.delay_ms is not None and not 0 <= header.delay_ms <= DURATION_MS_MAX:
+        raise ValueError(f"delay_ms: {header.delay_ms} – allowed is a number of milliseconds")
+    if header.delay_ms is not None and header.deliver_at is not None:
+        raise ValueError("deliver_at, delay_ms: both are given – allowed is one of them")
     if not 0 <= header.reply < 1 << 31:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
+    if header.start and not header.producer:
+        raise ValueError(f"start: {header.start!r} – it is a producer's, and 'producer' is missing")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
         raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
     if not 0 <= header.after < 1 << 62:

@@ -51,6 +51,8 @@ class Receipts:
     acknowledged without being stored (discarded, or stored longer ago than is remembered).
     nacks: ``(seq, reason, queue, detail)``; discarded: ``(seq, reason, queue)`` of messages that
     are acknowledged, but that a queue threw away (S4). broker: the number of who says it.
+    repeated: ``[first_seq, last_seq]`` of what is answered once more (P1). start: of the producer,
+    which alone is told; base: it counts from behind this sequence.
     """
 
     vpn: str
@@ -61,6 +63,9 @@ class Receipts:
     nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
     discarded: list[tuple[int, str, str]] = field(default_factory=list)
     broker: int = 0
+    repeated: list[list[int]] = field(default_factory=list)
+    start: str = ""
+    base: int = 0
 
 
 @dataclass(slots=True)

@@ -236,8 +236,11 @@ def dead_headers(dead: dict[str, Any] | None) -> list[tuple[str, bytes]]:
     """What a dead message carries in its headers (X5)."""
     if not dead:
         return []
-    texts = {k: ",".join(v) if isinstance(v, list) else v for k, v in dead.items()}
-    return [(f"lq-dead-{k}", str(v).encode()) for k, v in texts.items() if v not in ("", None)]
+    first = dead.get("first") or {}
+    texts = {f"lq-dead-{k}": v for k, v in dead.items() if k != "first"}
+    texts |= {f"lq-first-dead-{k}": v for k, v in first.items()}
+    joined = {k: ",".join(v) if isinstance(v, list) else v for k, v in texts.items()}
+    return [(k, str(v).encode()) for k, v in joined.items() if v not in ("", None)]
 
 
 def _singles(d: Deliveries) -> Iterator[WireRecord]:
@@ -283,25 +286,29 @@ def _receipts(r: Receipts) -> Iterator[WireRecord]:
         later = nacks[start + RECEIPT_NACKS : start + RECEIPT_NACKS + 1]
         up_to = min([r.up_to, *(seq - 1 for seq, *_ in later)])
         first = start == 0
-        yield _receipt(r, up_to, part, r.runs if first else [], r.discarded if first else [])
+        yield _receipt(r, up_to, part, first)
 
 
 def _receipt(
-    r: Receipts, up_to: int, nacks: list[tuple[int, str, str, str]], runs: list[list[int]],
-    discarded: list[tuple[int, str, str]],
-) -> WireRecord:  # fmt: skip
+    r: Receipts, up_to: int, nacks: list[tuple[int, str, str, str]], first: bool
+) -> WireRecord:
+    """first: what is not about refusals is in the first of several records."""
     value = {
         **({"broker": r.broker} if r.broker else {}),
         "producer": r.producer,
         "up_to": up_to,
-        "runs": [[first, count, str(number)] for first, count, number in runs],
+        "runs": [[seq, count, str(number)] for seq, count, number in r.runs if first],
         "nacks": [
             {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
             for seq, reason, queue, detail in nacks
         ],
         "discarded": [
-            {"seq": seq, "reason": reason, "queue": queue} for seq, reason, queue in discarded
+            {"seq": seq, "reason": reason, "queue": queue}
+            for seq, reason, queue in r.discarded
+            if first
         ],
+        **({"repeated": r.repeated} if r.repeated and first else {}),
+        **({"start": r.start, "base": r.base} if r.start else {}),
     }
     return WireRecord(
         topics.topic(r.vpn, topics.RECEIPTS), r.partition, r.producer.encode(), _json(value)

@@ -17,7 +17,7 @@ from ..expressions import as_priority, is_true
 from ..protocol.errors import Reason
 from .message.entry import enter
 from .rules.deferred import came_early, settle_arrivals
-from .rules.edits import GOING_BACK, dead_part, edits_part
+from .rules.edits import FIRST, GOING_BACK, dead_part, edits_part
 from .rules.entering import lane_of, over_quota, program_of
 from .rules.lifetime import expires_at
 from .storage import NEVER, Array
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def dead_letter(
     broker: Broker, queue: Queue, ids: Array, sizes: Array, counts: Array, reason: str,
-    detail: str, edits: dict[int, dict[str, Any]],
+    detail: str, along: dict[int, dict[str, Any]],
 ) -> None:  # fmt: skip
-    """Messages have left the queue as dead: their matches move, or are let go. edits: what was
-    edited of some, by id (R6)."""
+    """Messages have left the queue as dead: their matches move, or are let go. along: what goes
+    along with some (`carried_on`), by id."""
     target, why = _target(broker, queue)
     allowed = broker.spool.gather(ids, "dmq").astype(bool)
     moved: list[int] = []
@@ -42,8 +42,8 @@ def dead_letter(
     if target is not None and takes_as_they_are(target, int(sizes.sum())):
         plain = allowed & broker.spool.may_move(ids, queue.number, target.number)
         plain &= ~broker.spool.may_stand_twice(ids)
-        if edits:
-            plain &= ~np.isin(ids, np.fromiter(edits, np.uint64, len(edits)))
+        if along:
+            plain &= ~np.isin(ids, np.fromiter(along, np.uint64, len(along)))
     # In their order: what goes together goes together with its neighbours only.
     for run in np.split(np.arange(len(ids)), np.flatnonzero(np.diff(plain)) + 1):
         if target is not None and plain[run[0]]:
@@ -60,7 +60,7 @@ def dead_letter(
                 why = refusal or why
                 continue
             moved.append(number)
-            one = {**about, "deliveries": int(counts[at]), **edits.get(number, {})}
+            one = {**about, "deliveries": int(counts[at]), **along.get(number, {})}
             _move(broker, queue, target, number, size, one)
     if moved and target is not None:
         enter(broker, target)
@@ -222,4 +222,6 @@ def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:
     changed = {**dead, "queue": names[0], "also": names[1:]}
     if not names[1:]:
         del changed["also"]
+    if names[0] != dead["queue"]:
+        changed.pop(FIRST, None)
     return changed

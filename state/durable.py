@@ -42,15 +42,17 @@ def refusal_of_tables(broker: Broker, header: PublishHeader) -> str:
 def answer(broker: Broker, producer: ProducerHistory) -> None:
     """Say what became of a producer's messages of this step: what is to be in the tables first is
     said later."""
-    receipt = producer.close(broker)
+    receipts = producer.close(broker)
     marks = broker.values.read(_MARKS) or {} if producer.needs else {}
-    if broker.header.tables is None or _reached(producer.needs, marks):
-        broker.emit(receipt)
-        return
-    if receipt.nacks:
-        broker.emit(replace(receipt, up_to=0, runs=[], discarded=[]))
-    if receipt.runs:
-        _hold(broker, receipt, producer.needs)
+    reached = broker.header.tables is None or _reached(producer.needs, marks)
+    for receipt in receipts:
+        if reached:
+            broker.emit(receipt)
+            continue
+        if receipt.nacks:
+            broker.emit(replace(receipt, up_to=0, runs=[], discarded=[], repeated=[]))
+        if receipt.runs:
+            _hold(broker, receipt, producer.needs)
 
 
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
@@ -81,10 +83,13 @@ def say_held(broker: Broker) -> None:
         header.held_due = _reached(entry[-1], marks)
         if not header.held_due:
             return
-        vpn, name, up_to, partition, runs, discarded, *removed, _needs = entry
-        number = removed[0] if removed else header.number
+        vpn, name, up_to, partition, runs, discarded, *rest, _needs = entry
+        defaults: list[Any] = [header.number, "", 0, []]
+        number, start, base, repeated = rest + defaults[len(rest) :]
         gone = [tuple(one) for one in discarded]
-        broker.emit(Receipts(vpn, name, up_to, partition, runs, [], gone, number))
+        broker.emit(
+            Receipts(vpn, name, up_to, partition, runs, [], gone, number, repeated, start, base)
+        )
         header.held_first += 1
         if header.held_first % PER_PAGE == 0:
             broker.values.write(f"H/{header.held_first // PER_PAGE - 1}", None)
@@ -98,7 +103,9 @@ def _hold(broker: Broker, receipt: Receipts, needs: dict[str, int]) -> None:
         receipt.vpn, receipt.producer, receipt.up_to, receipt.partition,
         [list(run) for run in receipt.runs], [list(one) for one in receipt.discarded], needs,
     ]  # fmt: skip
-    if receipt.broker != header.number:  # it speaks for one that was removed
+    if receipt.start or receipt.repeated:
+        entry[-1:-1] = [receipt.broker, receipt.start, receipt.base, receipt.repeated]
+    elif receipt.broker != header.number:  # it speaks for one that was removed
         entry.insert(-1, receipt.broker)
     broker.values.write(key, [*(broker.values.read(key) or []), entry])
     header.held_next += 1

@@ -8,9 +8,13 @@ One whose queue was on its way is refused as *moved*: its producer sends it agai
 sequence, when it has heard of that. What it had sent to the same destination before it heard stands
 behind that one, so it is refused too, wherever the queue is by then (O1); and so is a copy of the
 refused one, which is stored elsewhere by then. What the producer has heard its messages say.
+A program that starts again under its producer's name counts from 1 again and gives its *start* a
+name: its sequences go on behind the last that is known. From its first message on the producer's
+name is that start's: what an earlier one sends is refused as *superseded*, for nobody can tell a
+program that died from one that hangs. Who counts by itself names no start, and takes over nothing.
 Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
-stored), `RUNS_MAX` runs of ids, and `MOVED_MAX` destinations; a producer that has been silent for
-`Limits.producer_idle_ms` is forgotten.
+stored), `RUNS_MAX` runs of ids, `MOVED_MAX` destinations, and `STARTS_MAX` starts; a producer that
+has been silent for `Limits.producer_idle_ms` is forgotten.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from ..protocol import topics
 from ..protocol.errors import Reason
+from ..protocol.messages import PublishHeader
 from ..protocol.outputs import Receipts
 from .storage import NEVER, ValuePages
 
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 GAPS_MAX = 10_000
 RUNS_MAX = 64
 MOVED_MAX = 1_000  # destinations whose queue was on its way
+STARTS_MAX = 100
+SEQUENCE_MAX = (1 << 62) - 1
 REPEATS_MAX = 10_000  # sequences that one answer to a repetition speaks of, beside the runs
 
 
@@ -53,6 +62,7 @@ class ProducerHistory:
     """One producer during a step."""
 
     __slots__ = (
+        "_finished",
         "_fresh",
         "_key",
         "_repeated",
@@ -67,6 +77,7 @@ class ProducerHistory:
         "receipt",
         "refusals",
         "runs",
+        "starts",
     )  # fmt: skip
 
     def __init__(self, values: ValuePages, vpn: str, name: str, home: str = "") -> None:
@@ -83,9 +94,52 @@ class ProducerHistory:
         # What the Delta tables must have before it is answered, see `durable`.
         self.needs: dict[str, int] = known[6] if known and known[6:] else {}
         self.moved: dict[str, int] = known[7] if known and known[7:] else {}
+        # The names of its starts, and the highest sequence as each took over.
+        self.starts: list[list[Any]] = known[8] if known and known[8:] else []
         self._fresh = True
         self.receipt = Receipts(vpn, name, 0)
-        self._repeated: int | None = None
+        self._finished: list[Receipts] = []  # of this step: they are not changed any more
+        self._repeated: list[list[int]] = []  # sequences that came again
+
+    def listens(self, partition: int, start: str) -> None:
+        """Who sent what is looked at next: there it reads its receipts. What was said so far in
+        this step goes to who sent that. A start that is new takes over; what is missing by then
+        comes no more, or is refused, so nobody waits for it."""
+        said = self.receipt
+        if (partition, start) == (said.partition, said.start):
+            return
+        self._finish_receipt()
+        self.receipt.partition, self.receipt.start = partition, start
+        if start and not any(start == name for name, _ in self.starts):
+            self.starts = [*self.starts, [start, self.high]][-STARTS_MAX:]
+            self.refusals = sorted([*self.refusals, *self.gaps])
+            self.gaps, self.moved = [], {}
+        self.receipt.base = next((base for name, base in self.starts if name == start), 0)
+
+    def numbered(self, header: PublishHeader) -> PublishHeader:
+        """As one of its starts says it, under the producer's sequences."""
+        base = self.receipt.base
+        after = header.after + base if header.after else 0
+        return msgspec.structs.replace(header, seq=header.seq + base, after=after)
+
+    def is_superseded(self, seq: int) -> bool:
+        """Whether this is of an earlier start, and not of what was taken from it in its time."""
+        return seq > self._most() or (self._is_earlier() and _holds(self.refusals, seq))
+
+    def _is_earlier(self) -> bool:
+        return bool(self.receipt.start) and self.receipt.start != self.starts[-1][0]
+
+    def _most(self) -> int:
+        """The highest sequence that is the speaking start's: where the next one began."""
+        if not self._is_earlier():
+            return SEQUENCE_MAX
+        names = [name for name, _ in self.starts]
+        following: int = self.starts[names.index(self.receipt.start) + 1][1]
+        return following
+
+    def refused_as_superseded(self, seq: int, detail: str) -> None:
+        """The message is of an earlier start; this sequence is the later one's."""
+        self.receipt.nacks.append((seq, Reason.SUPERSEDED.value, "", detail))
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence was not seen before; it counts as seen from now on."""
@@ -137,7 +191,7 @@ class ProducerHistory:
 
     def is_held(self, seq: int) -> bool:
         """Whether it is not decided yet."""
-        return any(first <= seq <= last for first, last in self.held)
+        return _holds(self.held, seq)
 
     def let_go(self, seq: int) -> None:
         """It is decided, and answered next."""
@@ -154,30 +208,39 @@ class ProducerHistory:
 
     def repeat(self, seq: int) -> None:
         """Answer a sequence that was stored as it was answered before."""
-        if self._repeated is None or seq < self._repeated:
-            self._repeated = seq
+        if not _holds(self._repeated, seq):
+            _put(self._repeated, seq)
 
     def _answer_repeats(self) -> None:
         """Who asks again has missed receipts: tell of that sequence and all that followed."""
-        if self._repeated is None:
+        if not self._repeated:
             return
+        asked = self._repeated[0][0]
+        most = min(self.high, self._most())
         # What is new in this step may fill a gap before it: it is told of too.
-        seq = min([self._repeated, *(run[0] for run in self.receipt.runs)])
+        fresh = [[first, first + count - 1] for first, count, _ in self.receipt.runs]
+        seq = min([asked, *(first for first, _ in fresh)])
         known: list[list[int]] = []
         for first, count, start in self.runs:
             skip = max(seq - first, 0)
+            count = min(count, most - first + 1)
             if skip < count:
                 known.append([first + skip, count - skip, start + skip if start else 0])
         # Runs stand as they came, and what was sent again came late: look at all of them.
-        if not any(first <= self._repeated < first + count for first, count, _ in known):
-            known.insert(0, [self._repeated, self._settled_from(self._repeated, known), 0])
+        if not any(first <= asked < first + count for first, count, _ in known):
+            known.insert(0, [asked, self._settled_from(asked, known, most), 0])
         self.receipt.runs = known
+        told = [[first, first + count - 1] for first, count, _ in known]
+        repeated = _without(told, fresh)
+        self.receipt.repeated = sorted([*repeated, *_without(self._repeated, repeated)])
+        self._repeated = []
 
-    def _settled_from(self, seq: int, known: list[list[int]]) -> int:
+    def _settled_from(self, seq: int, known: list[list[int]], most: int) -> int:
         """How many sequences from one that is settled on are so too, up to the next whose id is
-        remembered: who sends much again is not answered message by message. Bounded, since gaps
-        that are no longer remembered count as settled, however wide they were."""
-        starts = [self.high + 1, *(first for first, _, _ in known)]
+        remembered, or up to ``most``: who sends much again is not answered message by message.
+        Bounded, since gaps that are no longer remembered count as settled, however wide they
+        were."""
+        starts = [most + 1, *(first for first, _, _ in known)]
         starts += [first for ranges in (self.gaps, self.refusals) for first, _ in ranges]
         return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)
 
@@ -185,9 +248,22 @@ class ProducerHistory:
         """A queue threw the message away; it is acknowledged all the same (S4)."""
         self.receipt.discarded.append((seq, reason, queue))
 
-    def close(self, broker: Broker) -> Receipts:
-        """Save what is remembered; gives the receipt of this step."""
+    def _finish_receipt(self) -> None:
+        """What comes now is said in another receipt."""
         self._answer_repeats()
+        said = self.receipt
+        if said.runs or said.nacks or said.discarded:
+            said.up_to = self._most()
+            self._finished.append(said)
+            self.receipt = Receipts(
+                said.vpn, said.producer, 0, said.partition, start=said.start, base=said.base
+            )
+
+    def close(self, broker: Broker) -> list[Receipts]:
+        """Save what is remembered; gives the receipts of this step, one at least."""
+        self._finish_receipt()
+        self.receipt.up_to = self._most()
+        said = self._finished or [self.receipt]
         idle = broker.limits.producer_idle_ms
         if self.forgotten_at < broker.now + idle - idle // 8:  # not in every step
             self.forgotten_at = broker.now + idle
@@ -196,16 +272,18 @@ class ProducerHistory:
         del self.runs[:-RUNS_MAX]
         del self.refusals[:-GAPS_MAX]
         known: list[Any] = [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at]
-        optional = [self.held, self.needs, self.moved]
+        optional: list[Any] = [self.held, self.needs, self.moved, self.starts]
         while optional and not optional[-1]:
             optional.pop()
         known += optional
         self._values.write(self._key, known)
         _, removed, number = self.home.partition("@")
-        self.receipt.broker = int(number) if removed else broker.header.number
         open_ones = [ranges[0][0] - 1 for ranges in (self.gaps, self.held) if ranges]
-        self.receipt.up_to = min(open_ones, default=self.high)
-        return self.receipt
+        up_to = min(open_ones, default=self.high)
+        for one in said:
+            one.broker = int(number) if removed else broker.header.number
+            one.up_to = min(one.up_to, up_to)
+        return said
 
 
 def home_of(broker: Broker, vpn: str, topic: str, partition: int) -> str:
@@ -237,6 +315,30 @@ def _take(ranges: list[list[int]], seq: int) -> bool:
     rest = [[first, seq - 1], [seq + 1, last]]
     ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
     return True
+
+
+def _holds(ranges: list[list[int]], seq: int) -> bool:
+    """Whether a sequence is in ranges, which are ascending."""
+    at = bisect_right(ranges, seq, key=_first) - 1
+    return at >= 0 and seq <= ranges[at][1]
+
+
+def _without(ranges: list[list[int]], others: list[list[int]]) -> list[list[int]]:
+    """What of some ranges is in none of the others, ascending."""
+    rest, others, at = [], sorted(others), 0
+    for first, last in sorted(ranges):
+        while at < len(others) and others[at][1] < first:
+            at += 1
+        for i in range(at, len(others)):
+            start, end = others[i]
+            if start > last:
+                break
+            if start > first:
+                rest.append([first, start - 1])
+            first = max(first, end + 1)
+        if first <= last:
+            rest.append([first, last])
+    return rest
 
 
 def _first(one: list[int]) -> int:

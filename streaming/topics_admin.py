@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.admin import NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsError
 
 from ..client.kafka_python import refusals_told
 from ..protocol import LakequeueError, NotConnected, topics
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+
+log = logging.getLogger("lakequeue.engine")
 
 PARTITIONS = {
     # A producer writes to one: what it sends stands before few others' messages only.
@@ -35,6 +38,8 @@ MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.po
 INSTRUCTIONS_CONFIG = MESH_CONFIG  # and so may what the engine says
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
+# A TTL and a delay count from when Kafka has a message, whatever the publisher's clock says (X4).
+PUBLISH_CONFIG = {"message.timestamp.type": "LogAppendTime"}
 DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
 
 
@@ -67,6 +72,7 @@ def ensure_topics(
     wanted |= dict.fromkeys(own, 1)
     own |= {topics.topic(vpn, topics.ENGINE): HEARTBEATS_CONFIG for vpn in vpns}
     own |= {topics.topic(vpn, topics.DIRECTORY): DIRECTORY_CONFIG for vpn in vpns}
+    own |= {topics.topic(vpn, topics.PUBLISH): PUBLISH_CONFIG for vpn in vpns}
     wanted |= {t: 1 for t in others if t not in wanted}
     try:
         with refusals_told(bootstrap):
@@ -80,6 +86,8 @@ def ensure_topics(
         ) from error
     try:
         missing = sorted(set(wanted) - set(admin.list_topics()))
+        made_before = sorted({topics.topic(vpn, topics.PUBLISH) for vpn in vpns} - set(missing))
+        _have_kafkas_time(admin, made_before)
         for name in missing:
             config = {"max.message.bytes": str(MESSAGE_BYTES_MAX), **own.get(name, {})}
             try:
@@ -124,6 +132,23 @@ def ensure_own(bootstrap: str, wanted: dict[str, tuple[int, dict[str, str]]]) ->
         raise NotConnected(f"topics of bridges cannot be made: {error}") from error
     finally:
         admin.close()
+
+
+def _have_kafkas_time(admin: Any, names: list[str]) -> None:
+    """Topics of earlier versions, or that an operator made, get Kafka's time too, where the engine
+    may say so."""
+    for name in names:
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, PUBLISH_CONFIG)
+        try:
+            told = admin.alter_configs([resource], raise_on_unknown=False)
+            why = next((w for of in told.values() for w in of.values() if w != "OK"), None)
+        except KafkaError as error:
+            why = str(error)
+        if why is not None:
+            log.warning(
+                "topic %r: message.timestamp.type cannot be set to LogAppendTime, so times to live "
+                "and delays count by publishers' clocks: %s", name, why,
+            )  # fmt: skip
 
 
 def _extended(admin: Any, sizes: dict[str, int], shared: dict[str, int]) -> dict[str, int]:

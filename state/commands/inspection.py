@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ...expressions import compile_program
+from ...expressions import predicate
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
 from ..bridges.endpoint import is_endpoint
 from ..bridges.link import load
@@ -25,7 +25,7 @@ from ..queue import Queue
 from ..rules.active_set import first_inactive
 from ..rules.edits import as_edited, dead_part, extras_of
 from ..rules.fairness import backlog_of
-from ..rules.filters import matching
+from ..rules.filters import matching, takes_nothing
 from ..rules.order import first_key_of, seq_of
 from ..storage import Array, Content, Overlay
 from .answers import PartialAnswer
@@ -172,10 +172,14 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         first = queue.ready.first()
         if first is None or first >= first_key_of(line):
             return "barrier"
-    if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
+    room = [s for s in header.subscriptions if not _consumer(broker, queue, s)["blocked"]]
+    if not room:
         return "every consumer's backlog is full"
     if first_inactive(queue) is not None and not header.again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
+    below = None if line is None else first_key_of(line)
+    if all(s.filter and takes_nothing(queue, s.filter, below) for s in room):
+        return "no consumer's filter matches"
     return None
 
 
@@ -225,7 +229,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     if command.state is not None and command.state not in wanted:
         raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(wanted))}")
     if command.where is not None:
-        compile_program((command.where,))
+        predicate("where", command.where)
     budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
     limit, pages = command.limit, reads_of(broker) + broker.limits.browse_pages
     start = None if command.start is None else int(command.start)

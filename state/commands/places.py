@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...expressions import compile_program
+from ...expressions import predicate
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, make_id
 from ..broker import Broker
 from ..limits import Budget
@@ -165,7 +165,7 @@ def wanted_rows(
     becomes of them reads their payloads."""
     if "end" not in task.done:
         if where is not None:
-            compile_program((where,))  # a bad one is refused also where nothing is stored
+            predicate("where", where)  # a bad one is refused also where nothing is stored
         task.done["end"] = meant(queue, where)
     end: int = task.done["end"]
     for page, live in queue.live_rows(task.cursor):

@@ -30,7 +30,7 @@ from ..mesh.taking_back import ALREADY_THERE, MOVES, NO_QUEUE
 from ..message import LEASED, Event, apply, enter
 from ..queue import Queue
 from ..rules.deferred import settle_arrivals
-from ..rules.edits import EDITED, dead_part, edits_part
+from ..rules.edits import EDITED, FIRST, back_in, dead_part, edits_part
 from ..rules.entering import Match, program_of, way_in
 from ..rules.lifetime import expires_at
 from ..storage import NEVER, Array
@@ -40,6 +40,7 @@ from .task import Task
 
 NOT_DEAD = "not_dead"  # it was published here
 LEASED_HERE = "leased"  # a consumer of the dead message queue holds it
+_BESIDE = {"also", EDITED, FIRST}  # in a row's extras: to be looked at by itself
 AWAY = ""  # no reason to stay: another broker has its queue
 
 
@@ -64,7 +65,7 @@ class _RedrivePart:
         for seq, state in zip(seqs.tolist(), states, strict=True):
             page, row = self.source.row(seq)
             dead = page.extras.get(row) or {}
-            simple = "also" not in dead and EDITED not in dead and state != LEASED
+            simple = _BESIDE.isdisjoint(dead) and state != LEASED
             name = dead.get("queue", "") if simple else ""
             if not runs or runs[-1][0] != name:
                 runs.append((name, []))
@@ -114,7 +115,7 @@ class _RedrivePart:
             for name in names_of(dead):
                 found = self.match(name, number, size, priority, content)
                 if isinstance(found, Match):
-                    self.enter(found, number, size, edits_part(extra))
+                    self.enter(found, number, size, back_in(name, extra))
                     continue
                 left.append(name)
                 if found == AWAY:
@@ -151,13 +152,13 @@ class _RedrivePart:
         program = self.programs[target.number]
         return way_in(target, program, size, priority, content[0], content[1])
 
-    def enter(self, found: Match, number: int, size: int, edits: dict[str, Any]) -> None:
+    def enter(self, found: Match, number: int, size: int, along: dict[str, Any]) -> None:
         """The message gets a match with its queue again."""
         broker, target = self.broker, found.queue
         broker.spool.add(number, (target.number, target.next_place()))
         expires = expires_at(target.definition, broker.now, NEVER, own_only=True)
-        if edits:
-            target.arrivals.dead[len(target.arrivals.ids)] = edits
+        if along:
+            target.arrivals.dead[len(target.arrivals.ids)] = along
         target.arrivals.add(
             number, [size], found.priority, expires, NEVER, found.barrier, found.lane
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...expressions import compile_program
+from ...expressions import predicate
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from ..broker import Broker
 from ..header import Subscription
@@ -47,7 +47,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         raise ValueError(f"acks: {command.acks!r} – allowed are 'explicit' and 'none'")
     if command.filter is not None:
         kind = queue.definition.message_type
-        if compile_program((command.filter,)).needs_payload and kind != "json":  # Q1
+        if predicate("filter", command.filter).needs_payload and kind != "json":  # Q1
             raise ValueError(
                 f"filter: {command.filter!r} – reads fields, which needs message_type 'json', not "
                 f"{kind!r}; allowed are /@priority and @key"

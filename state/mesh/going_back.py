@@ -27,7 +27,7 @@ import numpy as np
 from ...protocol.dead_letters import GoBack, WentBack
 from ..dead import died_in, names_of
 from ..message import Event, apply
-from ..rules.edits import GOING_BACK, dead_part, edits_part
+from ..rules.edits import GOING_BACK, back_in, dead_part, edits_part
 from ..storage import NEVER
 from . import ownership, queue_moving
 from .columns_said import columns
@@ -109,15 +109,15 @@ def _say_back(
     contents = broker.spool.contents(queue.gather(seqs, "id"))
     found = [content for content in contents if content is not None]
     assert len(found) == len(seqs), f"{queue.definition.name}: who sends them has read them"
-    edits = []
+    along = []
     for seq, names, tries in going:
         page, row = queue.row(seq)
         one = Going(name, names[1:], int(page.expires[row]), int(page.until[row]), tries)
         extra = page.extras[row]
-        edits.append(edits_part(extra))
+        along.append(back_in(name, extra))
         page.extras[row] = {**extra, GOING_BACK: msgspec.to_builtins(one)}
     said = GoBack(
-        ticket.vpn, name, **columns(broker, queue, seqs, found), dead=edits,
+        ticket.vpn, name, **columns(broker, queue, seqs, found), dead=along,
         source=ticket.name, ticket=number,
     )  # fmt: skip
     peer = broker.header.peers[to].name

@@ -11,11 +11,11 @@ A broker that is alone does it all in the command's own step, and nobody is told
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from ...definitions import QueueDefinition, is_regex, parse_definition, to_wire
+from ...definitions import QueueDefinition, defined_over, is_regex, parse_definition, to_wire
 from ...definitions.definition import name_of
 from ...protocol import commands as c
 from ...protocol.carrying import Carry, Entry, PassOn, QueueCaptures, SayDefinition
@@ -52,6 +52,11 @@ from .verdicts import forget_peers
 def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) -> Any:
     """Define a queue, or define it again (Q9). of_client: a new broker is not, which is to host a
     queue as it is."""
+    if not command.replace:
+        whole = _over_what_is_there(broker, vpn, command)
+        if whole is None:
+            return ELSEWHERE
+        command = whole
     if not is_keeper(broker):
         return _pass_on(broker, vpn, command)
     header = broker.header
@@ -91,6 +96,23 @@ def define(broker: Broker, vpn: str, command: c.Define, of_client: bool = True) 
         note(broker, vpn, name, msgspec.structs.replace(entry, state=PLACING))
     ticket = Ticket(vpn, name, "define", others, entry, known or Entry(), command.reply)
     return have_carried(broker, ticket, command)
+
+
+def _over_what_is_there(broker: Broker, vpn: str, command: c.Define) -> c.Define | None:
+    """A definition with what it leaves as it is (Q9). A host of the queue knows that: where there
+    is none here it is asked to go on, and None is given."""
+    identity = name_of(command.definition)
+    queue = None if identity is None else broker.find(vpn, identity[1])
+    if queue is not None:
+        definition = defined_over(queue.definition, command.definition)
+        return msgspec.structs.replace(command, definition=definition, replace=True)
+    known = _known(broker, vpn, command.definition) if is_keeper(broker) else None
+    if identity is None or known is None:
+        return command
+    if known.state != THERE:
+        _say_unsettled(identity[1], known)
+    say(broker, known.hosts[0], PassOn(vpn, c.encode_command(command), broker.speaker))
+    return None
 
 
 def delete(broker: Broker, vpn: str, command: c.Delete) -> Any:
@@ -260,7 +282,11 @@ def _check_hosts(broker: Broker, definition: QueueDefinition, before: Entry, ent
 
 def _check_settled(name: str, known: Entry | None) -> None:
     if known is not None and known.state not in (THERE, PLACING):
-        raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
+        _say_unsettled(name, known)
+
+
+def _say_unsettled(name: str, known: Entry) -> NoReturn:
+    raise LakequeueError(f"queue {name!r}: is {known.state} now; try again when that is done")
 
 
 def _known(broker: Broker, vpn: str, mapping: dict[str, Any]) -> Entry | None:

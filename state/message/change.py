@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dead import dead_letter
 from ..few import total_of
-from ..rules.edits import edits_part
+from ..rules.edits import carried_on
 from ..rules.lanes import LaneChange
 from ..rules.order import barrier_key
 from ..storage import NEVER, Array
@@ -57,7 +57,7 @@ class _Moved:
         self.was_ready: list[Array] = []  # places that leave the ready index
         self.is_ready: list[Array] = []  # places that enter it
         self.barriers: list[int] = []  # keys of those that are gone
-        self.edits: dict[int, dict[str, Any]] = {}  # of messages that are gone, by id (R6)
+        self.along: dict[int, dict[str, Any]] = {}  # `carried_on` of those that are gone, by id
 
 
 def apply(
@@ -115,7 +115,7 @@ def apply(
         broker.spool.release(queue.number, moved.ids)
     elif effect.match == DEAD:
         dead_letter(
-            broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail, moved.edits
+            broker, queue, moved.ids, moved.sizes, moved.counts, reason, detail, moved.along
         )
     if effect.to != LEASED:
         queue.wanted = True
@@ -191,8 +191,8 @@ def _move(
             ranks = zip(gone.tolist(), page.generation[gone].tolist(), strict=True)
             moved.barriers += [barrier_key(base + row, rank) for row, rank in ranks]
         for row in rows.tolist() if page.extras else ():
-            if edits := edits_part(page.extras.pop(row, None)):
-                moved.edits[int(page.id[row])] = edits
+            if along := carried_on(page.extras.pop(row, None)):
+                moved.along[int(page.id[row])] = along
     queue.changed(page, ends)
 
 

@@ -120,9 +120,12 @@ class Admission:
                     queues = entered(self._broker, name, header, record, queues)
                 elif self._spreading is not None:
                     queues = self._not_led(name, header, queues)
+                said = header
+                if header.producer and header.start:
+                    header = self.producer(name, said, record).numbered(said)
                 if vpn is not None and self._may_be_joined(header, record):
                     until = self._block_end(records, at) if header.producer else None
-                    span = span_from(records, at, header, payloads, self._broker.now, until)
+                    span = span_from(records, at, said, payloads, self._broker.now, until)
                     if span is not None:
                         self._broker.at = None  # if it fails, nobody knows by whom
                     if span is not None and self._take_all(
@@ -137,11 +140,13 @@ class Admission:
                 for item, payload in enumerate(payloads):
                     one = record._replace(value=payload, item=item)
                     self._publish(name, header, header.seq + item, queues, one)
+                header = said
         self._broker.at = None
 
     def _may_be_joined(self, header: PublishHeader, record: Incoming) -> bool:
         """Whether a record's messages can be taken in together with those of the next records."""
         plain = record.key is None and record.headers is None and header.ttl_ms is None
+        plain = plain and header.delay_ms is None
         return plain and not self._alone and not self._refused
 
     def _block_end(self, records: Records, at: int) -> int | None:
@@ -183,7 +188,9 @@ class Admission:
             return False
         producer = self.producer(vpn, header, record) if header.producer else None
         if producer is not None and (
-            header.seq != producer.high + 1 or header.to in producer.moved
+            header.seq != producer.high + 1
+            or header.to in producer.moved
+            or producer.is_superseded(header.seq)
         ):
             return False
         if self._spreading is not None and header.to:
@@ -224,7 +231,7 @@ class Admission:
         if known is None:
             known = ProducerHistory(self._broker.values, vpn, header.producer, home)
             self._producers[home, header.producer] = known
-        known.receipt.partition = header.reply
+        known.listens(header.reply, header.start)
         return known
 
     def _publish(
@@ -234,6 +241,9 @@ class Admission:
         producer = None
         if header.producer:
             producer = self.producer(vpn, header, record)
+            if producer.is_superseded(seq):
+                self._supersede(vpn, header, seq, producer, record)
+                return
             if producer.is_held(seq):
                 return  # it is answered when it is decided
             where = [(record.partition, record.offset)]
@@ -244,6 +254,14 @@ class Admission:
             if elsewhere.stands_behind(self._broker, vpn, header, seq, producer):
                 return
         self._take_in(vpn, header, seq, producer, queues, record)
+
+    def _supersede(
+        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory, record: Incoming
+    ) -> None:
+        """Refuse a message: its producer's name is another start's now (P1)."""
+        why = f"another producer with the id {header.producer[:200]!r} has started since"
+        refuse_of_vpn(self._broker, vpn, seq, None, (Reason.SUPERSEDED, why), record)
+        producer.refused_as_superseded(seq, why)
 
     def offer(self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered) -> None:
         """Take in one message that another broker brings; ``answer`` hears what became of it."""

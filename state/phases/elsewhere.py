@@ -109,7 +109,7 @@ def _pass(
 ) -> None:
     meta = None
     if record.meta is not None:
-        alone = msgspec.structs.replace(header, count=0, producer="", seq=0, after=0)
+        alone = msgspec.structs.replace(header, count=0, producer="", seq=0, after=0, start="")
         meta = encode_publish_header(alone)
     say(
         broker, to,

@@ -63,9 +63,9 @@ def same_but_for_sequence(one: PublishHeader, other: PublishHeader, seq: int) ->
     return (
         other.seq == seq and other.to == one.to and other.producer == one.producer
         and other.priority == one.priority and other.ttl_ms is None
-        and other.deliver_at == one.deliver_at and other.dmq == one.dmq
+        and other.deliver_at == one.deliver_at and other.delay_ms is None and other.dmq == one.dmq
         and other.reply == one.reply and other.durability == one.durability
-        and other.after == one.after
+        and other.after == one.after and other.start == one.start
     )  # fmt: skip
 
 

@@ -56,9 +56,8 @@ class Storing:
         n = len(payloads)
         timestamp = time_of(timestamp, broker.now)
         ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
-        due = NEVER
-        if header.deliver_at is not None and header.deliver_at > broker.now:
-            due = header.deliver_at
+        at = header.deliver_at if header.delay_ms is None else timestamp + header.delay_ms
+        due = NEVER if at is None or at <= broker.now else at
         number = broker.spool.stage(
             payloads,
             key,

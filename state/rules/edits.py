@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EDITED = "edited"  # in a row's extras, as the next; all else there is what a dead message carries
 BRIDGED = "bridge"  # where a message at a bridge's endpoint goes (`bridges.endpoint`)
 GOING_BACK = "back"  # on its way to a queue in which it died (`mesh.going_back`)
+FIRST = "first"  # of what a dead message carries: of its first death, where it died again
 CHARACTERS_MAX = 1_000  # of one message: names and values
 _BESIDE = frozenset((EDITED, BRIDGED, GOING_BACK))
 
@@ -34,6 +35,26 @@ def dead_part(extra: dict[str, Any] | None) -> dict[str, Any] | None:
 def edits_part(extra: dict[str, Any] | None) -> dict[str, Any]:
     """What is edited, as it stands in the extras of another row."""
     return {EDITED: extra[EDITED]} if extra and EDITED in extra else {}
+
+
+def carried_on(extra: dict[str, Any] | None) -> dict[str, Any]:
+    """What goes along with a message that leaves a queue as dead: what is edited, and of what it
+    died first (X5)."""
+    if extra is None:
+        return {}
+    dead = dead_part(extra)
+    if dead is None:
+        return edits_part(extra)
+    first = dead.get(FIRST) or {name: value for name, value in dead.items() if name != "also"}
+    return {FIRST: first, **edits_part(extra)}
+
+
+def back_in(name: str, extra: dict[str, Any] | None) -> dict[str, Any]:
+    """What goes along with a dead message that goes back to the queue of this name: where it died
+    again, it is dead of its first death still, and can go back from there too (X6)."""
+    dead = dead_part(extra) or {}
+    again = dead[FIRST] if FIRST in dead and dead["queue"] == name else {}
+    return {**again, **edits_part(extra)}
 
 
 def with_edits(extra: dict[str, Any] | None, new: Edits) -> dict[str, Any] | None:

@@ -135,6 +135,15 @@ def lowest(one: int | None, other: int | None) -> int | None:
     return min((key for key in (one, other) if key is not None), default=None)
 
 
+def takes_nothing(queue: Queue, text: str, below: int | None) -> bool:
+    """Whether a filter has looked at all that is ready below ``below``, and let nothing through."""
+    if text not in queue.header.filters:
+        return False
+    one = queue.filters.of(text)
+    looked = one.unseen.first() is None and next(queue.ready.scan(one.cursor, below), None) is None
+    return looked and not one.first(1, below)
+
+
 def note_ready(queue: Queue, keys: list[int]) -> None:
     """Keys that have become ready, ascending; filters that have looked beyond did not see them."""
     for one in queue.filters.all():

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import ConfigError
+from lakequeue.state import Batch, step
 from rules.harness import Bench, drain
+from rules.steps import Steps, define, delivered, described, subscribe
 
 
 def arrives_after(bench: Bench, consumer: Any) -> int | None:
@@ -31,6 +33,30 @@ def test_P7_L12_a_producers_delay_counts_from_each_send(bench: Bench) -> None:
     assert arrives_after(bench, consumer) == 10
     producer.send("orders", b"{}")
     assert arrives_after(bench, consumer) == 10
+
+
+def test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message() -> None:
+    """The record's time is Kafka's; this machine's clock is ten minutes ahead of it."""
+    steps = Steps()
+    steps.run([define(), subscribe("s")])
+    sent = [("orders", b"{}", {"delay_ms": 5_000}), ("orders", b"{}", {"ttl_ms": 5_000})]
+    records = steps.publish_records(sent)
+    late = steps.now + 3_000
+    out = step(steps.store, Batch(publishes=records), late)
+    assert delivered(out) == [2]
+    assert described(steps)["delayed"] == 1
+    steps.now = late
+    assert delivered(steps.tick(1_999)) == []
+    assert delivered(steps.tick(1)) == [1]
+    assert described(steps)["expired"] == 1
+
+
+def test_L12_a_delay_is_said_as_such(bench: Bench) -> None:
+    """So the client's clock does not matter: it says no moment."""
+    producer = bench.connection.producer()
+    bench.connection.now_ms = lambda: 0
+    producer.send("orders", b"{}", delay="5s")
+    assert arrives_after(bench, bench.consumer()) == 5
 
 
 def test_P7_L12_a_producers_moment(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from lakequeue.client.connection import Connection
 from lakequeue.client.whereabouts import Whereabouts
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
+from lakequeue.memory.registry import MemoryConnection
 
 QUEUE = {"name": "q", "message_type": "json", "type": "LocalQueue", "broker": "b",
          "max_per_subscription_backlog": 100}  # fmt: skip
@@ -64,6 +65,22 @@ def test_who_is_connected_speaks_to_a_broker_that_is_added(monkeypatch: pytest.M
     for _ in range(2):
         assert admin.describe("r")["depth"] == 0
     connection.close()
+
+
+def test_a_connection_older_than_a_home_of_several_brokers_administers_all() -> None:
+    engine = MemoryEngine(parse_configuration({"brokers": ["a"], "queues": [QUEUE_HERE]}))
+    admin = MemoryConnection(engine, "default", "app", "a").admin()
+    assert [q["name"] for q in admin.queues()] == ["here"]
+    engine.configure(parse_configuration({"brokers": ["a", "b"]}))
+    other = MemoryConnection(engine, "default", "other", "b").admin()
+    other.define({**QUEUE_HERE, "name": "there", "broker": "b"})
+    other.define({"name": "all", "message_type": "json"})
+    assert [q["name"] for q in admin.queues()] == ["all", "here", "there"]
+    assert sorted(admin.describe("all")["brokers"]) == ["a", "b"]
+    assert admin.describe("there")["depth"] == 0
+
+
+QUEUE_HERE = {"name": "here", "message_type": "json", "type": "LocalQueue"}
 
 
 def test_who_is_connected_follows_a_queue_that_moves() -> None:

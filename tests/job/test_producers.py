@@ -23,8 +23,9 @@ def test_P1_a_retransmitted_message_is_stored_once(
     first = connection.producer(producer_id=name)
     receipt = first.send("producers", b'{"n": 1}')
     first.close()
-    again = connection.producer(producer_id=name)
-    assert again.send("producers", b'{"n": 1}').message_id == receipt.message_id
+    again = connection.producer(producer_id=name, first_sequence=1)
+    repeated = again.send("producers", b'{"n": 1}')
+    assert (repeated.message_id, repeated.duplicate) == (receipt.message_id, True)
     header = {"to": "producers", "producer": name, "seq": 1}
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     partition = zlib.crc32(name.encode()) % connection.publish_partitions
@@ -33,6 +34,19 @@ def test_P1_a_retransmitted_message_is_stored_once(
     plain.close()
     assert again.send("producers", b'{"n": 2}').message_id != receipt.message_id
     assert connection.admin().describe("producers")["spooled"] == before + 2
+    connection.admin().purge("producers")
+
+
+def test_P1_the_next_start_of_a_program_goes_on(connection: lakequeue.Connection) -> None:
+    """Behind what the engine knows, over Kafka; the one before hears that it is superseded."""
+    name = connection.new_name("P1")
+    first, then = (connection.producer(producer_id=name) for _ in range(2))
+    sent = [one.send("producers", b"{}") for one in (first, first, then)]
+    assert [receipt.sequence for receipt in sent] == [1, 2, 3]
+    assert len({receipt.message_id for receipt in sent}) == 3
+    assert not any(receipt.duplicate for receipt in sent)
+    with pytest.raises(Rejected, match="superseded"):
+        first.send("producers", b"{}")
     connection.admin().purge("producers")
 
 

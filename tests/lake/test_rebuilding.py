@@ -7,6 +7,7 @@ Kafka is still there.
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,27 @@ def test_R3_the_state_is_what_it_was_and_leases_are_ready(seed: int, tmp_path: P
         number: (payload, states.get(state, state), 0)
         for number, (payload, state, _) in before.items()
     }
+
+
+def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapshot(
+    tmp_path: Path,
+) -> None:
+    """Its first steps are in the tables, and go on from what it began with."""
+    walk = lived(1)
+    path = rebuilt(walk, tmp_path)
+    new = New(path, walk.world)
+    new.begin_again()
+    walk.sent += 1
+    new.world.write(("default.publish", 1), b'{"n": 9}', to="orders", producer="p", seq=walk.sent)
+    new.settle()
+    again = write_history(new.world, make(tmp_path / "again"))
+    about = json.dumps({"epoch": HOME.epoch, "format": FORMAT})
+    (again / "lakequeue.json").write_text(about)
+    shutil.rmtree(again / "tables" / "snapshots")
+    shutil.copytree(path / "tables" / "snapshots", again / "tables" / "snapshots")
+    (done,) = rebuild(again, tmp_path / "twice")
+    assert (done.step, done.notes) == (new.driver.step, [])
+    assert New(tmp_path / "twice", new.world).seen() == new.seen()
 
 
 def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ class Walk:
         self.observed: list[Any] = []
         self.orders = dict(self.definitions[-1])
         for definition in self.definitions:
-            self.admin.define(definition)
+            self.admin.define(definition, replace=True)
             self.model.define(definition)
 
     def go(self, operations: list[Operation]) -> list[Any]:
@@ -390,7 +390,7 @@ class Walk:
         if given:
             change = dict.fromkeys(EXCLUSIVE) | change
         self.orders = {k: v for k, v in (self.orders | change).items() if v is not None}
-        self.admin.define(dict(self.orders))
+        self.admin.define(dict(self.orders), replace=True)
         self.model.define(dict(self.orders))
 
     def do_restart(self) -> None:

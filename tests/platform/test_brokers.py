@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from lakequeue.client.kafka_library import LIBRARIES, open_kafka
 from lakequeue.client.known_brokers import known_brokers, number_of
 from lakequeue.client.moving_out import MovedOut
@@ -129,6 +131,21 @@ def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=2, before=2)
     with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
         ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=4, before=2)
+
+
+@pytest.mark.job
+def test_X4_what_is_published_has_kafkas_time(kafka: EmbeddedKafka) -> None:
+    """Also where the topic was there before."""
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    admin.create_topics([NewTopic("timed.publish", 8, 1, topic_configs={"retention.ms": "9000"})])
+    ensure_topics(kafka.bootstrap_servers, ["timed"], [], ["t-a"])
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    sent = producer.send("timed.publish", b"{}", timestamp_ms=1).get(30)
+    producer.close()
+    assert sent.timestamp > 1_000_000_000_000
+    topic = ConfigResource(ConfigResourceType.TOPIC, "timed.publish")
+    assert "9000" in str(admin.describe_configs([topic])), "what else is set stays"
+    admin.close()
 
 
 @pytest.mark.job

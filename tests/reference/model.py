@@ -428,6 +428,7 @@ class Model:
                 continue
             assert target is not None
             own = {k: v for k, v in entry.headers.items() if not k.startswith("lq-dead-")}
+            own = {k.replace("lq-first-dead-", "lq-dead-"): v for k, v in own.items()}
             source.entries.remove(entry)
             source.counters["redriven"] += 1
             self.take_in(
@@ -578,11 +579,16 @@ class Model:
         """X5: to the dead message queue where it is usable, else nowhere."""
         queue.entries.remove(entry)
         target = self.queues.get(queue.get("dead_message_queue", ""))
+        first = {}
+        if not any(k.startswith("lq-first-dead-") for k in entry.headers):
+            before = {k: v for k, v in entry.headers.items() if k.startswith("lq-dead-")}
+            first = {k.replace("lq-dead-", "lq-first-dead-"): v for k, v in before.items()}
         dead = Entry(
             entry.id,
             entry.topic,
             entry.payload,
             entry.headers
+            | first
             | {
                 "lq-dead-reason": reason,
                 "lq-dead-queue": queue.name,

@@ -447,9 +447,12 @@ class Admin(Context):
     def model(self) -> Model:
         return self.connection.model
 
-    def define(self, definition: dict[str, Any]) -> None:
+    def define(self, definition: dict[str, Any], replace: bool = False) -> None:
         name = definition.get("name") or definition.get("topic")
         known = self.model.queues.get(name or "")
+        if known is not None and not replace:
+            definition = {**known.definition, **definition}
+        definition = {key: value for key, value in definition.items() if value is not None}
         refuse_unless_right(definition, None if known is None else known.definition)
         self.model.define(definition)
         self.connection.pump()

@@ -35,7 +35,7 @@ class Bench:
         self.engine = self.connection.engine
 
     def define(self, name: str = "orders", **keys: Any) -> None:
-        self.admin.define({"name": name, "message_type": "json"} | keys)
+        self.admin.define({"name": name, "message_type": "json"} | keys, replace=True)
 
     def send(self, body: Any = None, queue: str = "orders", **options: Any) -> str:
         payload = body if isinstance(body, bytes) else json.dumps(body or {}).encode()

@@ -15,11 +15,13 @@ from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.definitions.definition import (
     KEYS,
     QueueDefinition,
+    defined_over,
     is_regex,
     parse_definition,
     redefine,
     to_wire,
     topic_matcher,
+    try_definition,
 )
 from lakequeue.protocol import ConfigError, Problem
 
@@ -255,6 +257,43 @@ def test_Q7_a_definition_on_the_wire_reads_back_the_same(keys: dict[str, Any]) -
     queue = define(**keys)
     wire = to_wire(queue)
     assert parse_definition(msgspec.json.decode(msgspec.json.encode(wire))) == queue
+
+
+@given(*[st.fixed_dictionaries({}, optional=OPTIONAL)] * 2)
+@settings(max_examples=150, deadline=None)
+def test_Q9_what_is_not_named_stays_and_what_follows_from_it_follows(
+    keys: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """As if all of it had been given at once, where that is a definition."""
+    queue = define(**keys)
+    mapping = {"name": "orders", **changes}
+    assert parse_definition(defined_over(queue, {"name": "orders"})) == queue
+    again, wrong = try_definition(defined_over(queue, mapping))
+    assert again == try_definition({"name": "orders", "message_type": "json", **keys, **changes})[0]
+    assert {problem.key for problem in wrong} <= {*keys, *changes, "expiration_model"}
+    defaults = defined_over(queue, {"name": "orders"} | dict.fromkeys(keys))
+    assert parse_definition(defaults) == define()
+
+
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        ({}, {"underlying_topic": "other"}),
+        ({"max_ttl": "5s"}, {"max_ttl": "9s"}),
+        ({}, {"semantics": "at-most-once"}),
+        ({"max_ttl": "5s"}, {"max_ttl": None}),
+        ({}, {"topic": "orders", "max_backlog": 5}),
+    ],
+)
+def test_Q9_what_follows_from_a_key_follows_from_its_new_value(
+    keys: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    over = defined_over(define(**keys), {"name": "orders", **changes})
+    named = {"name": "orders", "message_type": "json", **keys, **changes}
+    if "topic" in changes:
+        over = defined_over(define(**keys), changes)
+        named.pop("name")
+    assert parse_definition(over) == parse_definition(named)
 
 
 ANYTHING = st.recursive(

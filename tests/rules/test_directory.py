@@ -57,6 +57,18 @@ def mesh() -> Mesh:
     return Mesh()
 
 
+@pytest.mark.parametrize("broker", BROKERS)
+def test_Q9_a_key_that_is_not_named_stays_wherever_the_queue_is(mesh: Mesh, broker: str) -> None:
+    mesh.admin.define(local("one", broker=broker, max_deliveries=5))
+    mesh.admin.define({"name": "all", "message_type": "json", "max_deliveries": 5})
+    for by in BROKERS:
+        for name in ("one", "all"):
+            mesh.at[by].admin().define({"name": name, "max_backlog": 10 + ord(by)})
+            seen = mesh.admin.describe(name)["definition"]
+            assert (seen["max_deliveries"], seen["max_backlog"]) == (5, 10 + ord(by))
+    assert mesh.where()["one"] == broker
+
+
 # ---------------------------------------------------------------- placement
 
 
@@ -110,7 +122,7 @@ def test_q9_a_name_is_given_once_and_a_queue_is_defined_again_where_it_is(mesh: 
     assert mesh.where() == {"q": "b"}
     assert mesh.admin.describe("q")["definition"]["max_cancels"] == 3
     with pytest.raises(ConfigError, match=r"type: .* – cannot change while the queue exists"):
-        mesh.admin.define({"name": "q", "message_type": "json"})
+        mesh.admin.define({"name": "q", "message_type": "json", "type": "Queue", "broker": None})
     assert mesh.where() == {"q": "b"}
 
 

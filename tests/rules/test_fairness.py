@@ -88,6 +88,20 @@ def test_F5_a_deep_queue_that_matches_nobody_holds_nothing_back(bench: Bench) ->
     assert ids(drain(bench.consumer(filter="/kind = 'a'"))) == [wanted]
 
 
+def test_F5_it_is_said_when_no_filter_matches(bench: Bench) -> None:
+    """By the engine itself, so by all that show what it says."""
+    bench.define(max_per_subscription_backlog=100)
+    for n in range(300):
+        bench.send({"n": n})
+    two = [bench.consumer(filter=f"/n = {n}") for n in (1_000, 1_001)]
+    assert bench.seen()["blocked"] == "no consumer's filter matches"
+    bench.send({"n": 1_001})
+    assert bench.seen()["blocked"] == "no consumer's filter matches", "the one is out"
+    assert len(drain(two[1])) == 1
+    everything = bench.consumer()
+    assert bench.seen()["blocked"] == "every consumer's backlog is full" or drain(everything)
+
+
 def test_F5_an_unreadable_filter_is_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError):
         bench.consumer(filter="/kind = ")

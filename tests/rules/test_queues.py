@@ -223,6 +223,24 @@ def test_Q9_message_type_and_type_stay(bench: Bench) -> None:
     assert bench.seen()["depth"] == 1
 
 
+def test_Q9_a_key_that_is_not_named_stays(empty: Bench) -> None:
+    """As with `lakequeue define`; None sets one back, and `replace` all of them."""
+    empty.admin.define(
+        {"topic": "orders", "message_type": "json", "max_deliveries": 5, "lease_period": "30s"}
+    )
+
+    def defined(again: dict[str, Any], **options: Any) -> tuple[Any, ...]:
+        empty.admin.define({"name": "orders", **again}, **options)
+        keys = ("max_deliveries", "lease_period_ms", "max_backlog")
+        return tuple(empty.seen()["definition"][key] for key in keys)
+
+    assert defined({"max_backlog": 7}) == (5, 30_000, 7)
+    assert defined({"lease_period": None}) == (5, None, 7)
+    assert defined({"message_type": "json", "max_backlog": 8}, replace=True) == (0, None, 8)
+    with pytest.raises(ConfigError, match="message_type"):
+        defined({}, replace=True)
+
+
 def test_Q9_a_barrier_expression_applies_to_what_enters_later(bench: Bench) -> None:
     bench.send({"sync": 1})
     bench.define(max_per_subscription_backlog=9, barrier_expression="/sync = 1")

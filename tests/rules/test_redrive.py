@@ -117,6 +117,35 @@ def test_X6_along_a_chain_of_dead_message_queues_one_step_back(dead: Bench) -> N
     assert dead.seen("last")["depth"] == 1
 
 
+def test_X5_X6_a_message_that_died_twice_says_of_what_first_and_gets_home(dead: Bench) -> None:
+    dead.define("end")
+    dead.define("last", dead_message_queue="end")
+    dead.define("dmq", dead_message_queue="last")
+
+    def headers(queue: str) -> list[str]:
+        (message,) = dead.admin.browse(queue)
+        names = ("reason", "queue", "detail")
+        texts = [message.headers.get(f"lq-dead-{name}", "") for name in names]
+        return texts + [message.headers.get(f"lq-first-dead-{name}", "") for name in names]
+
+    die(dead, 1)
+    (first,) = dead.admin.browse("dmq")
+    for queue in ("dmq", "last"):
+        consumer = dead.consumer(queue)
+        consumer.receive(timeout=0).reject(f"nothing to do in {queue}")
+        consumer.close()
+    dead.engine.restart()
+    home = [first.headers[f"lq-dead-{name}"] for name in ("reason", "queue")] + [""]
+    assert headers("end") == ["rejected", "last", "nothing to do in last", *home]
+    assert dead.admin.redrive("end").queues == {"last": 1}
+    assert headers("last") == [*home, "", "", ""]
+    (again,) = dead.admin.browse("last")
+    assert again.headers["lq-dead-time"] == first.headers["lq-dead-time"]
+    assert dead.admin.redrive("last").queues == {"orders": 1}
+    (back,) = dead.admin.browse("orders")
+    assert not [name for name in back.headers if "dead" in name]
+
+
 @pytest.mark.parametrize(
     ("why", "change"),
     [

@@ -253,7 +253,7 @@ def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -
     again = ProducerHistory(values, "default", "p")
     assert not again.is_new(1)
     again.repeat(1)
-    assert sorted(again.close(broker).runs) == [[1, 1, 12], [2, 2, 10]]
+    assert sorted(again.close(broker)[0].runs) == [[1, 1, 12], [2, 2, 10]]
 
 
 def test_P1_what_is_no_longer_remembered_is_answered_as_a_whole() -> None:
@@ -275,6 +275,6 @@ def test_P1_what_is_no_longer_remembered_is_answered_as_a_whole() -> None:
         again = ProducerHistory(broker.values, "default", "p")
         assert not again.is_new(seq)
         again.repeat(seq)
-        runs = again.close(broker).runs
+        runs = again.close(broker)[0].runs
         assert runs[0] == told
         assert len(runs) == 1 + RUNS_MAX

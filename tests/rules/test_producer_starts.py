@@ -1,0 +1,180 @@
+"""P1 where a producer's name is used more than once: by the next start of its program, by two at a
+time, and by who counts by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lakequeue import Rejected
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Receipts
+from rules.harness import Bench
+from rules.steps import REPLY, Steps, define, described, replies
+
+ONE = {"producer": "p", "start": "one"}
+TWO = {"producer": "p", "start": "two", "reply": 1}
+
+
+def receipts(out: list[Any]) -> list[tuple[Any, ...]]:
+    """Start, partition, runs, repeated, refused."""
+    return [
+        (r.start, r.partition, r.runs, r.repeated, [(s, why) for s, why, *_ in r.nacks])
+        for r in out
+        if isinstance(r, Receipts)
+    ]
+
+
+def message(seq: int, body: bytes = b"{}", **header: Any) -> tuple[Any, ...]:
+    return ("orders", body, {**header, "seq": seq})
+
+
+@pytest.fixture
+def steps() -> Steps:
+    made = Steps()
+    made.run([define()])
+    return made
+
+
+def test_P1_a_start_goes_on_behind_the_last_sequence(steps: Steps) -> None:
+    steps.run(publishes=[message(1, **ONE), message(2, **ONE)])
+    steps.restart()
+    out = steps.run(publishes=[message(1, **TWO), message(2, **TWO)])
+    assert receipts(out) == [("two", 1, [[3, 2, 3]], [], [])]
+    assert [o.base for o in out if isinstance(o, Receipts)] == [2]
+
+
+def test_P1_what_an_earlier_start_sends_behind_a_later_one_is_refused(steps: Steps) -> None:
+    """All in one step: each start hears of its own messages, where it listens."""
+    sent = [(1, ONE), (1, TWO), (2, ONE), (2, TWO), (1, ONE)]
+    assert receipts(steps.run(publishes=[message(seq, **start) for seq, start in sent])) == [
+        ("one", 0, [[1, 1, 1]], [], []),
+        ("two", 1, [[2, 1, 2]], [], []),
+        ("one", 0, [], [], [(2, "superseded")]),
+        ("two", 1, [[3, 1, 3]], [], []),
+        ("one", 0, [[1, 1, 1]], [[1, 1]], []),
+    ]
+    assert described(steps)["depth"] == 3
+
+
+def test_P1_what_was_missing_as_a_later_start_took_over_is_refused(steps: Steps) -> None:
+    """The later start's receipts do not wait for it."""
+    steps.run(publishes=[message(1, **ONE), message(3, **ONE)])
+    out = steps.run(publishes=[message(1, **TWO), message(2, **ONE)])
+    assert [r[4] for r in receipts(out)] == [[], [(2, "superseded")]]
+    assert [o.up_to for o in out if isinstance(o, Receipts)] == [4, 3]
+
+
+def test_P1_who_counts_by_itself_takes_over_from_nobody(steps: Steps) -> None:
+    steps.run(publishes=[message(1, **ONE)])
+    out = steps.run(publishes=[message(seq, producer="p") for seq in (1, 2)])
+    assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
+    assert receipts(steps.run(publishes=[message(3, **ONE)])) == [("one", 0, [[3, 1, 3]], [], [])]
+
+
+def test_P1_a_receipt_for_a_repetition_says_so_also_within_one_step(steps: Steps) -> None:
+    out = steps.run(publishes=[message(seq, producer="p") for seq in (1, 2, 1)])
+    assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
+
+
+def test_S1_a_start_is_answered_when_the_tables_have_its_messages(steps: Steps) -> None:
+    steps.run([c.Tables()])
+    wanted = {**TWO, "durability": "delta"}
+    steps.run(publishes=[message(1, **ONE)])
+    assert receipts(steps.run(publishes=[message(1, **wanted)])) == []
+    out = steps.run([c.Tables(up_to={"default.publish/0": 1_000})])
+    assert receipts(out) == [("two", 1, [[2, 1, 2]], [], [])]
+    assert [o.base for o in out if isinstance(o, Receipts)] == [1]
+
+
+WHAT = ["start", "send", "lose", "again", "step"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 2))))
+def test_P1_no_receipt_names_a_message_of_another_start(actions: list[tuple[str, int]]) -> None:
+    """Three programs with one name that start, send, lose and send again when they like: a receipt
+    names the message that its start has sent, and each that is not refused is stored once."""
+    steps = Steps()
+    steps.run([define()])
+    started = 0
+    names = [""] * 3
+    sent: dict[tuple[str, int], bytes] = {}
+    told: dict[tuple[str, int], int] = {}
+    refused: set[tuple[str, int]] = set()
+    came: set[tuple[str, int]] = set()
+    batch: list[tuple[Any, ...]] = []
+
+    def send(name: str, seq: int, lost: bool = False) -> None:
+        body = sent.setdefault((name, seq), f'"{name}/{seq}"'.encode())
+        reply = names.index(name)
+        if lost:
+            return
+        came.add((name, seq))
+        batch.append(message(seq, body, producer="p", start=name, reply=reply))
+
+    def run() -> None:
+        for said in steps.run(publishes=batch):
+            if not isinstance(said, Receipts):
+                continue
+            refused.update((said.start, seq - said.base) for seq, *_ in said.nacks)
+            for first, count, number in said.runs:
+                for n in range(count):
+                    assert told.setdefault((said.start, first + n - said.base), number + n) == (
+                        number + n
+                    )
+        batch.clear()
+
+    for what, who in actions:
+        mine = [seq for name, seq in sent if name == names[who]]
+        if what == "step":
+            run()
+        elif what == "start":
+            started += 1
+            names[who] = f"s{started}"
+        elif names[who] and what != "again":
+            send(names[who], len(mine) + 1, lost=what == "lose")
+        elif names[who]:
+            for seq in mine[-3:]:
+                send(names[who], seq)
+    run()
+    (answer,) = replies(steps.run([c.Browse(queue="orders", limit=1000, reply=REPLY)]))
+    stored = {int(m["id"]): m["payload"] for m in answer.result}
+    assert {key: stored[number] for key, number in told.items()} == {k: sent[k] for k in told}
+    assert told.keys() | refused == came
+    assert len(stored) == len(told)
+
+
+# ---------------------------------------------------------------- as applications see it
+
+
+def test_P1_the_next_start_of_a_program_loses_nothing(bench: Bench) -> None:
+    bench.define()
+    first = bench.connection.producer(producer_id="app")
+    assert [first.send("orders", b'"a"').sequence, first.send("orders", b'"b"').sequence] == [1, 2]
+    again = bench.connection.producer(producer_id="app")
+    receipt = again.send("orders", b'"c"')
+    assert (receipt.sequence, receipt.message_id, receipt.duplicate) == (3, "3", False)
+    assert [m.payload for m in bench.admin.browse("orders")] == [b'"a"', b'"b"', b'"c"']
+
+
+def test_P1_the_later_of_two_takes_over_and_the_earlier_hears_it(bench: Bench) -> None:
+    bench.define()
+    one, two = (bench.connection.producer(producer_id="x") for _ in range(2))
+    assert one.send("orders", b'"e"').message_id == "1"
+    assert two.send("orders", b'"f"').message_id == "2"
+    for _ in range(2):  # as the engine says, and as it knows from then on
+        with pytest.raises(Rejected, match="another producer with the id 'x' has started since"):
+            one.send("orders", b'"g"')
+    assert two.send("orders", b'"h"').sequence == 3
+    assert [m.payload for m in bench.admin.browse("orders")] == [b'"e"', b'"f"', b'"h"']
+
+
+def test_P1_a_receipt_for_a_duplicate_says_so(bench: Bench) -> None:
+    bench.define()
+    for duplicate in (False, True):
+        producer = bench.connection.producer(producer_id="p", first_sequence=1)
+        receipt = producer.send("orders", b"{}")
+        assert (receipt.message_id, receipt.duplicate) == ("1", duplicate)
+    assert repr(receipt) == "<Receipt 1: message 1, a duplicate>"
