@@ -24,12 +24,14 @@ from functools import partial
 from typing import Any
 
 from ..protocol import Timeout
+from ..protocol.bounds import BACKLOG_MAX
 from . import connect as _connect
 from .connection import Connection
 from .consumer import CLOSE_S, Consumer
 from .message import Message
 from .pending import Pending
 from .producer import Producer, Receipt
+from .values import callback_of, wait_s, whole
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
@@ -122,7 +124,7 @@ class AsyncProducer:
         Raises Rejected, and Timeout after ``timeout`` seconds (default 60). While the window is
         full it waits, and so do other sends of this connection, in their order (P5).
         """
-        timeout = options.pop("timeout", 60.0)
+        timeout = wait_s(options.pop("timeout", 60.0))
         mode = options.get("delivery_mode") or self.sync.delivery_mode
         future = await self.send_async(destination, payload, **options)
         if mode != "persistent":
@@ -195,6 +197,7 @@ class AsyncConsumer:
 
         A task that is cancelled while it waits has taken nothing.
         """
+        timeout = wait_s(timeout)
         self.sync.check_open()
         if not self._connection.waits:
             await asyncio.sleep(0)
@@ -206,6 +209,7 @@ class AsyncConsumer:
 
     async def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
         """Up to ``most`` messages: waits for the first, takes what is there of the rest."""
+        whole(most, "most", 0, BACKLOG_MAX)
         first = await self.receive(timeout)
         return [] if first is None else [first, *self.sync.receive_many(most - 1, 0)]
 
@@ -225,6 +229,7 @@ class AsyncConsumer:
         whenever the loop has nothing else to do for a moment; a message on which the callback
         failed comes again when the clock moves."""
         self.sync.check_open()
+        callback_of(callback)
         self._task = asyncio.create_task(self._serve(callback))
 
     async def _serve(self, callback: Callable[[Message], Any]) -> None:

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
-from ..protocol.ids import format_ranges
+from ..protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
+from ..protocol.ids import format_parts
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
 from .binding import Binding, Wanted
@@ -23,6 +24,8 @@ from .renewal import LIMIT, Renewal
 from .serving import Serving
 from .session import Session
 from .settling import Settling
+from .speaking import NAME_MAX
+from .values import callback_of, text_of, wait_s, whole
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here
@@ -58,17 +61,12 @@ class Consumer:
     ) -> None:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
-            self._rule.fit(max_backlog)
-        if (
-            isinstance(priority, bool)
-            or not isinstance(priority, int)
-            or (not 0 <= priority <= PRIORITY_MAX)
-        ):
-            raise ConfigError(f"priority: {priority!r} – allowed are 0 to {PRIORITY_MAX}")
+            self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
+        whole(priority, "priority", 0, PRIORITY_MAX)
         self._session = session
-        self.queue = queue
+        self.queue = text_of(queue, "queue", NAME_CHARACTERS_MAX)
         self.ack_mode = ack_mode
-        self.name = name or session.client_name
+        self.name = session.client_name if name is None else text_of(name, "name", NAME_MAX)
         acks = "none" if ack_mode == "no_ack" else "explicit"
         self._wanted = Wanted(self.name, max_backlog, filter, acks, priority)
         self._lock = threading.RLock()
@@ -145,6 +143,7 @@ class Consumer:
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None when there is none within ``timeout`` seconds (None: for ever;
         on ``memory://`` no call waits)."""
+        timeout = wait_s(timeout)
         self.check_open()
         if not self.has_messages:
             self._settling.dups_ok_due()
@@ -164,6 +163,7 @@ class Consumer:
 
     def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
         """Up to ``most`` messages: waits for the first, takes what is there of the rest."""
+        whole(most, "most", 0, BACKLOG_MAX)
         first = self.receive(timeout)
         out = [first] if first is not None else []
         while out and len(out) < most and self.has_messages:
@@ -190,7 +190,7 @@ class Consumer:
         clock moves, or `on_message` is called again.
         """
         self.check_open()
-        self.serving.use(callback)
+        self.serving.use(callback_of(callback))
 
     # ------------------------------------------------------------ settling
 
@@ -208,12 +208,18 @@ class Consumer:
     # ------------------------------------------------------------ the rest
 
     def set_max_backlog(self, max_backlog: int) -> None:
-        """Change this subscription's backlog (B3); below what it holds, delivery waits. What was
-        prefetched beyond it, and never handed over, returns untouched (L5)."""
+        """Change this subscription's backlog (B3); below what it holds, delivery waits; with 0
+        nothing is delivered until it is changed again. What was prefetched beyond it, and never
+        handed over, returns untouched (L5)."""
         self.check_open()
-        self._rule.fit(max_backlog)
-        self._settling.flush()
-        self._settling.subscription.set_backlog(max_backlog)
+        before = self._rule.backlog
+        self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
+        try:
+            self._settling.flush()
+            self._settling.subscription.set_backlog(max_backlog)
+        except BaseException:
+            self._rule.backlog = before
+            raise
         self._wanted = self._wanted.with_backlog(max_backlog)
         self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
 
@@ -254,8 +260,8 @@ class Consumer:
 
     def _hand_back(self, room: int) -> None:
         untouched = self._prefetch.take_untouched(room)
-        if untouched:
-            self._settling.subscription.hand_back(format_ranges(m.number for m in untouched))
+        for ids in format_parts(m.number for m in untouched):
+            self._settling.subscription.hand_back(ids)
 
     def _end(self) -> None:
         """The subscription is over: what was held here is not any more."""
