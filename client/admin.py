@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
-from ..protocol.descriptions import add_up, add_up_usage
+from ..protocol.bounds import shown
 from ..protocol.checked import checked
+from ..protocol.descriptions import add_up, add_up_usage
 from ..protocol.patterns import kind_of
 from .everywhere import change, merged, remove
 from .message import BrowsedMessage, moment
 from .session import Session
-from .values import ids_text
+from .values import function_of, ids_text, truth
 
 MOVE_TIMEOUT_S = 300.0
 
@@ -225,6 +226,11 @@ class Admin:
         reason, and `left`: what of it the tables do not hold any more. Raises ConfigError for what
         is not understood or wholly gone, LakequeueError without tables.
         """
+        truth(dry_run, "dry_run")
+        if progress is not None:
+            function_of(progress, "progress")
+        if home is not None and not isinstance(home, str | os.PathLike):
+            raise ConfigError(f"home: {shown(home)} – allowed is the path of the engine's home")
         where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
         text = None if ids is None else ids_text(ids)
         # By name: who does not replay needs neither the tables nor what reads them.

@@ -31,7 +31,7 @@ from .consumer import CLOSE_S, Consumer
 from .message import Message
 from .pending import Pending
 from .producer import Producer, Receipt
-from .values import callback_of, wait_s, whole
+from .values import function_of, wait_s, whole
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
@@ -229,7 +229,7 @@ class AsyncConsumer:
         whenever the loop has nothing else to do for a moment; a message on which the callback
         failed comes again when the clock moves."""
         self.sync.check_open()
-        callback_of(callback)
+        function_of(callback, "callback")
         self._task = asyncio.create_task(self._serve(callback))
 
     async def _serve(self, callback: Callable[[Message], Any]) -> None:

@@ -25,7 +25,7 @@ from .serving import Serving
 from .session import Session
 from .settling import Settling
 from .speaking import NAME_MAX
-from .values import callback_of, text_of, wait_s, whole
+from .values import function_of, text_of, wait_s, whole
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here
@@ -190,7 +190,7 @@ class Consumer:
         clock moves, or `on_message` is called again.
         """
         self.check_open()
-        self.serving.use(callback_of(callback))
+        self.serving.use(function_of(callback, "callback"))
 
     # ------------------------------------------------------------ settling
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 from ..protocol import ConfigError
 from ..protocol.bounds import (
@@ -66,10 +67,10 @@ def one_of(value: object, what: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def callback_of(value: Callable[..., object]) -> Callable[..., object]:
+def function_of(value: object, what: str) -> Callable[..., Any]:
     """Something that can be called."""
     if not callable(value):
-        raise ConfigError(f"callback: {shown(value)} – allowed is a function of one message")
+        raise ConfigError(f"{what}: {shown(value)} – allowed is a function of one value")
     return value
 
 
