@@ -35,6 +35,7 @@ _NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MS = timedelta(milliseconds=1)
 CUT = "…"
+WAIT_S_MAX = threading.TIMEOUT_MAX / 2  # a clock's reading is added to it
 
 # ---------------------------------------------------------------- texts and numbers
 
@@ -113,7 +114,7 @@ def wait_s(value: object, what: str = "timeout") -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ConfigError(f"{what}: {shown(value)} – allowed are seconds, and None for ever")
-    return max(min(value, threading.TIMEOUT_MAX), 0)
+    return max(min(value, WAIT_S_MAX), 0)
 
 
 def duration_ms(value: object, what: str) -> int:

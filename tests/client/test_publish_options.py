@@ -4,6 +4,7 @@ refused before it is in the window; a producer's own options when the producer i
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import lakequeue
 import pytest
 from client.threaded import connect, engine
 from lakequeue.protocol import ConfigError
@@ -123,7 +124,7 @@ def test_P7_the_longest_and_the_shortest(bench: Bench, longest: dict[str, Any]) 
 
 def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
     connection, wire = connect(engine({"name": "orders", "message_type": "binary"}))
-    producer = connection.producer(window=1_000, pub_ack_time="50ms")
+    producer = connection.producer(window=1_000, pub_ack_time="1m")
     sent = []
     for n in range(300):
         if n == 150:
@@ -138,11 +139,29 @@ def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**30, None])
+def test_a_very_long_wait(timeout: Any) -> None:
+    connection, _ = connect(engine({"name": "orders", "message_type": "text"}))
+    consumer = connection.consumer("orders")
+    connection.producer().send("orders", "x", timeout=timeout)
+    assert consumer.receive(timeout).payload == b"x"
+    connection.close()
+
+
+def test_the_longest_names_there_are() -> None:
+    longest = "n" * 200
+    connection = lakequeue.connect("memory://", client_name=longest)
+    connection.admin().define({"name": "q" * 200, "message_type": "text"})
+    producer = connection.producer(producer_id="p" * 250)
+    producer.send("q" * 200, "x")
+    with connection.consumer("q" * 200, name=longest) as consumer:
+        assert consumer.receive(0).payload == b"x"
+    connection.close()
+
+
 @pytest.mark.parametrize("option", ["client_name", "vpn"])
 @pytest.mark.parametrize("value", ["x" * 201, b"app", "", "\ud800"])
 def test_a_name_that_no_command_could_carry(option: str, value: Any) -> None:
-    import lakequeue
-
     if option == "client_name" and not value:  # the default
         return
     with pytest.raises(ConfigError, match=f"{option}: "):
