@@ -177,11 +177,11 @@ class Message:
         self.lease_ends = clock_ms + left_ms if left_ms else 0.0
         self._lease_at = round(now_ms + left_ms) if left_ms else 0
 
-    def lease_as_it_is(self) -> tuple[float, int]:
-        """The lease, for `put_back_lease`. For the consumer."""
+    def lease_state(self) -> tuple[float, int]:
+        """The lease, for `restore_lease`. For the consumer."""
         return self.lease_ends, self._lease_at
 
-    def put_back_lease(self, lease: tuple[float, int]) -> None:
+    def restore_lease(self, lease: tuple[float, int]) -> None:
         """The lease is what it was before a renewal that was refused. For the consumer."""
         self.lease_ends, self._lease_at = lease
 

@@ -245,7 +245,7 @@ class Settling:
         guess = self.subscription.lease_ms if period_ms is None else period_ms
         for at in range(0, len(messages), RANGES_A_COMMAND):
             some = messages[at : at + RANGES_A_COMMAND]
-            before = [message.lease_as_it_is() for message in some]
+            before = [message.lease_state() for message in some]
             for message in some:
                 if message.lease_ends and guess:
                     message.lease(guess, clock_ms, now_ms)
@@ -260,7 +260,7 @@ class Settling:
     def _put_back(self, messages: list[Message], leases: Iterable[tuple[float, int]]) -> None:
         with self._lock:
             for message, lease in zip(messages, leases, strict=True):
-                message.put_back_lease(lease)
+                message.restore_lease(lease)
 
     def _renewed(
         self, messages: list[Message], before: list[tuple[float, int]], clock_ms: float,

@@ -110,7 +110,7 @@ NOT_FOR_VALUES = {
         "subscribe", "kill", "check_open", "check_why", "on_record", "on_end", "tick", "due",
         "forked",
     },
-    Message: {"settle", "end_span", "lease", "live", "lease_as_it_is", "put_back_lease"},
+    Message: {"settle", "end_span", "lease", "live", "lease_state", "restore_lease"},
     Admin: set(),
     Connection: {name for name in dir(Connection) if name not in ("producer", "consumer")},
     AsyncProducer: set(),
