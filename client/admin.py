@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
+from ..protocol.bounds import shown
+from ..protocol.checked import checked
 from ..protocol.descriptions import add_up, add_up_usage
-from ..protocol.ids import format_ranges
 from ..protocol.patterns import kind_of
 from .everywhere import change, merged, remove
 from .message import BrowsedMessage, moment
 from .session import Session
+from .values import function_of, ids_text, truth
 
 MOVE_TIMEOUT_S = 300.0
 
@@ -83,19 +85,19 @@ class Admin:
         """Move a LocalQueue with its messages to another broker, while it is in use; returns when
         it is there. Producers and consumers follow by themselves; what consumers held returns, as
         at a disconnect. Raises ConfigError or LakequeueError, and then it stays where it is."""
+        command = checked(commands.MoveQueue(queue=queue, broker=broker))
         known = {one["name"]: one for one in self._session.brokers()}
         state = known[broker]["state"] if broker in known else ""
         if state in ("failed", "restarting"):
             raise LakequeueError(
                 f"broker {broker!r}: is {state}; a queue moves to a broker that runs"
             )
-        command = commands.MoveQueue(queue=queue, broker=broker)
         self._session.request(command, MOVE_TIMEOUT_S)
 
     def describe(self, queue: str) -> dict[str, Any]:
         """Depth, states, consumers, why delivery waits, counters, definition. Of a distributed
         queue what its hosts say added up, and under `brokers` what each of them says."""
-        session, command = self._session, commands.Describe(queue=queue)
+        session, command = self._session, checked(commands.Describe(queue=queue))
         return self._seen(
             add_up(session.each_host(queue, lambda host: session.request(command, broker=host)))
         )
@@ -135,10 +137,8 @@ class Admin:
 
     def events(self, limit: int = 1000) -> list[dict[str, Any]]:
         """The newest notable events, oldest first; `time` is an aware datetime."""
-        session = self._session
-        events = session.request_of_each(
-            lambda broker: session.request(commands.Events(limit=limit), broker=broker)
-        )
+        session, command = self._session, checked(commands.Events(limit=limit))
+        events = session.request_of_each(lambda broker: session.request(command, broker=broker))
         events.sort(key=lambda event: event["time"])
         return [{**e, "time": moment(e["time"])} for e in events[max(len(events) - limit, 0) :]]
 
@@ -154,7 +154,7 @@ class Admin:
 
         where: an expression; state: `ready`, `leased` or `delayed`.
         """
-        command = commands.Browse(queue=queue, where=where, state=state, limit=limit)
+        command = checked(commands.Browse(queue=queue, where=where, state=state, limit=limit))
         parts = self._session.each_host(
             queue,
             lambda host: self._session.request_list(command, "start", "limit", broker=host),
@@ -228,8 +228,13 @@ class Admin:
         reason, and `left`: what of it the tables do not hold any more. Raises ConfigError for what
         is not understood or wholly gone, LakequeueError without tables.
         """
+        truth(dry_run, "dry_run")
+        if progress is not None:
+            function_of(progress, "progress")
+        if home is not None and not isinstance(home, str | os.PathLike):
+            raise ConfigError(f"home: {shown(home)} – allowed is the path of the engine's home")
         where_it_is = home or os.environ.get("LAKEQUEUE_HOME") or ".lakequeue"
-        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        text = None if ids is None else ids_text(ids)
         # By name: who does not replay needs neither the tables nor what reads them.
         work = importlib.import_module("lakequeue.lake.replaying")
         return work.replay(
@@ -279,7 +284,7 @@ class Admin:
         self, queue: str, where: str | None, ids: list[str] | str | None, dry_run: bool, why: str
     ) -> dict[str, Any]:
         """What commands that change messages have in common."""
-        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        text = None if ids is None else ids_text(ids)
         return {
             "queue": queue, "epoch": self._epoch, "where": where, "ids": text,
             "dry_run": dry_run, "who": self._session.client_name, "why": why,
@@ -295,7 +300,7 @@ class Admin:
         looked at is of another home than the engine's, and Timeout while a broker is away that has
         such a queue: what is for it goes there later.
         """
-        text = ids if ids is None or isinstance(ids, str) else format_ranges(map(int, ids))
+        text = None if ids is None else ids_text(ids)
         command = commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)
         return Redriven(**change(self._session, command))
 

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol import LakequeueError, Timeout
+from ..protocol.bounds import BACKLOG_MAX
 from . import connect as _connect
 from .connection import Connection
 from .consumer import CLOSE_S, Consumer
@@ -33,6 +34,7 @@ from .message import Message
 from .pending import Pending
 from .producer import Producer, Receipt
 from .serving import Join
+from .values import function_of, wait_s, whole
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
@@ -129,7 +131,7 @@ class AsyncProducer:
         Raises Rejected, and Timeout after ``timeout`` seconds (default 60). While the window is
         full it waits, and so do other sends of this connection, in their order (P5).
         """
-        timeout = options.pop("timeout", 60.0)
+        timeout = wait_s(options.pop("timeout", 60.0))
         mode = options.get("delivery_mode") or self.sync.delivery_mode
         future = await self.send_async(destination, payload, **options)
         if mode != "persistent":
@@ -210,6 +212,8 @@ class AsyncConsumer:
 
     async def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
         """See `lakequeue.Consumer.receive_many`."""
+        timeout = wait_s(timeout)
+        whole(most, "most", 0, BACKLOG_MAX)
         self.sync.check_open()
         if most > 0:
             await self._wait(timeout)
@@ -236,7 +240,7 @@ class AsyncConsumer:
         On ``memory://`` the task looks again whenever the loop has nothing else to do for a moment.
         """
         self.sync.check_open()
-        self.sync.serving.use(callback, self._begin)
+        self.sync.serving.use(function_of(callback, "callback"), self._begin)
 
     def _begin(self, ready: Callable[[], bool], _: Callable[[], bool]) -> Join:
         self._task = asyncio.create_task(self._serve(ready))

@@ -73,12 +73,12 @@ class Binding:
 
     def unbind(self) -> None:
         """End it; what it holds returns (L1)."""
-        self._say(self._end())
+        self.say(self._end())
 
     def _end(self) -> commands.Unsubscribe:
         return commands.Unsubscribe(queue=self.queue, subscription=self.id)
 
-    def _say(self, command: commands.Command) -> None:
+    def say(self, command: commands.Command) -> None:
         """Say something to the broker with which it is bound. Where the queue has left that one,
         the binding is over; nobody else knows it."""
         self._session.command(command, self.broker)
@@ -94,43 +94,34 @@ class Binding:
 
     def say_arrived(self, received: int) -> None:
         """Everything up to this number of the flow has come (C1)."""
-        self._say(
+        self.say(
             commands.TransportAck(
                 queue=self.queue, subscription=self.id, epoch=self.epoch, received=received
             )
         )
 
-    def cancel(self, ids: str, delay_ms: int | None) -> None:
+    def cancel(self, ids: str, delay_ms: int | None) -> commands.Cancel:
         """Messages come back, after a delay (L6, L11)."""
-        self._say(
-            commands.Cancel(
-                queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids,
-                delay_ms=delay_ms,
-            )
-        )  # fmt: skip
+        return commands.Cancel(
+            queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, delay_ms=delay_ms
+        )
 
-    def reject(self, ids: str, reason: str) -> None:
+    def reject(self, ids: str, reason: str) -> commands.Reject:
         """Messages go to the dead message queue (C7)."""
-        self._say(
-            commands.Reject(
-                queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
-            )
+        return commands.Reject(
+            queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, reason=reason
         )
 
     def renew(self, ids: str, period_ms: int | None, told: Callable[[Answer], None]) -> None:
         """Extend leases (L10); ``told`` gets the engine's answer."""
-        self._session.ask(
-            commands.Renew(
-                queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids,
-                period_ms=period_ms,
-            ),
-            told,
-            self.broker,
-        )  # fmt: skip
+        command = commands.Renew(
+            queue=self.queue, subscription=self.id, epoch=self.epoch, ids=ids, period_ms=period_ms
+        )
+        self._session.ask(command, told, self.broker)
 
     def hand_back(self, ids: str) -> None:
         """Messages return untouched: nobody has seen them (L5)."""
-        self._say(self.untouched(ids))
+        self.say(self.untouched(ids))
 
     def untouched(self, ids: str) -> commands.Returned:
         """That nobody has seen these messages, to be said or asked."""

@@ -14,8 +14,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
+from ..protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
 from ..protocol.errors import Moved
-from ..protocol.ids import format_ranges
+from ..protocol.ids import format_parts, format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
 from .binding import Binding, Wanted
@@ -25,7 +26,9 @@ from .renewal import LIMIT, Leases
 from .serving import Serving
 from .session import Session
 from .settling import Settling
+from .speaking import NAME_MAX
 from .transport import Record
+from .values import function_of, text_of, wait_s, whole
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long a close waits for what is still on its way here
@@ -65,17 +68,12 @@ class Consumer:
     ) -> None:
         self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
-            self._rule.fit(max_backlog)
-        if (
-            isinstance(priority, bool)
-            or not isinstance(priority, int)
-            or (not 0 <= priority <= PRIORITY_MAX)
-        ):
-            raise ConfigError(f"priority: {priority!r} – allowed are 0 to {PRIORITY_MAX}")
+            self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
+        whole(priority, "priority", 0, PRIORITY_MAX)
         self._session = session
-        self.queue = queue
+        self.queue = text_of(queue, "queue", NAME_CHARACTERS_MAX)
         self.ack_mode = ack_mode
-        self.name = name or session.client_name
+        self.name = session.client_name if name is None else text_of(name, "name", NAME_MAX)
         acks = "none" if ack_mode == "no_ack" else "explicit"
         self._wanted = Wanted(self.name, max_backlog, filter, acks, priority)
         self._lock = threading.RLock()
@@ -175,6 +173,8 @@ class Consumer:
 
     def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
         """At most ``most`` messages: waits for the first, takes what is there of the rest."""
+        timeout = wait_s(timeout)
+        whole(most, "most", 0, BACKLOG_MAX)
         self.check_open()
         out: list[Message] = []
         if most > 0:
@@ -235,7 +235,7 @@ class Consumer:
         callback.
         """
         self.check_open()
-        self.serving.use(callback)
+        self.serving.use(function_of(callback, "callback"))
 
     # ------------------------------------------------------------ settling
 
@@ -253,12 +253,18 @@ class Consumer:
     # ------------------------------------------------------------ the rest
 
     def set_max_backlog(self, max_backlog: int) -> None:
-        """Change this subscription's backlog (B3); below what it holds, delivery waits. What was
-        prefetched beyond it, and never handed over, returns untouched (L5)."""
+        """Change this subscription's backlog (B3); below what it holds, delivery waits; with 0
+        nothing is delivered until it is changed again. What was prefetched beyond it, and never
+        handed over, returns untouched (L5)."""
         self.check_open()
-        self._rule.fit(max_backlog)
-        self._settling.flush()
-        self._settling.subscription.set_backlog(max_backlog)
+        before = self._rule.backlog
+        self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
+        try:
+            self._settling.flush()
+            self._settling.subscription.set_backlog(max_backlog)
+        except BaseException:
+            self._rule.backlog = before
+            raise
         self._wanted = self._wanted.with_backlog(max_backlog)
         self._hand_back(max(max_backlog - len(self._prefetch.held), 0))
 
@@ -304,7 +310,8 @@ class Consumer:
     def _say_untouched(self, messages: list[Message]) -> None:
         if messages:
             self._settling.flush()
-            self._settling.subscription.hand_back(format_ranges(m.number for m in messages))
+            for ids in format_parts(m.number for m in messages):
+                self._settling.subscription.hand_back(ids)
 
     def _end(self, what: str = RETURNED) -> None:
         """The subscription is over: what was held here is not any more."""

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ..protocol import ConfigError, LakequeueError, Timeout, commands
+from ..protocol.checked import checked
 from .session import Session
 
 AWAY = ("failed", "restarting")
@@ -24,7 +25,7 @@ AWAY = ("failed", "restarting")
 def change(session: Session, command: Any) -> Any:
     """Have a change of a queue carried out by all its hosts; their answers added up. Raises
     LakequeueError, ConfigError and Timeout."""
-    hosts = session.hosts_of(command.queue)
+    hosts = session.hosts_of(checked(command).queue)
     if len(hosts) < 2:
         return session.request(command)
     if not isinstance(command, commands.Ack):  # what is acknowledged is done, wherever it can be
@@ -44,7 +45,7 @@ def remove(session: Session, command: Any) -> int:
     """Have all hosts remove messages; how many went. What is removed at one makes room for its
     consumers, and so what another has may come there in the meantime: they are asked again until
     none has anything left, or as often as there are hosts."""
-    hosts = len(session.hosts_of(command.queue))
+    hosts = len(session.hosts_of(checked(command).queue))
     total = count = int(change(session, command))
     if getattr(command, "dry_run", False) or hosts < 2:
         return total
@@ -93,6 +94,7 @@ def acknowledge(
     consumer's broker. It is asked last: what none of them has is for it to say (L8, L9), and what
     it sent this consumer while the others were asked it removes now. heard: see `Speaking.request`.
     """
+    checked(command)
     if len(session.hosts_of(command.queue)) < 2:
         session.request(command, heard=heard)  # the queue may have moved since
         return

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from ..protocol import ConfigError
-from ..protocol.messages import PRIORITY_MAX, PublishHeader, encode_publish_header
-from .values import duration_ms
+from ..protocol.messages import PublishHeader, decode_publish_header, encode_publish_header
 
 TEMPLATES_MAX = 1_000
 _SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
@@ -74,6 +73,10 @@ class Templates:
                 start=self._start if persistent else "",
             )
         )
+        try:  # what the engine cannot read it does not answer
+            decode_publish_header(header)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         before, name, after = header.partition(b'"seq":%d' % _SEQ)
         return before + name[:6], after
 
@@ -94,20 +97,3 @@ def header_of(template: Template, seq: int, count: int = 0) -> bytes:
     if count:
         return b'%b%d,"count":%d%b' % (template[0], seq, count, template[1])
     return b"%b%d%b" % (template[0], seq, template[1])
-
-
-def ttl_ms(value: str | float | None) -> int | None:
-    """A TTL in ms; None for none."""
-    if value is None:
-        return None
-    ms = duration_ms(value, "ttl")
-    if ms <= 0:
-        raise ConfigError(f"ttl: {value!r} – allowed is a positive duration, such as '8s'")
-    return ms
-
-
-def priority_of(value: int) -> int:
-    """A priority, once it is checked."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= PRIORITY_MAX:
-        raise ConfigError(f"priority: {value!r} – allowed are 0 to {PRIORITY_MAX}")
-    return value

@@ -81,7 +81,7 @@ class Holder(Protocol):
         """Return it to the queue."""
         ...
 
-    def reject_message(self, message: Message, reason: str) -> None:
+    def reject_message(self, message: Message, reason: str | BaseException) -> None:
         """Send it to the dead message queue."""
         ...
 
@@ -189,6 +189,14 @@ class Message:
         # Without a time in the record, or with clocks that differ: the engine sent what was alive.
         self.life_ends = clock_ms + left_ms if self._expires and sent_ms > 0 < left_ms else 0.0
 
+    def lease_state(self) -> tuple[float, float, int]:
+        """The lease, for `restore_lease`. For the consumer."""
+        return self.lease_ends, self.lease_ms, self._lease_at
+
+    def restore_lease(self, lease: tuple[float, float, int]) -> None:
+        """The lease is what it was before a renewal that was refused. For the consumer."""
+        self.lease_ends, self.lease_ms, self._lease_at = lease
+
     @property
     def expires_at(self) -> datetime | None:
         """When the message expires; None: never (X1)."""
@@ -208,13 +216,15 @@ class Message:
         """Return the message to the queue, after a delay if one is given (L6, L11)."""
         self._holder.cancel_message(self, delay)
 
-    def reject(self, reason: str = "") -> None:
-        """Send the message to the dead message queue (C7)."""
+    def reject(self, reason: str | BaseException = "") -> None:
+        """Send the message to the dead message queue (C7). reason: a text, or the exception that
+        is the reason; of more than 10,000 characters the first are kept."""
         self._holder.reject_message(self, reason)
 
     def renew(self, period: str | float | None = None) -> None:
         """Extend the lease, counted from now: by ``period``, or by the queue's lease period (L10).
 
-        Does not wait for the engine. Raises LeaseLost where the lease is known to have ended.
+        Does not wait for the engine. Raises LeaseLost where the lease is known to have ended. If
+        the engine refuses, the lease is again what it was, and a warning is logged that says why.
         """
         self._holder.renew_message(self, period)

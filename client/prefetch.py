@@ -154,13 +154,16 @@ class Prefetch:
                     break
             return out
 
-    def forget(self, ranges: Ranges) -> int:
-        """These ids are not held any more; how many of them were."""
+    def count_held(self, ranges: Ranges) -> int:
+        """How many of these ids are held."""
         with self._lock:
-            gone = [n for n in self.held if _within(n, ranges)]
-            for number in gone:
+            return sum(_within(number, ranges) for number in self.held)
+
+    def forget(self, ranges: Ranges) -> None:
+        """These ids are not held any more."""
+        with self._lock:
+            for number in [n for n in self.held if _within(n, ranges)]:
                 del self.held[number]
-            return len(gone)
 
     def forget_unseen(self, ranges: Ranges) -> None:
         """Nobody will see what waits here of these ids, which are ascending: they were acknowledged

@@ -17,11 +17,19 @@ import msgspec
 from ..protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
 from .following import Following
 from .gathering import RUN_BYTES
-from .headers import HeaderOptions, Templates, priority_of, ttl_ms
+from .headers import HeaderOptions, Templates
 from .outgoing import Outgoing
 from .pending import Pending, Receipt, settle
+from .publish_options import (
+    check_outlived,
+    destination_of,
+    headers_of,
+    priority_of,
+    producer_id_of,
+    ttl_ms,
+)
 from .session import Answer, Session
-from .values import delivery_ms, duration_ms
+from .values import content, delivery_ms, duration_ms, one_of, truth, wait_s, whole
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
 ON_FULL = ("block", "raise")
@@ -29,6 +37,8 @@ DURABILITIES = ("checkpoint", "delta")
 SEND_TIMEOUT_S = 60.0
 # A commit of the Delta tables comes every few seconds: who asks earlier asks in vain.
 DELTA_PUB_ACK_S = 15.0
+FIRST_SEQUENCE_MAX = 1 << 60  # many more may follow
+WINDOW_MAX = 1_000_000_000
 
 
 class Producer:
@@ -71,15 +81,20 @@ class Producer:
             raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
         if to_delta := durability == "delta":
             pub_ack_s = max(pub_ack_s, DELTA_PUB_ACK_S)
-        self.producer_id = producer_id or session.new_name("producer")
+        given = session.new_name("producer") if producer_id is None else producer_id
+        self.producer_id = producer_id_of(given)
         self._first_sequence = first_sequence or 1
         # Another start of the program may have used the name.
-        self._start = uuid4().hex if producer_id and first_sequence is None else ""
+        named = producer_id is not None and first_sequence is None
+        self._start = uuid4().hex if named else ""
         self._superseded = ""  # what the engine says of it
         self._deliver_at, self._delay = deliver_at, delay
-        at = delivery_ms(deliver_at, delay, session.now_ms())
+        now_ms = session.now_ms()
+        at = delivery_ms(deliver_at, delay, now_ms)
         self._delivers_later = at is not None
         self._defaults = HeaderOptions(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
+        if at is not None and delay is not None:
+            check_outlived("delay", at - now_ms, self._defaults.ttl_ms)
         self._lock = threading.RLock()
         self._closed = False
         self._templates = Templates(
@@ -131,6 +146,7 @@ class Producer:
         `unacknowledged`). In mode `persistent_groupack` it does not wait: `flush` raises Rejected.
         The receipt says `discarded`, with the reason, where a queue's policy threw it away (S4).
         """
+        timeout_s = wait_s(timeout)
         future = self.send_async(
             destination, payload, ttl=ttl, priority=priority, headers=headers, key=key,
             deliver_at=deliver_at, delay=delay, ack_immediately=ack_immediately,
@@ -139,7 +155,7 @@ class Producer:
         self.send_gathered()
         mode = delivery_mode or self._mode
         if mode == "persistent":
-            if not self._session.wait(future.done, timeout):
+            if not self._session.wait(future.done, timeout_s):
                 raise Timeout(f"no answer to a message for {destination!r} within {timeout} s")
             return future.result()
         return self.receipt_of(future)
@@ -176,43 +192,37 @@ class Producer:
         ``on_full="raise"`` it raises WindowFull at once, and nothing was sent (P5).
         """
         self._check_open()
-        if not isinstance(destination, str) or not destination:
-            raise ConfigError(f"destination: {destination!r} – allowed is a queue or topic name")
-        mode = delivery_mode or self._mode
-        if mode not in MODES:
-            raise ConfigError(f"delivery_mode: {mode!r} – allowed are {', '.join(MODES)}")
-        data = payload.encode() if isinstance(payload, str) else payload
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise ConfigError(f"payload: {type(payload).__name__} – allowed are bytes and str")
-        data = bytes(data)
+        to = destination_of(destination)
+        mode = (
+            self._mode if delivery_mode is None else one_of(delivery_mode, "delivery_mode", MODES)
+        )
+        data = content(payload, "payload")
         persistent = mode != "non_persistent"
-        number = self._session.broker_of(destination)
-        way = self._way(number)
-        if persistent and self._in_window(way, destination) >= self._window:
-            self._wait_for_room(way, destination)
+        record_key = None if key is None else content(key, "key")
+        own = headers_of(headers)
         options = self._options(ttl, priority, deliver_at, delay, dmq_eligible, persistent)
-        template = self._templates.of(destination, options)
-        if isinstance(key, str):
-            key = key.encode()
-        own = None
+        template = self._templates.of(to, options)
+        # From here on nothing that was given can be wrong.
+        number = self._session.broker_of(to)
+        way = self._way(number)
+        if persistent and self._in_window(way, to) >= self._window:
+            self._wait_for_room(way, to)
         if self._session.spans is not None:
-            headers = self._session.spans.published(destination, headers)
-        if headers:
-            own = [(n, v.encode() if isinstance(v, str) else v) for n, v in headers.items()]
+            own = headers_of(self._session.spans.published(to, headers))
         with self._lock:
             if len(self._ways) > 1:
-                self._following.goes_to(destination, number)
-            if persistent and self._following.holds(destination) is not None:
+                self._following.goes_to(to, number)
+            if persistent and self._following.holds(to) is not None:
                 sent = Pending(
-                    self._session.changed, 0, (data, key, own, template), time.monotonic()
+                    self._session.changed, 0, (data, record_key, own, template), time.monotonic()
                 )
-                sent.to = destination
+                sent.to = to
                 self._following.behind(sent)
                 return sent
-            sent = way.number(data, key, own, template, persistent, destination)
+            sent = way.number(data, record_key, own, template, persistent, to)
             if not persistent:
                 settle(sent, 0)
-            if key is None and own is None and len(data) < RUN_BYTES:
+            if record_key is None and own is None and len(data) < RUN_BYTES:
                 way.sends.add(sent.seq, data, sent.record[-1])
                 if ack_immediately:
                     way.sends.send()
@@ -239,15 +249,18 @@ class Producer:
         if priority is not None:
             options = options._replace(priority=priority_of(priority))
         if dmq_eligible is not None:
-            options = options._replace(dmq_eligible=dmq_eligible)
+            options = options._replace(dmq_eligible=truth(dmq_eligible, "dmq_eligible"))
         if deliver_at is None and delay is None:
             if not self._delivers_later:
                 return options
             deliver_at, delay = self._deliver_at, self._delay
         now_ms = self._session.now_ms()
         at = delivery_ms(deliver_at, delay, now_ms)
-        if at is not None and delay is not None:  # no matter what this machine's clock says
-            return options._replace(delay_ms=at - now_ms)
+        if at is not None:
+            what = "deliver_at" if delay is None else "delay"
+            check_outlived(what, at - now_ms, options.ttl_ms)
+            if delay is not None:  # no matter what this machine's clock says
+                return options._replace(delay_ms=at - now_ms)
         return options._replace(at=at)
 
     def _send_alone(self, way: Outgoing, sent: Pending) -> None:
@@ -294,8 +307,9 @@ class Producer:
         `persistent_groupack` `send` returns before that is known. `unacknowledged` lists these
         messages until the next flush.
         """
+        timeout_s = wait_s(timeout)
         self.send_gathered()
-        if not self._session.wait(lambda: not self._waiting(), timeout):
+        if not self._session.wait(lambda: not self._waiting(), timeout_s):
             raise Timeout(f"{self._waiting()} messages without an answer after {timeout} s")
         for way in list(self._ways.values()):
             way.unanswered.raise_refused()
@@ -314,11 +328,12 @@ class Producer:
 
     def close(self, timeout: float = 30.0) -> None:
         """Flush and close; messages still without an answer raise Timeout."""
+        timeout_s = wait_s(timeout)
         if self._closed:
             return
         try:
             if self._session.is_open:
-                self.flush(timeout)
+                self.flush(timeout_s)
         finally:
             self._closed = True
             self._session.detach_producer(self.producer_id, self)
@@ -381,25 +396,15 @@ def _check(
     on_full: Any, dmq_eligible: Any,
 ) -> None:  # fmt: skip
     """Raise ConfigError for an option that is none."""
-    if delivery_mode not in MODES:
-        raise ConfigError(f"delivery_mode: {delivery_mode!r} – allowed are {', '.join(MODES)}")
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ConfigError(f"window: {window!r} – allowed is a number of messages from 1")
-    if isinstance(group_ack, bool) or not isinstance(group_ack, int) or group_ack < 1:
-        raise ConfigError(f"group_ack: {group_ack!r} – allowed is a number of messages from 1")
-    if (
-        isinstance(first_sequence, bool)
-        or not isinstance(first_sequence, int | None)
-        or (first_sequence is not None and first_sequence < 1)
-    ):
-        raise ConfigError(f"first_sequence: {first_sequence!r} – sequences start at 1")
-    if durability not in DURABILITIES:
-        raise ConfigError(f"durability: {durability!r} – allowed are {', '.join(DURABILITIES)}")
+    one_of(delivery_mode, "delivery_mode", MODES)
+    whole(window, "window", 1, WINDOW_MAX)
+    whole(group_ack, "group_ack", 1, WINDOW_MAX)
+    if first_sequence is not None:
+        whole(first_sequence, "first_sequence", 1, FIRST_SEQUENCE_MAX)
+    one_of(durability, "durability", DURABILITIES)
     if durability == "delta" and delivery_mode == "non_persistent":
         raise ConfigError(
             "durability: 'delta' – in mode 'non_persistent' nobody is told; allowed is 'checkpoint'"
         )
-    if on_full not in ON_FULL:
-        raise ConfigError(f"on_full: {on_full!r} – allowed are {', '.join(ON_FULL)}")
-    if not isinstance(dmq_eligible, bool):
-        raise ConfigError(f"dmq_eligible: {dmq_eligible!r} – allowed are True and False")
+    one_of(on_full, "on_full", ON_FULL)
+    truth(dmq_eligible, "dmq_eligible")

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from ..protocol import ConfigError, LeaseLost
-from ..protocol.ids import Ranges, format_ranges, parse_ranges
+from ..protocol import ConfigError, LeaseLost, commands
+from ..protocol.bounds import shown
+from ..protocol.checked import checked
+from ..protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
 from .acking import AckRule
 from .arrivals import FlowArrivals
 from .binding import Binding
@@ -20,7 +22,7 @@ from .everywhere import acknowledge
 from .message import Message
 from .prefetch import Prefetch
 from .session import Answer, Session
-from .values import duration_ms
+from .values import duration_ms, id_of, ids_text, ranges_of, reason_of
 
 FRESH_PART = 0.9  # of a lease that is left: what is handed over with less is renewed
 
@@ -63,27 +65,41 @@ class Settling:
     def cancel_message(self, message: Message, delay: str | float | None) -> None:
         """See `Message.cancel`."""
         ms = None if delay is None else duration_ms(delay, "delay")
-        self._give_up(message, "canceled", partial(self.subscription.cancel, message.id, ms))
+        self._give_up(message, "canceled", self.subscription.cancel(message.id, ms))
 
-    def reject_message(self, message: Message, reason: str) -> None:
+    def reject_message(self, message: Message, reason: str | BaseException) -> None:
         """See `Message.reject`."""
-        self._give_up(message, "rejected", partial(self.subscription.reject, message.id, reason))
+        said = self.subscription.reject(message.id, reason_of(reason))
+        self._give_up(message, "rejected", said)
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine has answered, the client goes by the period that
         was asked for, or that the queue had when the consumer was bound."""
         ms = None if period is None else duration_ms(period, "period")
+        if ms == 0:
+            raise ConfigError(f"period: {shown(period)} – allowed is a positive duration")
         if self._check_held(message):
             self.flush()
             self.renew([message], ms)
 
-    def _give_up(self, message: Message, outcome: str, say: Callable[[], None]) -> None:
-        if self._check_held(message):
-            with self._lock:
-                self._prefetch.held.pop(message.number, None)
-                message.settle(outcome)
-                self.flush()
-                say()
+    def _give_up(self, message: Message, outcome: str, command: commands.Command) -> None:
+        """Nobody answers the command. So it is known that the engine can read it before the message
+        is given up here; and what could not be sent is held again, behind the others."""
+        checked(command)
+        if not self._check_held(message):
+            return
+        with self._lock:
+            self.flush()
+            # Before it is sent: in memory the message may be back here before this returns.
+            self._prefetch.held.pop(message.number, None)
+            message.settled = True
+            try:
+                self.subscription.say(command)
+            except BaseException:
+                message.settled = False
+                self._prefetch.held.setdefault(message.number, message)
+                raise
+            message.settle(outcome)
 
     def _check_held(self, message: Message) -> bool:
         """Whether there is something to settle. Raises LeaseLost where it is known to be lost."""
@@ -128,11 +144,14 @@ class Settling:
         with self._lock:
             if not self._acks:
                 return
-            ids = format_ranges(self._acks)
-            self._acks.clear()
-            received = self._arrivals.tell()
-            bound = self.subscription
-            self._session.command(bound.ack(ids=ids, received=received), bound.broker)
+            acks, self._acks = self._acks, []  # in memory what is sent leads here again
+            received, bound = self._arrivals.tell(), self.subscription
+            try:
+                for ids in format_parts(acks):
+                    self._session.command(bound.ack(ids=ids, received=received), bound.broker)
+            except BaseException:  # not sent: with the next ones
+                self._acks = acks + self._acks
+                raise
 
     def reset(self) -> None:
         """A new subscription begins: what was collected for the last one is void."""
@@ -156,31 +175,39 @@ class Settling:
         if sum(x is not None for x in (ids, up_to, where)) != 1:
             raise ConfigError("ack: exactly one of ids, up_to, where is given")
         self.flush()
-        which: dict[str, Any]
-        heard: Callable[[], None] | None = None
         if ids is not None:
-            text = ids if isinstance(ids, str) else format_ranges(int(i) for i in ids)
-            named = _ranges(text)
-            which = {"ids": text}
-            # What came again before the engine took the ack is not for the application any more;
-            # what comes behind its answer, after a replay, is.
-            heard = partial(self._prefetch.forget_unseen, named)
-            if self._prefetch.forget(named) == sum(high - low + 1 for low, high in named):
-                bound = self.subscription
-                self._session.request(bound.ack(**which), broker=bound.place, heard=heard)
-                return  # all are held here: there is nobody else to ask
-        elif up_to is not None:
+            self._ack_ids(ids_text(ids))
+            return
+        which: dict[str, Any]
+        if up_to is not None:
+            number = id_of(up_to, "up_to")
             with self._lock:
-                known = self._prefetch.held.get(int(up_to))
+                known = self._prefetch.held.get(number)
             if known is not None:
                 self.settle(self._prefetch.up_to(known))
                 self.flush()
                 return
-            which = {"up_to": str(int(up_to))}
+            which = {"up_to": str(number)}
         else:
             which = {"where": where}
         bound = self.subscription
-        acknowledge(self._session, bound.ack(**which), bound.broker, heard)
+        acknowledge(self._session, bound.ack(**which), bound.broker, None)
+
+    def _ack_ids(self, text: str) -> None:
+        """Acknowledge ids and ranges of them, whoever holds them (L13)."""
+        named, bound = ranges_of(text), self.subscription
+        command = bound.ack(ids=text)
+
+        def heard() -> None:
+            # What came again before the engine took the ack is not for the application any more;
+            # what comes behind its answer, after a replay, is.
+            self._prefetch.forget(named)
+            self._prefetch.forget_unseen(named)
+
+        if self._prefetch.count_held(named) == sum(high - low + 1 for low, high in named):
+            self._session.request(command, broker=bound.place, heard=heard)
+            return  # all are held here: there is nobody else to ask
+        acknowledge(self._session, command, bound.broker, heard)
 
     # ------------------------------------------------------------ dups_ok
 
@@ -229,20 +256,36 @@ class Settling:
     def renew(self, messages: list[Message], period_ms: int | None) -> None:
         """Extend leases. The client counts from before it asks: not longer than the engine does."""
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
-        ids = format_ranges(m.number for m in messages)
         guess = self.subscription.lease_ms if period_ms is None else period_ms
-        for message in messages:
-            if message.lease_ends and guess:
-                message.lease(guess, clock_ms, now_ms)
-        told = partial(self._renewed, messages, clock_ms, now_ms)
-        self.subscription.renew(ids, period_ms, told)
+        for at in range(0, len(messages), RANGES_A_COMMAND):
+            some = messages[at : at + RANGES_A_COMMAND]
+            before = [message.lease_state() for message in some]
+            for message in some:
+                if message.lease_ends and guess:
+                    message.lease(guess, clock_ms, now_ms)
+            told = partial(self._renewed, some, before, clock_ms, now_ms)
+            ids = format_ranges(m.number for m in some)
+            try:
+                self.subscription.renew(ids, period_ms, told)
+            except BaseException:
+                self._put_back(some, before)
+                raise
+
+    def _put_back(self, messages: list[Message], leases: Iterable[tuple[float, float, int]]) -> None:
+        with self._lock:
+            for message, lease in zip(messages, leases, strict=True):
+                message.restore_lease(lease)
 
     def _renewed(
-        self, messages: list[Message], clock_ms: float, now_ms: int, answer: Answer
-    ) -> None:
+        self, messages: list[Message], before: list[tuple[float, float, int]], clock_ms: float,
+        now_ms: int, answer: Answer,
+    ) -> None:  # fmt: skip
         """The engine's answer: which leases go on, and for how long (L10)."""
         result = answer["result"]
-        if result is None:  # refused: the queue is gone
+        if answer["error"] is not None or result is None:
+            self._put_back(messages, before)
+            ids = format_ranges(m.number for m in messages)
+            self._session.report(f"the lease of {shown(ids)} was not renewed: {answer['error']}")
             return
         renewed = parse_ranges(result["renewed"]) if result["renewed"] else []
         left_ms = result["lease_ms"] or 0
@@ -252,10 +295,3 @@ class Settling:
                     message.lease_ends = clock_ms  # it was over: `ack` raises LeaseLost
                 elif message.lease_ends:
                     message.lease(left_ms, clock_ms, now_ms)
-
-
-def _ranges(text: str) -> Ranges:
-    try:
-        return parse_ranges(text)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -19,12 +19,15 @@ from zlib import crc32
 import msgspec
 
 from ..protocol import ConfigError, LakequeueError, NotConnected, Problem, Timeout, commands, topics
+from ..protocol.bounds import NAME_CHARACTERS_MAX
+from ..protocol.checked import checked, encode_checked
 from ..protocol.errors import Moved, PermissionDenied
 from ..protocol.signing import Credentials, Signature, sign
 from .known_brokers import ask_for_broker, known_brokers
 from .runner import Runner
 from .spans import Spans
 from .transport import Transport
+from .values import text_of
 from .whereabouts import Whereabouts
 
 log = logging.getLogger("lakequeue.client")
@@ -32,6 +35,7 @@ log = logging.getLogger("lakequeue.client")
 REQUEST_TIMEOUT_S = 30.0
 ASKED_MOST = 1_000
 LOOK_FOR_OTHERS_S = 1.0
+NAME_MAX = 200  # characters; what makes a client's name a session's, or a consumer's, comes behind
 LOOK_AGAIN_S = 0.1  # a queue that is on its way from one broker to another
 
 Answer = dict[str, Any]
@@ -47,8 +51,8 @@ class Speaking:
     ) -> None:  # fmt: skip
         self._transport = transport
         self.runner = runner
-        self.vpn = vpn
-        self.client_name = client_name
+        self.vpn = text_of(vpn, "vpn", NAME_MAX)
+        self.client_name = text_of(client_name, "client_name", NAME_MAX)
         self.number = number
         self.is_open = True
         self.session = f"{client_name}-{runner.tag}"
@@ -166,6 +170,10 @@ class Speaking:
         """Ask for a broker more or less, see `Admin.add_broker` and `Admin.remove_broker`; what the
         engine says to it."""
         self.check_open()
+        text_of(broker, "broker", NAME_CHARACTERS_MAX)
+        for name, value in wish.items():
+            if value != "":
+                text_of(value, name, NAME_CHARACTERS_MAX)
         if not self.runner.waits:
             what = f"{wish['wish']}_broker"
             raise ConfigError(f"{what}: only over Kafka; a configuration names those in memory")
@@ -231,18 +239,19 @@ class Speaking:
 
     def command(self, command: commands.Command, broker: int | None = None) -> None:
         """Send a command without waiting, to the broker that it is for unless one is named; a
-        session's commands to one keep their order."""
+        session's commands to one keep their order. Raises ConfigError, before anything is sent, for
+        one that the engine could not read."""
+        value = encode_checked(command)
         number = self._taker(command) if broker is None else broker
         self._spoken_to.add(number)
         self._transport.command(
-            self._commands, self.session.encode(), self._as_said(command, number),
+            self._commands, self.session.encode(), self._as_said(value, number),
             self._commands_partition(number),
         )  # fmt: skip
         self.runner.sent()
 
-    def _as_said(self, command: commands.Command, number: int) -> bytes:
+    def _as_said(self, value: bytes, number: int) -> bytes:
         """The record's value: signed, where there is a key."""
-        value = commands.encode_command(command)
         if self._credentials is None:
             return value
         who = Signature(
@@ -259,7 +268,11 @@ class Speaking:
             self._asked.pop(next(iter(self._asked)), None)
         self._asked[request] = told
         reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
-        self.command(msgspec.structs.replace(command, reply=reply), broker)
+        try:
+            self.command(msgspec.structs.replace(command, reply=reply), broker)
+        except BaseException:  # it was not asked
+            self._asked.pop(request, None)
+            raise
         return request
 
     def request(
@@ -281,6 +294,8 @@ class Speaking:
         answers: dict[int, Answer] = {}
 
         self.check_open()
+        for command in asked:  # all, before the first is said
+            checked(command)
         for at, command in enumerate(asked):
             self.ask(command, partial(answers.__setitem__, at))
         self.wait(lambda: len(answers) == len(asked), timeout)
@@ -366,6 +381,7 @@ class Speaking:
         heard: Callable[[], None] | None = None, undo: commands.Command | None = None,
     ) -> Answer:  # fmt: skip
         """The answer, from where the queue is: who hears that it is elsewhere asks there."""
+        checked(command)
         until = time.monotonic() + timeout
         tried: set[int] = set()
         while True:

@@ -1,55 +1,204 @@
-"""Times and durations as the Python API takes them."""
+"""What the Python API takes, checked: texts, numbers, times, durations, ids.
+
+Each public method checks what it is given before it changes anything, with these. What is not
+understood raises ConfigError that names the option, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from datetime import UTC, datetime
+import threading
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
 
 from ..protocol import ConfigError
+from ..protocol.bounds import (
+    DURATION_MS_MAX,
+    IDS_CHARACTERS_MAX,
+    TEXT_CHARACTERS_MAX,
+    YEAR_9999_ENDS_MS,
+    is_utf8,
+    shown,
+)
+from ..protocol.ids import ID_MAX, Ranges, format_ranges, parse_ranges
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)", re.ASCII)
+_DURATIONS = (
+    "allowed are durations like '500ms', '30s', '15m', '2h', '1d', or seconds, up to a hundred "
+    "years (36500d)"
+)
+_NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ONE_MS = timedelta(milliseconds=1)
+CUT = "…"
+WAIT_S_MAX = threading.TIMEOUT_MAX / 2  # a clock's reading is added to it
+
+# ---------------------------------------------------------------- texts and numbers
 
 
-def duration_ms(value: str | float, what: str) -> int:
-    """A duration as text (``"500ms"``, ``"30s"``) or seconds, in ms; ConfigError names `what`."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ConfigError(f"{what}: {value!r} – allowed are durations like '500ms', '30s', '15m'")
+def text_of(value: object, what: str, most: int) -> str:
+    """A text of 1 to ``most`` characters that can be sent."""
+    if not isinstance(value, str) or not 0 < len(value) <= most or not is_utf8(value):
+        raise ConfigError(f"{what}: {shown(value)} – allowed is text of 1 to {most:,} characters")
+    return str.__str__(value)
+
+
+def whole(value: object, what: str, least: int, most: int) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{what}: {shown(value)} – allowed are {least} to {most:,}")
+    return value
+
+
+def truth(value: object, what: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what}: {shown(value)} – allowed are True and False")
+    return value
+
+
+def one_of(value: object, what: str, allowed: tuple[str, ...]) -> str:
+    """One of these words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{what}: {shown(value)} – allowed are {', '.join(allowed)}")
+    return value
+
+
+def function_of(value: object, what: str) -> Callable[..., Any]:
+    """Something that can be called."""
+    if not callable(value):
+        raise ConfigError(f"{what}: {shown(value)} – allowed is a function of one value")
+    return value
+
+
+def content(value: object, what: str) -> bytes:
+    """Bytes, or text as UTF-8."""
+    if isinstance(value, str) and is_utf8(value):
+        return value.encode()
+    if isinstance(value, bytes | bytearray | memoryview):
+        try:
+            return bytes(value)
+        except ValueError:  # a memoryview that was released
+            pass
+    raise ConfigError(f"{what}: {shown(value)} – allowed are bytes, and text that is UTF-8")
+
+
+def reason_of(value: object) -> str:
+    """Why a message is rejected: a text, or an exception, as a text that can be sent. Much of it is
+    a traceback, so what is too long is cut and what is not UTF-8 escaped: the message goes."""
+    if value is None:
+        return ""
+    if isinstance(value, BaseException):
+        try:
+            value = f"{type(value).__name__}: {value}"
+        except Exception:  # it cannot even say what it is
+            value = type(value).__name__
+    if not isinstance(value, str):
+        raise ConfigError(f"reason: {shown(value)} – allowed are text and exceptions")
+    text = value.encode("utf-8", "backslashreplace").decode()
+    if len(text) > TEXT_CHARACTERS_MAX:
+        text = text[: TEXT_CHARACTERS_MAX - len(CUT)] + CUT
+    return text
+
+
+# ---------------------------------------------------------------- times
+
+
+def wait_s(value: object, what: str = "timeout") -> float | None:
+    """How long a call may wait, in seconds; None: for ever."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(f"{what}: {shown(value)} – allowed are seconds, and None for ever")
+    return max(min(value, WAIT_S_MAX), 0)
+
+
+def duration_ms(value: object, what: str) -> int:
+    """A duration as text (``"500ms"``, ``"30s"``) or seconds, in ms: rounded, but never from
+    something to nothing."""
+    exact = _exact_ms(value)
+    if exact is None or exact > DURATION_MS_MAX:
+        raise ConfigError(f"{what}: {shown(value)} – {_DURATIONS}")
+    return max(round(exact), 1) if exact else 0
+
+
+def _exact_ms(value: object) -> Decimal | float | None:
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
-        if not match:
-            raise ConfigError(
-                f"{what}: {value!r} – allowed are durations like '500ms', '30s', '15m', '2h', '1d'"
-            )
-        return round(float(match[1]) * _UNITS[match[2]])
-    if not 0 <= value < 3_200_000_000:
-        raise ConfigError(f"{what}: {value!r} – allowed are seconds from 0 up to a hundred years")
-    return round(value * 1000)
+        return Decimal(match[1]) * _UNITS[match[2]] if match else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value * 1000 if 0 <= value <= DURATION_MS_MAX else None
 
 
-def time_ms(value: datetime | str | float, what: str) -> int:
+def time_ms(value: object, what: str) -> int:
     """A moment as an aware datetime or ISO-8601 text, in epoch ms."""
-    if isinstance(value, str):
+    moment = value
+    if isinstance(moment, str):
         try:
-            value = datetime.fromisoformat(value)
+            moment = datetime.fromisoformat(moment)
         except ValueError:
             raise ConfigError(
-                f"{what}: {value!r} – allowed is ISO-8601 text such as '2026-01-31T12:00:00Z'"
+                f"{what}: {shown(value)} – allowed is ISO-8601 text such as '2026-01-31T12:00:00Z'"
             ) from None
-    if not isinstance(value, datetime):
-        raise ConfigError(f"{what}: {value!r} – allowed are aware datetimes and ISO-8601 text")
-    if value.tzinfo is None:
-        raise ConfigError(f"{what}: {value!r} – a time needs a time zone")
-    return round(value.astimezone(UTC).timestamp() * 1000)
+    if not isinstance(moment, datetime):
+        raise ConfigError(f"{what}: {shown(value)} – allowed are aware datetimes and ISO-8601 text")
+    if moment.utcoffset() is None:
+        raise ConfigError(f"{what}: {shown(value)} – a time needs a time zone")
+    # Not `astimezone`: the first and the last day there is have no such hour elsewhere.
+    return round((moment - _EPOCH) / _ONE_MS)
 
 
-def delivery_ms(
-    deliver_at: datetime | str | None, delay: str | float | None, now_ms: int
-) -> int | None:
-    """The delivery time that these options of a message name (L12), epoch ms; None: at once."""
+def delivery_ms(deliver_at: object, delay: object, now_ms: int) -> int | None:
+    """The delivery time that these options of a message name (L12), epoch ms; None: at once, as for
+    a moment that is over."""
     if delay is None:
-        return None if deliver_at is None else time_ms(deliver_at, "deliver_at")
+        if deliver_at is None:
+            return None
+        at = min(time_ms(deliver_at, "deliver_at"), YEAR_9999_ENDS_MS)
+        return at if at > now_ms else None
     if deliver_at is not None:
         raise ConfigError("deliver_at, delay: both are given – allowed is one of them")
     ms = duration_ms(delay, "delay")
     return now_ms + ms if ms else None
+
+
+# ---------------------------------------------------------------- ids
+
+
+def id_of(value: object, what: str) -> int:
+    """A message id, as a number or as text."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ID_MAX:
+        raise ConfigError(f"{what}: {shown(value)} – allowed is a message id")
+    return value
+
+
+def ids_text(ids: object) -> str:
+    """Message ids as ranges in text: such text itself, or an iterable of ids."""
+    if isinstance(ids, str):
+        text = str.__str__(ids)
+    elif isinstance(ids, Iterable) and not isinstance(ids, bytes | bytearray | memoryview):
+        text = format_ranges({id_of(one, "ids") for one in ids})
+    else:
+        raise ConfigError(f"ids: {shown(ids)} – allowed are message ids, and ranges as text")
+    if len(text) > IDS_CHARACTERS_MAX:
+        raise ConfigError(
+            f"ids: {len(text):,} characters as ranges – allowed are {IDS_CHARACTERS_MAX:,} in one "
+            "command: name fewer at a time"
+        )
+    ranges_of(text)
+    return text
+
+
+def ranges_of(text: str) -> Ranges:
+    """The ranges that a text names."""
+    try:
+        return parse_ranges(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..client.values import time_ms
+from ..client.values import id_of, time_ms
 from ..expressions import Program, is_true, predicate
+from ..protocol.bounds import shown
 from ..protocol.errors import ConfigError, Rejected
 from ..protocol.ids import parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
@@ -86,8 +87,10 @@ def replay(
     progress: Callable[[int], None] | None = None,
 ) -> Replayed:
     """See `Admin.replay`. progress: told how many were published, now and then."""
-    if rate is not None and not rate > 0:
-        raise ConfigError(f"rate: {rate} – allowed are messages a second, more than 0")
+    if rate is not None and (
+        isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0
+    ):
+        raise ConfigError(f"rate: {shown(rate)} – allowed are messages a second, more than 0")
     _ = connection.admin().describe(queue)  # a queue that is not there is said
     chosen = _Chosen(connection.vpn, queue, since, until, where, ids)
     with open_lake(home) as lake:
@@ -144,10 +147,12 @@ class _Chosen:
         begin = None if bookmark or since in (None, "epoch") else since
         self._since = begin
         self._given: dict[str, Any] = {
-            "vpn": vpn, "queue": queue, "first_id": int(bookmark or 0),
+            "vpn": vpn, "queue": queue, "first_id": id_of(bookmark or 0, "since"),
             "since": -(1 << 62) if begin is None else time_ms(begin, "since"),
             "until": 1 << 62 if until is None else time_ms(until, "until"),
         }  # fmt: skip
+        if where is not None and not isinstance(where, str):
+            raise ConfigError(f"where: {shown(where)} – allowed is an expression, as text")
         try:
             self._ranges = None if ids is None else parse_ranges(ids)
             self._program: Program | None = None if where is None else predicate("where", where)

@@ -81,7 +81,7 @@ class Inline:
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
         """See `Runner.session_of`."""
-        own = f"{session}/{subscription}"
+        own = self._own(subscription)
         self._engine.live(vpn, own)
         return own
 
@@ -91,4 +91,8 @@ class Inline:
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
-        self._engine.silence(vpn, f"{session}/{subscription}")
+        self._engine.silence(vpn, self._own(subscription))
+
+    def _own(self, subscription: str) -> str:
+        """The session of one subscription: as short as one over Kafka, whose names are bounded."""
+        return f"{self.tag}/{subscription}"

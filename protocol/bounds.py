@@ -14,11 +14,18 @@ import msgspec
 
 DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
 TIME_MS_MAX = 1 << 53  # epoch ms; far behind every duration from now
+YEAR_9999_ENDS_MS = 253_402_300_799_999  # its last millisecond; no calendar here goes farther
+BACKLOG_MAX = 1_000_000  # messages of one subscription
+NAME_CHARACTERS_MAX = 250
+TOPIC_CHARACTERS_MAX = 1_000
+IDS_CHARACTERS_MAX = 2_000_000
+TEXT_CHARACTERS_MAX = 10_000
 
-Name = Annotated[str, msgspec.Meta(max_length=250)]  # of queues, topics, subscriptions, sessions
-Topic = Annotated[str, msgspec.Meta(max_length=1_000)]
-Ids = Annotated[str, msgspec.Meta(max_length=2_000_000)]
-Text = Annotated[str, msgspec.Meta(max_length=10_000)]
+# Of queues, topics, subscriptions, sessions.
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
+Topic = Annotated[str, msgspec.Meta(max_length=TOPIC_CHARACTERS_MAX)]
+Ids = Annotated[str, msgspec.Meta(max_length=IDS_CHARACTERS_MAX)]
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARACTERS_MAX)]
 OrderKey = Annotated[str, msgspec.Meta(pattern=r"^-?[0-9]{1,58}$")]  # up to 192 bits
 Partition = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 DurationMs = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
@@ -26,6 +33,24 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
 SHOWN_CHARACTERS_MAX = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: short, and whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # a class of the application's, or a number of more digits than Python writes
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "…"
+
+
+def is_utf8(text: str) -> bool:
+    """Whether it can be written; half a surrogate cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def explain(error: msgspec.ValidationError, value: bytes) -> str:
@@ -40,7 +65,4 @@ def explain(error: msgspec.ValidationError, value: bytes) -> str:
             at = at[name]
     except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         return text
-    shown = repr(at)
-    if len(shown) > SHOWN_CHARACTERS_MAX:
-        shown = shown[:SHOWN_CHARACTERS_MAX] + "…"
-    return f"{found[2][1:]}: {shown} – {found[1][:1].lower()}{found[1][1:]}"
+    return f"{found[2][1:]}: {shown(at)} – {found[1][:1].lower()}{found[1][1:]}"

@@ -15,6 +15,7 @@ COUNTER_BITS = 48
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
 ID_MAX = (1 << 64) - 1
 RANGES_MAX = 100_000
+RANGES_A_COMMAND = 40_000  # of what a client collects: 42 characters each fit into `bounds.Ids`
 LONG = 10_000  # characters of a text that is kept in mind, one at a time
 
 Ranges = list[tuple[int, int]]
@@ -105,3 +106,12 @@ def format_ranges(ids: Iterable[int]) -> str:
     if first is not None:
         parts.append(str(first) if first == last else f"{first}-{last}")
     return ",".join(parts)
+
+
+def format_parts(ids: Iterable[int]) -> list[str]:
+    """As `format_ranges`, in as many texts as it takes for each to fit into a command."""
+    text = format_ranges(ids)
+    if len(text) < LONG:
+        return [text] if text else []
+    ranges, most = text.split(","), RANGES_A_COMMAND
+    return [",".join(ranges[at : at + most]) for at in range(0, len(ranges), most)]

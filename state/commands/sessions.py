@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...expressions import predicate
+from ...protocol.bounds import BACKLOG_MAX
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from ..broker import Broker
 from ..header import Subscription
@@ -22,7 +23,6 @@ from .leases import return_held
 from .task import Task
 from .turns import begin
 
-BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255
 
 
