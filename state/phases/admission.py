@@ -9,6 +9,8 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...expressions import Program
 from ...protocol import topics
 from ...protocol.bounds import RECORD_BYTES_MAX
@@ -109,6 +111,8 @@ class Admission:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
                 if vpn is None and header.durability == DELTA:
                     raise ValueError("durability 'delta' is for messages on <vpn>.publish")
+                if vpn is None and header.to:
+                    header = replace(header, to="")  # its topic says where it goes
                 payloads = payloads_of(header, record)
             except ValueError as error:
                 self._malformed(vpn, record, str(error))

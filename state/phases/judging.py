@@ -23,7 +23,7 @@ NACK, DISCARD = "nack", "discard"
 @dataclass(slots=True)
 class Judged:
     """What becomes of a message at its matches. size: as quotas count it (Q8); refusals: the queues
-    that refuse it with a nack, and why. Then no queue keeps it, unless it is a plain record (S5)."""
+    that refuse it with a nack, and why: then no queue keeps it, but for a plain record (S5)."""
 
     size: int
     kept: list[Match] = field(default_factory=list)

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 from lakequeue.dataframes.data_source import _row
+from lakequeue.protocol import commands as c
 from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS, datetime_of
 from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
-from lakequeue.state.limits import Limits
-from rules.harness import Bench, drain, ids
-from rules.steps import Steps, of
+from lakequeue.state import Limits
+from rules.harness import Bench, drain
+from rules.steps import REPLY, Steps, define, described, replies, subscribe
 
 # ---------------------------------------------------------------- S5: plain records
 
@@ -32,7 +34,7 @@ def refused(bench: Bench) -> list[tuple[str, str]]:
 
 def two(bench: Bench, **keys: Any) -> None:
     bench.define("live", message_type="text", underlying_topic="flights")
-    bench.define("other", message_type="text", underlying_topic="flights", **keys)
+    bench.define("other", **{"message_type": "text", "underlying_topic": "flights", **keys})
 
 
 @pytest.mark.parametrize(
@@ -104,14 +106,28 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def raw(steps: Steps, *headers: dict[str, Any]) -> list[Any]:
-    return steps.run_raw([msgspec.json.encode(header) for header in headers])
+class RawSteps(Steps):
+    """Its publishes' headers `lq` are bytes."""
+
+    def publish_records(self, publishes: Any) -> Records:
+        records = Records()
+        for meta, value in publishes:
+            self._add(records, "default.publish", value, meta=meta)
+        return records
+
+
+def of(kind: type, outputs: list[Any]) -> list[Any]:
+    return [o for o in outputs if isinstance(o, kind)]
+
+
+def raw(steps: Steps, *headers: dict[str, Any], value: bytes = b"x") -> list[Any]:
+    return steps.run(publishes=[(msgspec.json.encode(header), value) for header in headers])
 
 
 @pytest.fixture
-def steps() -> Steps:
-    found = Steps()
-    found.define("orders", message_type="binary")
+def steps() -> RawSteps:
+    found = RawSteps()
+    found.run([define(message_type="binary"), subscribe("s")])
     return found
 
 
@@ -148,7 +164,7 @@ def test_P3_a_producer_whose_name_is_too_long_is_told(steps: Steps) -> None:
     b"[" * 100_000,
 ])  # fmt: skip
 def test_P3_who_cannot_be_read_is_not_answered(steps: Steps, value: bytes) -> None:
-    out = steps.run_raw([value])
+    out = steps.run(publishes=[(value, b"x")])
     assert (len(of(RejectedRecord, out)), of(Receipts, out)) == (1, [])
 
 
@@ -185,7 +201,7 @@ def test_X4_a_life_that_ends_behind_the_calendar_ends_with_it(empty: Bench) -> N
     empty.define("q", message_type="text", underlying_topic="flights")
     header = msgspec.json.encode({"ttl_ms": 86_400_000})
     empty.connection.publish_raw(
-        "flights", b"x", timestamp=YEAR_9999_ENDS_MS, headers=[("lq", header)]
+        "flights", b"x", timestamp=YEAR_9999_ENDS_MS, headers={"lq": header}
     )
     (seen,) = empty.admin.browse("q")
     assert seen.expires_at == datetime_of(YEAR_9999_ENDS_MS)
@@ -211,16 +227,31 @@ def test_S3_headers_count_as_they_are_delivered(empty: Bench) -> None:
 
 def test_X5_what_is_too_large_all_the_same_dies_and_what_is_behind_it_goes_on() -> None:
     """Its state was written when more was allowed."""
-    steps = Steps()
-    steps.define("dead", message_type="binary")
-    steps.define("heavy", message_type="binary", dead_message_queue="dead")
-    steps.unsubscribe()
-    good = {"to": "heavy", "producer": "p"}
-    steps.run_raw([msgspec.json.encode({**good, "seq": 1})], values=[b"x" * 2_000])
-    steps.run_raw([msgspec.json.encode({**good, "seq": 2})], values=[b"small"])
-    steps.limits = Limits(message_bytes=1_000)
-    out = steps.subscribe("heavy")
+    steps = RawSteps()
+    steps.run([
+        define("dead", message_type="binary"),
+        define("heavy", message_type="binary", dead_message_queue="dead"),
+    ])  # fmt: skip
+    raw(steps, {"to": "heavy", "producer": "p", "seq": 1}, value=b"x" * 2_000)
+    raw(steps, {"to": "heavy", "producer": "p", "seq": 2}, value=b"small")
+    steps.options["limits"] = Limits(message_bytes=1_000)
+    out = steps.run([subscribe("s", queue="heavy")])
     assert [d.payloads for d in of(Deliveries, out)] == [[b"small"]]
-    assert "message_undeliverable" in steps.events()
-    out = steps.subscribe("dead")
-    assert not of(Deliveries, out)
+    assert described(steps, "dead")["depth"] == 1
+    assert described(steps, "heavy")["counters"]["dead_lettered"] == 1
+    assert undeliverable(steps) == ["heavy"]
+    assert not of(Deliveries, steps.run([subscribe("d", queue="dead")]))
+    assert undeliverable(steps) == ["heavy", "dead"]
+    assert described(steps, "dead")["depth"] == 0
+
+
+def undeliverable(steps: Steps) -> list[str]:
+    (reply,) = replies(steps.run([c.Events(reply=REPLY)]))
+    return [e["queue"] for e in reply.result if e["event"] == "message_undeliverable"]
+
+
+def test_S5_a_plain_record_that_names_a_destination_is_a_plain_record(empty: Bench) -> None:
+    two(empty, max_spool_messages=1)
+    header = msgspec.json.encode({"to": "elsewhere"})
+    plain(empty, b"1", b"2", headers={"lq": header})
+    assert [empty.seen(queue)["depth"] for queue in ("live", "other")] == [2, 1]
