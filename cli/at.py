@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,19 @@ from ..client.values import time_ms
 from ..lake import past
 from ..lake.looks import admin_of
 from ..monitor.describing import explained
+from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
 from .browse import show_browsed
-from .common import console, json_option, one_line, option, payload_fields, say_json
+from .common import (
+    console,
+    json_option,
+    local_time,
+    one_line,
+    option,
+    payload_fields,
+    say_json,
+)
 from .queues import shown
 from .sql import asked, home_option
 
@@ -74,7 +83,7 @@ def at(
         if what == "step":
             _show_step(found[0], as_json)
             return
-        now = datetime.fromtimestamp(max(one.now for one in found) / 1000, UTC)
+        now = datetime_of(max(one.now for one in found))
         _look(admin_of(*found, vpn=vpn), now, what, queue, where, state, limit, as_json)
 
 
@@ -82,7 +91,7 @@ def _tell(found: past.Moment) -> None:
     """Which moment it is, and what is to be known of it."""
     for note in found.notes:
         click.echo(note, err=True)
-    told = datetime.fromtimestamp(found.now / 1000).astimezone().isoformat(" ", "milliseconds")
+    told = local_time(datetime_of(found.now)).isoformat(" ", "milliseconds")
     click.echo(
         f"Broker {found.broker} behind step {found.step:,}, {told} ({_again(found)})", err=True
     )
@@ -97,7 +106,7 @@ def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, 
             raise click.UsageError("Say when: a TIME, 'last', or --step N.")
         said = rest.pop(0)
         if said != LAST:
-            when = datetime.fromtimestamp(time_ms(said, "time") / 1000, UTC)
+            when = datetime_of(time_ms(said, "time"))
     if not rest or rest[0] not in WHATS:
         raise click.UsageError(f"Say what to look at: one of {', '.join(WHATS)}.")
     what, *names = rest
@@ -141,7 +150,7 @@ def _look(
 
 def _event(event: dict[str, Any]) -> str:
     shown = {k: v for k, v in event.items() if k not in ("time", "event") and v not in ("", None)}
-    when = event["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    when = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return one_line(f"{when}  {event['event']}  " + ", ".join(f"{k}={v}" for k, v in shown.items()))
 
 
@@ -157,7 +166,7 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
         )
     took = [
         {"topic": m.topic(), "partition": m.place[1], "offset": m.offset(),
-         "time": datetime.fromtimestamp(m.timestamp()[1] / 1000, UTC),
+         "time": datetime_of(m.timestamp()[1]),
          "headers": _headers(m.headers() or []), **_value(m.value())}
         for m in found.took
     ]  # fmt: skip

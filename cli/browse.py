@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..protocol.bounds import datetime_of
 from .common import (
     cell,
     connect,
@@ -16,6 +16,7 @@ from .common import (
     console,
     json_option,
     key_fields,
+    local_time,
     number,
     one_line,
     option,
@@ -102,7 +103,7 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
 def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
     """What it died of, with the consumer's own words; in which queue; when, to the second."""
     reason, detail = dead.get("reason", ""), dead.get("detail", "")
-    time = dead["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S") if "time" in dead else ""
+    time = local_time(dead["time"]).strftime("%Y-%m-%d %H:%M:%S") if "time" in dead else ""
     return (f"{reason}: {detail}" if detail else reason), dead.get("queue", ""), time
 
 
@@ -115,7 +116,7 @@ def browsed_fields(message: BrowsedMessage) -> dict[str, Any]:
         if name.startswith(DEAD)
     }
     if dead.get("time", "").isdigit():
-        dead["time"] = datetime.fromtimestamp(int(dead["time"]) / 1000, UTC)
+        dead["time"] = datetime_of(int(dead["time"]))
     fields = {**asdict(message), **payload_fields(message.payload), **key_fields(message.key)}
     return {**fields, "dead": dead or None}
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, tzinfo
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -248,3 +249,12 @@ def interrupt_on_sigterm() -> Iterator[None]:
 def note(text: str) -> None:
     """A line for people on standard error, whatever somebody named in it."""
     print(one_line(text), file=sys.stderr, flush=True)
+
+
+def local_time(when: datetime, zone: tzinfo | None = None) -> datetime:
+    """A time in a zone, this machine's if none is given; at the ends of the calendar, where a zone
+    may have no such time, as it is."""
+    try:
+        return when.astimezone(zone)
+    except (OverflowError, ValueError, OSError):
+        return when

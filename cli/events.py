@@ -13,6 +13,7 @@ from .common import (
     connection_options,
     json_option,
     json_text,
+    local_time,
     one_line,
     option,
     stop_on_signals,
@@ -94,5 +95,5 @@ def _line(event: dict[str, Any]) -> str:
     """One event for people: when, what, of which queue, and the details that say something."""
     details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
     text = " ".join(f"{key}={value}" for key, value in details.items())
-    time = event["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    time = local_time(event["time"]).strftime("%Y-%m-%d %H:%M:%S")
     return one_line(f"{time}  {event['event']}  {event['queue'] or '–'}  {text}".rstrip())

@@ -13,6 +13,7 @@ from .common import (
     connection_options,
     counted,
     json_option,
+    local_time,
     nearest_home,
     note,
     one_line,
@@ -91,9 +92,9 @@ def _tell(found: object) -> None:
     count, begins = found.count, found.begins  # type: ignore[attr-defined]
     if found.left:  # type: ignore[attr-defined]
         note(found.left)  # type: ignore[attr-defined]
-    reach = "hold no message" if begins is None else f"begin {begins.astimezone():%Y-%m-%d %H:%M}"
+    reach = "hold no message" if begins is None else f"begin {local_time(begins):%Y-%m-%d %H:%M}"
     say(f"{counted(count, 'message')} to publish once more; the tables {reach}")
     for one in found.examples:  # type: ignore[attr-defined]
-        when = one["time"].astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        when = local_time(one["time"]).strftime("%Y-%m-%d %H:%M:%S")
         text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]
         say(f"  {one['id'] or '–':>6}  {when}  {one['event']}  {text}")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..lake import trace as life_of
-from .common import counted, json_option, one_line, say_json
+from .common import counted, json_option, local_time, one_line, say_json
 from .sql import asked, home_option
 
 HOLDS = {"leased": "held", "delayed": "delayed", "ready": "waited"}
@@ -107,7 +107,7 @@ def _then(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _when(time: datetime, zone: tzinfo | None) -> str:
-    return time.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return local_time(time, zone).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _long(ms: int) -> str:

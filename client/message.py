@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
-from ..protocol import wire
+from ..protocol import bounds, wire
 
 
 def moment(ms: int) -> datetime | None:
     """Epoch ms as an aware datetime; 0 is never."""
-    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
+    return bounds.datetime_of(ms) if ms else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,7 +271,9 @@ class Settling:
                 self._put_back(some, before)
                 raise
 
-    def _put_back(self, messages: list[Message], leases: Iterable[tuple[float, float, int]]) -> None:
+    def _put_back(
+        self, messages: list[Message], leases: Iterable[tuple[float, float, int]]
+    ) -> None:
         with self._lock:
             for message, lease in zip(messages, leases, strict=True):
                 message.restore_lease(lease)

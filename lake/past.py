@@ -16,12 +16,13 @@ import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.steplog import StepRecord
 from ..protocol.table_format import CRC_MODULUS
@@ -172,7 +173,7 @@ def _target(
 
 
 def _told(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds")
+    return datetime_of(ms).isoformat(" ", "milliseconds")
 
 
 # ---------------------------------------------------------------- where it begins

@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import msgspec
 
 from ..client.values import id_of, time_ms
 from ..expressions import Program, is_true, predicate
-from ..protocol.bounds import shown
+from ..protocol.bounds import datetime_of, shown
 from ..protocol.errors import ConfigError, Rejected
 from ..protocol.ids import parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
@@ -95,7 +95,7 @@ def replay(
     chosen = _Chosen(connection.vpn, queue, since, until, where, ids)
     with open_lake(home) as lake:
         (first,) = lake.execute(_BEGINS).fetchone() or (None,)
-        begins = None if first is None else _moment(first)
+        begins = None if first is None else datetime_of(first)
         left = chosen.left(lake, first)
         if dry_run:
             count, examples = 0, list[dict[str, Any]]()
@@ -121,7 +121,7 @@ class _Row:
 
     def shown(self) -> dict[str, Any]:
         return {
-            "id": self.message_id, "time": _moment(self.time), "event": self.event,
+            "id": self.message_id, "time": datetime_of(self.time), "event": self.event,
             "payload": self.payload,
         }  # fmt: skip
 
@@ -129,7 +129,7 @@ class _Row:
         """How it is published again."""
         own = {name: value for name, value in headers_list(self.headers) if name[:3] != "lq-"}
         of = {OF: self.message_id} if self.message_id else {}
-        said = {**of, TIME: _moment(self.time).isoformat(), BY: who}
+        said = {**of, TIME: datetime_of(self.time).isoformat(), BY: who}
         return {
             "headers": {**own, **said}, "key": self.key, "priority": self.priority,
             "dmq_eligible": self.dmq,
@@ -165,11 +165,11 @@ class _Chosen:
         given = self._given
         if begins is None:
             return ""
-        when = _moment(begins).isoformat(" ", "seconds")
+        when = datetime_of(begins).isoformat(" ", "seconds")
         if given["until"] < begins:
             raise ConfigError(
-                f"until: {_moment(given['until']).isoformat(' ', 'seconds')} – the tables begin "
-                f"with {when}; what came before is gone"
+                f"until: {datetime_of(given['until']).isoformat(' ', 'seconds')} – the tables "
+                f"begin with {when}; what came before is gone"
             )
         if self._since is not None and given["since"] < begins:
             return f"The tables begin with {when}: what came before is gone"
@@ -245,7 +245,3 @@ def _settle(producer: Any, sent: list[Any], refused: dict[str, int]) -> None:
         if reason:
             refused[str(reason)] = refused.get(str(reason), 0) + 1
     sent.clear()
-
-
-def _moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, UTC)

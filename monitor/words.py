@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from shlex import quote
 from typing import Any
 
+from ..protocol.bounds import datetime_of
+
 PREVIEW_MAX = 300
 DEAD = "lq-dead-"
 
@@ -78,7 +80,7 @@ def death(message: Any) -> dict[str, Any]:
         if name.startswith(DEAD)
     }
     if found.get("time", "").isdigit():
-        found["time"] = datetime.fromtimestamp(int(found["time"]) / 1000, UTC)
+        found["time"] = datetime_of(int(found["time"]))
     return found
 
 

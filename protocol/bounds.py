@@ -8,18 +8,21 @@ sentence that names the field, the value and what is allowed.
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
 
 DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
-TIME_MS_MAX = 1 << 53  # epoch ms; far behind every duration from now
 YEAR_9999_ENDS_MS = 253_402_300_799_999  # its last millisecond; no calendar here goes farther
 BACKLOG_MAX = 1_000_000  # messages of one subscription
 NAME_CHARACTERS_MAX = 250
 TOPIC_CHARACTERS_MAX = 1_000
 IDS_CHARACTERS_MAX = 2_000_000
 TEXT_CHARACTERS_MAX = 10_000
+RECORD_BYTES_MAX = 12_000_000  # `max.message.bytes` of our topics
+# Of a delivery record beside the message: ids, counts, and why and where it died.
+OWN_BYTES_MAX = 200_000
 
 # Of queues, topics, subscriptions, sessions.
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
@@ -51,6 +54,19 @@ def is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def within_calendar(ms: int) -> int:
+    """The nearest time from 1970 to 9999, epoch ms: every calendar can show it."""
+    return min(max(ms, 0), YEAR_9999_ENDS_MS)
+
+
+def datetime_of(ms: int) -> datetime:
+    """Epoch ms as an aware datetime, whatever they are."""
+    return EPOCH + timedelta(milliseconds=within_calendar(ms))
 
 
 def explain(error: msgspec.ValidationError, value: bytes) -> str:

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from .bounds import DURATION_MS_MAX, TIME_MS_MAX, Name, Topic
+from .bounds import DURATION_MS_MAX, Name, Partition, Text, Topic, explain, within_calendar
 from .kafka_headers import UNREADABLE
 
 HEADER = "lq"
@@ -60,7 +60,23 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     delay_ms: int | None = None
 
 
+class Sender(msgspec.Struct, frozen=True):
+    """Of a header `lq` that is not understood, what is needed to answer it."""
+
+    producer: Text = ""  # longer than a producer's name may be: that is answered too
+    seq: int = 0
+    reply: Partition = 0
+    count: Any = 0
+    start: Text = ""
+
+    @property
+    def messages(self) -> int:
+        """How many there are in the record."""
+        return self.count if type(self.count) is int and 0 < self.count <= RUN_MAX else 1
+
+
 _decoder = msgspec.json.Decoder(PublishHeader)
+_sender_decoder = msgspec.json.Decoder(Sender)
 _encoder = msgspec.json.Encoder()
 PLAIN = PublishHeader()
 
@@ -72,13 +88,12 @@ def decode_publish_header(value: bytes) -> PublishHeader:
     try:
         header = _decoder.decode(value)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as e:
-        raise ValueError(f"header {HEADER!r} is not understood: {e}") from e
+        why = explain(e, value) if isinstance(e, msgspec.ValidationError) else e
+        raise ValueError(f"header {HEADER!r} is not understood: {why}") from e
     if not 0 <= header.priority <= PRIORITY_MAX:
         raise ValueError(f"priority: {header.priority} – allowed are 0 to {PRIORITY_MAX}")
     if header.ttl_ms is not None and not 0 < header.ttl_ms <= DURATION_MS_MAX:
         raise ValueError(f"ttl_ms: {header.ttl_ms} – allowed is a positive number of milliseconds")
-    if header.deliver_at is not None and not 0 <= header.deliver_at < TIME_MS_MAX:
-        raise ValueError(f"deliver_at: {header.deliver_at} – allowed is a time in epoch ms")
     if header.delay_ms is not None and not 0 <= header.delay_ms <= DURATION_MS_MAX:
         raise ValueError(f"delay_ms: {header.delay_ms} – allowed is a number of milliseconds")
     if header.delay_ms is not None and header.deliver_at is not None:
@@ -93,7 +108,19 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"after: {header.after} – allowed is a sequence number, or 0")
     if not 0 <= header.count <= RUN_MAX:
         raise ValueError(f"count: {header.count} – allowed are 1 to {RUN_MAX} messages in a record")
+    due = header.deliver_at
+    if due is not None and due != within_calendar(due):
+        return msgspec.structs.replace(header, deliver_at=within_calendar(due))
     return header
+
+
+def sender_of(value: bytes | None) -> Sender | None:
+    """Who sent a record whose header is otherwise not understood; None where it does not say."""
+    try:
+        sender = _sender_decoder.decode(value or b"")
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
+        return None
+    return sender if sender.producer and 0 < sender.seq < 1 << 62 else None
 
 
 def encode_publish_header(header: PublishHeader) -> bytes:

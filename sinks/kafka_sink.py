@@ -6,6 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import DataStreamWriter
 
+from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.kafka_settings import for_spark, kafka_settings
 
 OUTPUT_SCHEMA = "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
@@ -35,7 +36,7 @@ def write_records(records: DataFrame, bootstrap: str) -> DataStreamWriter:
         .options(**for_spark(kafka_settings()))
         .option("includeHeaders", "true")
         .option("kafka.acks", "all")
-        .option("kafka.max.request.size", str(12_000_000))
+        .option("kafka.max.request.size", str(RECORD_BYTES_MAX))
         .option("kafka.batch.size", str(262_144))
         .option("kafka.linger.ms", "2")
         .outputMode("append")

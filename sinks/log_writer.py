@@ -16,6 +16,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException, Producer
 
+from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
 
 OPEN_S_MAX = 30.0
@@ -54,7 +55,7 @@ class StepLog:
                 "transaction.timeout.ms": int(transaction_s(batch_s) * 1000),
                 "acks": "all",
                 "linger.ms": 0,
-                "message.max.bytes": 12_000_000,
+                "message.max.bytes": RECORD_BYTES_MAX,
             }
         )
         # Whoever runs this broker still is fenced. Kafka's client takes half a second for that when

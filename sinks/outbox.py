@@ -15,6 +15,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
 
@@ -67,7 +68,7 @@ class Outbox:
                 "acks": "all",
                 "linger.ms": 0,
                 "message.timeout.ms": 0,
-                "message.max.bytes": 12_000_000,
+                "message.max.bytes": RECORD_BYTES_MAX,
                 "batch.size": 1_000_000,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 1 << 18,

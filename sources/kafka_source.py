@@ -55,9 +55,11 @@ def _list(own: list[str], captured: Iterable[str]) -> dict[str, str]:
 
 
 def read_stream(
-    spark: SparkSession, bootstrap: str, where: dict[str, str], records_per_batch: int | None = None
-) -> DataFrame:
-    """A stream of Kafka records with headers, from the beginning of each topic."""
+    spark: SparkSession, bootstrap: str, where: dict[str, str],
+    records_per_batch: int | None = None, committed: bool = False,
+) -> DataFrame:  # fmt: skip
+    """A stream of Kafka records with headers, from the beginning of each topic. committed: without
+    those of transactions that were taken back, and only up to the first that is open."""
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -71,6 +73,8 @@ def read_stream(
         .option("kafka.max.partition.fetch.bytes", str(16_000_000))
         .option("kafka.fetch.max.bytes", str(64_000_000))
     )
+    if committed:
+        reader = reader.option("kafka.isolation.level", "read_committed")
     if records_per_batch:
         reader = reader.option("maxOffsetsPerTrigger", str(records_per_batch))
     return reader.load()

@@ -137,6 +137,7 @@ class QueueHeader(msgspec.Struct):
     next_hosts: list[int] = []  # those that stay, while one of them is being removed
     left: dict[int, list[list[list[int]]]] = {}  # by place in `shares`: the claims of who went
     plain: bool = False  # it has taken records of plain Kafka producers
+    refuses_plain: bool = False  # it refused the newest of these; an event has told of that (S5)
     unread: list[int] = []  # first and next page of records put aside, bytes of the last (`unread`)
     base: int = -1  # the broker where it was made, -1: this one (`bridges.trails`)
     resumes: bool = False  # an earlier base took some plain records (`bridges.resuming`)

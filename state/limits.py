@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..protocol.bounds import OWN_BYTES_MAX, RECORD_BYTES_MAX
 from .few import total_of
 
 
@@ -29,6 +30,7 @@ class Limits:
     due_names: int = 1_000  # queues, sessions, producers whose time has come
     delivery_rows: int = 20_000
     delivery_bytes: int = 16_000_000
+    message_bytes: int = RECORD_BYTES_MAX - OWN_BYTES_MAX  # of one, as it is delivered
     again_rows: int = 20_000  # sent again, since nobody said that they arrived
     again_bytes: int = 16_000_000
     looks: int = 20_000  # messages that consumers' filters look at

@@ -70,9 +70,11 @@ def start_batches(
     from ..sources import kafka_source as source
     from .processor import BrokerProcessor
 
-    commands_in = source.read_stream(spark, bootstrap, source.commands_topics(vpns, home.name))
+    commands_in = source.read_stream(
+        spark, bootstrap, source.commands_topics(vpns, home.name), committed=True
+    )
     publishes = source.read_stream(
-        spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
+        spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch, committed=True
     )
     rows = source.input_rows(commands_in, publishes, home.name)
     outputs = (

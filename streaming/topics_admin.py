@@ -13,6 +13,7 @@ from kafka.errors import InvalidPartitionsError, KafkaError, TopicAlreadyExistsE
 
 from ..client.kafka_python import refusals_told
 from ..protocol import LakequeueError, NotConnected, topics
+from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
 
 log = logging.getLogger("lakequeue.engine")
@@ -29,7 +30,7 @@ PARTITIONS = {
     topics.DIRECTORY: 1,
 }
 SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
-MESSAGE_BYTES_MAX = 12_000_000
+MESSAGE_BYTES_MAX = RECORD_BYTES_MAX
 ASK_S_MAX = 10.0
 # A step's record is removed when no snapshot needs it, and never because it is old.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}

@@ -46,6 +46,7 @@ class Event(enum.Enum):
     DUE = "due"
     REJECT = "rejected"
     EXPIRE = "time to live over"
+    OVERSIZE = "too large to be sent"
     PURGE = "purged"
     REPLACE = "replaced by the next, quota 0"
     REDRIVE = "redriven from a dead message queue"
@@ -109,6 +110,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (READY, _E.EXPIRE): Transition(GONE, ("expired",), ("expired",), DEAD, "X1"),
     (LEASED, _E.EXPIRE): Transition(GONE, ("expired",), ("expired",), DEAD, "X3"),
     (DELAYED, _E.EXPIRE): Transition(GONE, ("expired",), ("expired",), DEAD, "X1"),
+    (READY, _E.OVERSIZE): Transition(GONE, ("expired",), ("expired",), DEAD, "X5"),
     (READY, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "R6"),
     (LEASED, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "R6"),
     (DELAYED, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "R6"),

@@ -9,14 +9,18 @@ publisher is nacked, whatever its queues' policy. Quota 0 is no quota: see `last
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...expressions import Program
 from ...protocol import topics
+from ...protocol.bounds import RECORD_BYTES_MAX
 from ...protocol.errors import Reason
 from ...protocol.messages import (
     PLAIN,
     PublishHeader,
     Records,
     decode_publish_header,
+    sender_of,
 )
 from ..bridges.bases import is_based_at
 from ..broker import Broker
@@ -36,18 +40,18 @@ from . import elsewhere
 from .incoming import (
     Incoming,
     Span,
+    delivered_bytes,
     headers_size,
     is_json,
     payloads_of,
     span_from,
 )
-from .judging import NACK, Judged, judge, reason_of
-from .plain_records import captured, entered
-from .refusing import discard, discard_of_vpn, refuse, refuse_of_vpn
+from .judging import NACK, Judged, judge, no_files, reason_of
+from .plain_records import captured, entered, turn_away
+from .refusing import answer_malformed, discard, discard_of_vpn, refuse, refuse_of_vpn
 from .spreading import Spreading, Way
 from .storing import Storing
 
-RECORD_MAX = 12_000_000  # of Kafka, with headers and key
 NOWHERE_ELSE = Way("", *NOBODY)
 
 
@@ -107,6 +111,8 @@ class Admission:
                     raise ValueError("header 'lq' names no destination: 'to' is missing")
                 if vpn is None and header.durability == DELTA:
                     raise ValueError("durability 'delta' is for messages on <vpn>.publish")
+                if vpn is None and header.to:
+                    header = replace(header, to="")  # its topic says where it goes
                 payloads = payloads_of(header, record)
             except ValueError as error:
                 self._malformed(vpn, record, str(error))
@@ -162,7 +168,7 @@ class Admission:
         """Count bytes against spool files only where this step may reach the limit."""
         room = self._broker.spool.file_room(self._broker.header.system.max_spool_files)
         room -= sum(self._broker.header.undecided.kept.values())
-        if len(records) * RECORD_MAX < room:
+        if len(records) * RECORD_BYTES_MAX < room:
             return
         sizes = (sum(map(len, filter(None, c))) for c in (records.values, records.keys))
         if sum(sizes) + sum(map(len, filter(None, records.headers))) * 4 >= room:
@@ -175,8 +181,11 @@ class Admission:
             if vpn
             else [name for name, _ in captured(self._broker, self._routes, record, self._only)]
         )
+        sender = sender_of(record.meta)
         for name in names:
             reject_record(self._broker, name, topic, partition, offset, key, value, error)
+            if sender is not None:
+                answer_malformed(self._broker, self.producer, name, sender, record, error)
 
     def _take_all(
         self, vpn: str, header: PublishHeader, queues: list[Queue], payloads: list[bytes],
@@ -203,6 +212,8 @@ class Admission:
             if is_moving(queue):
                 return False
             counts = d.max_spool_messages is not None or d.reject_low_priority_msg_limit is not None
+            if queue.header.refuses_plain and not header.to:
+                return False  # it takes them again: that is noted
             if counts or queue.early or self._program(queue) is not None:
                 return False
             if d.message_type == "json" and not all(map(is_json, payloads)):
@@ -211,7 +222,9 @@ class Admission:
         own = headers_size(text) if text else 0
         sizes = [len(payload) + own for payload in payloads]
         size = sum(sizes)
-        if any(reason_of(self._broker, vpn, q, header, size) is not None for q in queues):
+        # Of several together each has at most what their record has.
+        whole = delivered_bytes(record.value, record.key, text)
+        if any(reason_of(self._broker, vpn, q, header, size, whole) is not None for q in queues):
             return False
         matches = [Match(queue, 0, False) for queue in queues]
         number = self._storing.store_all(vpn, header, matches, payloads, sizes, record, span)
@@ -299,11 +312,14 @@ class Admission:
             self._broker, vpn, header, seq, producer, record, going
         ):
             return
-        if matches and self._file_room is not None and self._file_room <= 0:
-            refuse(self._broker, vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
-            return
-        judged = judge(self._broker, vpn, header, matches, record, self._told)
-        if judged.refused is not None:
+        full = matches and self._file_room is not None and self._file_room <= 0
+        if full:
+            judged = no_files(matches)
+        else:
+            judged = judge(self._broker, vpn, header, matches, record, self._told)
+        if producer is None and not header.to:
+            turn_away(self._broker, vpn, judged, record)
+        elif judged.refused is not None:
             refuse(self._broker, vpn, seq, producer, *judged.refused, record)
             return
         if self._spreading is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol.errors import Reason
 from ...protocol.messages import PublishHeader
 from ...protocol.offering import Offer
 from ..bridges.bases import is_based_at
@@ -17,7 +16,7 @@ from ..producers import Answered
 from ..rules.entering import Match
 from .admission import Admission
 from .incoming import Incoming
-from .judging import Judged, judge
+from .judging import Judged, judge, no_files
 from .refusing import refuse
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class OfferAdmission(Admission):
         if not matches:
             return None
         if self._file_room is not None and self._file_room <= 0:
-            judged = Judged(0, refused=(matches[0].queue, Reason.SPOOL_FILES))
+            judged = no_files(matches)
         else:
             judged = judge(self._broker, vpn, header, matches, record, self._told)
         if judged.refused is not None:

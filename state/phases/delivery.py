@@ -25,6 +25,7 @@ from ..rules.edits import as_edited, dead_of, extras_of
 from ..rules.fairness import backlog_of
 from ..rules.order import seq_of
 from ..storage import NEVER, Array, Content
+from .oversize import bury_oversize
 from .selection import Chosen, choose_messages
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
         contents = broker.spool.contents(ids)
         if None in contents:
             _lose(broker, queue, chosen.seqs, contents)
+            continue
+        if bury_oversize(broker, queue, chosen.seqs, contents):
             continue
         _send(broker, queue, chosen, contents, deliveries > 0)
         if chosen.unfinished:
@@ -273,6 +276,8 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     priority = int(broker.spool.gather(ids, "priority")[0])
     receivers = barriers.receivers(queue, content, priority)
     looks.take(len({s.filter for s in header.subscriptions}))
+    if bury_oversize(broker, queue, place, contents):
+        return True
     if not barriers.may_pass(broker, queue, seq, len(receivers)):
         return False
     extras = extras_of(queue.rows(place))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...protocol.bounds import TIME_MS_MAX
+from ...protocol.bounds import within_calendar
 from ...protocol.messages import PublishHeader, Records, decode_publish_header, decode_run
 
 SPAN_BYTES = 500_000  # of messages that are taken in together
@@ -53,8 +53,9 @@ class Span(NamedTuple):
 
 
 def time_of(timestamp: int, now: int) -> int:
-    """When a record was published; what the publisher's clock says may be anything."""
-    return timestamp if 0 <= timestamp < TIME_MS_MAX else now
+    """When a record was published. What the publisher's clock says may be anything: a time outside
+    the years 1970 to 9999, one in microseconds for instance, means now."""
+    return timestamp if timestamp == within_calendar(timestamp) else now
 
 
 def same_but_for_sequence(one: PublishHeader, other: PublishHeader, seq: int) -> bool:
@@ -76,6 +77,11 @@ def headers_size(text: str) -> int:
         value = header.get("value") or ""
         size += len(header["key"].encode()) + len(value) * 3 // 4 - value.count("=")
     return size
+
+
+def delivered_bytes(payload: bytes, key: bytes | None, headers: str | bytes | None) -> int:
+    """What a message takes of a delivery record; headers: as JSON, which is what is sent."""
+    return len(payload) + len(key or b"") + len(headers or b"")
 
 
 def is_json(payload: bytes) -> bool:

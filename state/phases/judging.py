@@ -11,25 +11,29 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import Reason
 from ...protocol.messages import PublishHeader
 from ..rules.entering import Match, refusal
-from .incoming import Incoming, headers_size, is_json
+from .incoming import Incoming, delivered_bytes, headers_size, is_json
 
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
 
-MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
 NACK, DISCARD = "nack", "discard"
 
 
 @dataclass(slots=True)
 class Judged:
-    """What becomes of a message at its matches. size: as quotas count it (Q8); refused: the queue
-    that refuses it with a nack, and why: then no queue keeps it."""
+    """What becomes of a message at its matches. size: as quotas count it (Q8); refusals: the queues
+    that refuse it with a nack, and why: then no queue keeps it, but for a plain record (S5)."""
 
     size: int
     kept: list[Match] = field(default_factory=list)
     discards: list[tuple[Queue, Reason]] = field(default_factory=list)
-    refused: tuple[Queue, Reason] | None = None
+    refusals: list[tuple[Queue, Reason]] = field(default_factory=list)
+
+    @property
+    def refused(self) -> tuple[Queue, Reason] | None:
+        """The first queue that refuses it, and why."""
+        return self.refusals[0] if self.refusals else None
 
 
 def judge(
@@ -40,7 +44,7 @@ def judge(
     told: the queues of which an event has told that."""
     text = record.headers
     size = len(record.value) + (headers_size(text) if text else 0)
-    whole = len(record.value) + len(text or "") + len(record.key or b"")
+    whole = delivered_bytes(record.value, record.key, text)
     reasons = [reason_of(broker, vpn, m.queue, header, size, whole) for m in matches]
     _check_json(broker, vpn, matches, reasons, record, told)
     judged = Judged(size)
@@ -49,9 +53,14 @@ def judge(
             judged.kept.append(one)
         elif _outcome(one.queue, reason) == DISCARD:
             judged.discards.append((one.queue, reason))
-        elif judged.refused is None:
-            judged.refused = one.queue, reason
+        else:
+            judged.refusals.append((one.queue, reason))
     return judged
+
+
+def no_files(matches: list[Match]) -> Judged:
+    """What becomes of a message where there is no room for another spool file (S8)."""
+    return Judged(0, refusals=[(one.queue, Reason.SPOOL_FILES) for one in matches])
 
 
 def reason_of(
@@ -66,7 +75,7 @@ def reason_of(
         used = spool.vpn_bytes.get(queue.header.vpn_number, 0)
         if used + size > limits.max_spool_usage:
             return Reason.VPN_QUOTA
-    if whole > MESSAGE_MAX:
+    if whole > broker.limits.message_bytes:
         return Reason.MESSAGE_TOO_LARGE
     return refusal(queue, size, header.priority)
 

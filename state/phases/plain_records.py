@@ -13,11 +13,13 @@ from ..mesh.unread import put_aside
 from ..rules.recovery_points import recovers
 from . import elsewhere
 from .incoming import Incoming, time_of
+from .refusing import refuse
 
 if TYPE_CHECKING:
     from ..broker import Broker
     from ..queue import Queue
     from ..routing import Routes
+    from .judging import Judged
 
 
 def captured(
@@ -69,3 +71,20 @@ def entered(
         if not elsewhere.goes_along(broker, vpn, header, record, queue):
             stay.append(queue)
     return stay
+
+
+def turn_away(broker: Broker, vpn: str, judged: Judged, record: Incoming) -> None:
+    """Whoever wrote the record cannot be told that a queue refuses it, so the others keep it (S5).
+    Each queue that does not counts it; an event tells of the first of a row."""
+    for queue, reason in judged.refusals:
+        refuse(broker, vpn, 0, None, queue, reason, record)
+    for queue, reason in judged.refusals + judged.discards:
+        if not queue.header.refuses_plain:
+            queue.header.refuses_plain = True
+            broker.event(
+                "plain_record_refused", vpn, queue.definition.name, topic=record.topic,
+                reason=reason.value,
+            )  # fmt: skip
+    for one in judged.kept:
+        one.queue.header.refuses_plain = False
+    judged.refusals.clear()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...protocol.bounds import NAME_CHARACTERS_MAX
+from ...protocol.errors import Reason
 from ...protocol.journal import Segment
+from ...protocol.messages import PublishHeader
+from ...protocol.outputs import Receipts
 from ..rejection import count_of_vpn
 
 if TYPE_CHECKING:
-    from ...protocol.errors import Reason
+    from ...protocol.messages import Sender
     from ..broker import Broker
-    from ..producers import Answered
+    from ..producers import Answered, ProducerHistory
     from ..queue import Queue
     from .incoming import Incoming
+
+DETAIL_CHARACTERS_MAX = 500  # of what is said to a sender; `<vpn>.rejected` has all of it
 
 
 def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
@@ -52,6 +59,38 @@ def discard_of_vpn(broker: Broker, vpn: str, reason: Reason, record: Incoming) -
     """No queue is there to throw it away (S6)."""
     _journal(broker, "discarded", vpn, "", reason, record)
     count_of_vpn(broker, vpn, reason.value)
+
+
+def answer_malformed(
+    broker: Broker, history: Callable[[str, PublishHeader, Incoming], ProducerHistory], vpn: str,
+    sender: Sender, record: Incoming, error: str,
+) -> None:  # fmt: skip
+    """Tell the sender of a record that is not understood. It is remembered as refused, so that what
+    the producer sent before and after is settled as ever; history: where that stands. A producer
+    whose name is too long has none."""
+    seqs = range(sender.seq, sender.seq + sender.messages)
+    reason, why = Reason.MALFORMED.value, error[:DETAIL_CHARACTERS_MAX]
+    if len(sender.producer) > NAME_CHARACTERS_MAX:
+        nacks = [(seq, reason, "", why) for seq in seqs]
+        number = broker.header.number
+        broker.emit(Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number))
+        return
+    start = sender.start if len(sender.start) <= NAME_CHARACTERS_MAX else ""
+    header = PublishHeader(
+        producer=sender.producer, seq=sender.seq, reply=sender.reply, start=start
+    )  # fmt: skip
+    producer = history(vpn, header, record)
+    producer.wants(record.topic, (), False)
+    base = producer.receipt.base  # it numbers from where this start began
+    for seq in (seq + base for seq in seqs):
+        if producer.is_superseded(seq):
+            producer.refused_as_superseded(seq, why)
+        elif producer.is_held(seq):
+            continue
+        if producer.is_new(seq):
+            producer.refused(seq, reason, "", why)
+        else:
+            producer.repeat(seq)
 
 
 def _journal(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...protocol.bounds import within_calendar
 from ...protocol.journal import Segment
 from ..bridges.endpoint import wait_for_link
 from ..rules.deferred import came_early
@@ -55,8 +56,10 @@ class Storing:
         broker = self._broker
         n = len(payloads)
         timestamp = time_of(timestamp, broker.now)
-        ttl_ends = NEVER if header.ttl_ms is None else timestamp + header.ttl_ms
-        at = header.deliver_at if header.delay_ms is None else timestamp + header.delay_ms
+        ttl_ends = NEVER if header.ttl_ms is None else within_calendar(timestamp + header.ttl_ms)
+        at = header.deliver_at
+        if header.delay_ms is not None:
+            at = within_calendar(timestamp + header.delay_ms)
         due = NEVER if at is None or at <= broker.now else at
         number = broker.spool.stage(
             payloads,

@@ -1,0 +1,80 @@
+"""What other programs write to a captured topic, with either trigger: what a transaction took back
+is not delivered, and a time in microseconds is delivered as now (S1, L12)."""
+
+from __future__ import annotations
+
+import time
+
+import lakequeue
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from job.conftest import Job
+from job.processes import until
+from lakequeue.protocol.errors import Rejected
+
+pytestmark = pytest.mark.job
+
+TOPIC = "plain"
+
+
+def received(connection: lakequeue.Connection, payload: bytes) -> list[lakequeue.Message]:
+    """All that is delivered, up to this message."""
+    found: list[lakequeue.Message] = []
+    with connection.consumer(TOPIC, ack_mode="auto") as consumer:
+
+        def more() -> bool:
+            message = consumer.receive(1.0)
+            found.extend([message] if message is not None else [])
+            return message is not None and message.payload == payload
+
+        until(more, 60, f"{payload!r} is delivered")
+    return found
+
+
+def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
+    settings = {"bootstrap.servers": job.kafka.bootstrap_servers, "transactional.id": "foreign-in"}
+    foreign = Producer(settings)
+    foreign.init_transactions(30)
+    for payload, end in (
+        (b'{"tx": 1}', foreign.commit_transaction),
+        (b'{"tx": "taken back"}', foreign.abort_transaction),
+        (b'{"tx": 2}', foreign.commit_transaction),
+    ):
+        foreign.begin_transaction()
+        foreign.produce(TOPIC, payload, partition=0)
+        foreign.flush(30)
+        end(30)
+    with job.connect() as connection:
+        found = [m.payload for m in received(connection, b'{"tx": 2}')]
+    assert found == [b'{"tx": 1}', b'{"tx": 2}']
+
+
+def test_L12_a_time_in_microseconds_is_now(job: Job) -> None:
+    admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
+    entry = ConfigEntry(  # as every Kafka before 4.0 is by default
+        "message.timestamp.after.max.ms", str(2**63 - 1),
+        incremental_operation=AlterConfigOpType.SET,
+    )  # fmt: skip
+    resource = ConfigResource("topic", TOPIC, incremental_configs=[entry])
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(20)
+    producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
+    producer.produce(TOPIC, b'{"time": "odd"}', timestamp=int(time.time() * 1e6))
+    producer.flush(30)
+    with job.connect() as connection:
+        (message,) = received(connection, b'{"time": "odd"}')
+        assert message.published_at is not None
+        assert abs((message.published_at - connection.now()).total_seconds()) < 90
+
+
+def test_S3_headers_that_fit_no_delivery_are_refused(job: Job) -> None:
+    with job.connect() as connection:
+        connection.admin().define({"name": "heavy", "message_type": "binary"})
+        producer = connection.producer()
+        with pytest.raises(Rejected) as refused:
+            producer.send("heavy", b"x", headers={"stack": b"s" * 9_500_000})
+        assert refused.value.reason == "message_too_large"
+        producer.send("heavy", b"x", headers={"stack": b"s" * 8_700_000})
+        with connection.consumer("heavy", ack_mode="auto") as consumer:
+            assert until(lambda: consumer.receive(1.0), 60, "a large one").payload == b"x"

@@ -1,0 +1,257 @@
+"""S5, P3, L12, X4, X5: records from producers that write what they like. Whoever can be told is
+told; no time and no size breaks what comes after it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from lakequeue.dataframes.data_source import _row
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.bounds import YEAR_9999_ENDS_MS, datetime_of
+from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.messages import Records
+from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
+from lakequeue.state import Limits
+from rules.harness import Bench, drain
+from rules.steps import REPLY, Steps, define, described, replies, subscribe
+
+# ---------------------------------------------------------------- S5: plain records
+
+
+def plain(bench: Bench, *bodies: bytes, **more: Any) -> None:
+    for body in bodies:
+        bench.connection.publish_raw("flights", body, **more)
+
+
+def refused(bench: Bench) -> list[tuple[str, str]]:
+    events = bench.admin.events()
+    return [(e["queue"], e["reason"]) for e in events if e["event"] == "plain_record_refused"]
+
+
+def two(bench: Bench, **keys: Any) -> None:
+    bench.define("live", message_type="text", underlying_topic="flights")
+    bench.define("other", **{"message_type": "text", "underlying_topic": "flights", **keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"max_spool_messages": 1}, "queue_quota"),
+        ({"max_message_size": 1}, "message_too_large"),
+        ({"reject_low_priority_msg_limit": 1}, None),  # no plain record has a low priority
+        ({"message_type": "json", "on_invalid": "nack"}, "malformed"),
+    ],
+)
+def test_S5_a_plain_record_enters_every_queue_that_takes_it(
+    empty: Bench, keys: dict[str, Any], reason: str | None
+) -> None:
+    two(empty, **keys)
+    plain(empty, b"1", b"two", b"{")
+    assert empty.seen("live")["depth"] == 3
+    counted = empty.seen("other")["counters"]["rejected"]
+    assert set(counted) == ({reason} if reason else set())
+    assert empty.seen("other")["depth"] + sum(counted.values()) == 3
+    assert refused(empty)[:1] == ([("other", reason)] if reason else [])
+
+
+def test_S5_an_event_tells_of_the_first_of_a_row_of_plain_records(empty: Bench) -> None:
+    two(empty, max_spool_messages=1)
+    plain(empty, *[b"x"] * 5)
+    assert refused(empty) == [("other", "queue_quota")]
+    for message in drain(empty.consumer("other")):
+        message.ack()
+    plain(empty, *[b"x"] * 3)
+    assert refused(empty) == [("other", "queue_quota")] * 2
+    journal = [e for e in empty.events("other") if e == "rejected"]
+    assert len(journal) == 6
+
+
+def test_S5_a_queue_that_is_shut_down_keeps_no_plain_record_from_others(empty: Bench) -> None:
+    two(empty)
+    empty.admin.shutdown("other", ingress=True)
+    plain(empty, b"x")
+    assert (empty.seen("live")["depth"], empty.seen("other")["depth"]) == (1, 0)
+    assert empty.seen("other")["counters"]["discarded_on_entry"] == {"queue_shutdown": 1}
+    assert refused(empty) == [("other", "queue_shutdown")]
+
+
+def test_S5_a_publisher_that_can_be_told_is_told_and_nothing_is_kept(empty: Bench) -> None:
+    two(empty, max_spool_messages=1)
+    plain(empty, b"x")
+    with pytest.raises(Rejected):
+        empty.connection.producer().send("live", "y")
+    assert empty.seen("live")["depth"] == 1
+
+
+# ---------------------------------------------------------------- P3: what is not understood
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "ttl of another system's never": {"ttl_ms": 10_675_199 * 86_400_000},
+    "a ttl that is nothing": {"ttl_ms": 0},
+    "a long destination": {"to": "x" * 1_001},
+    "a destination that is a list": {"to": ["orders"]},
+    "none": {"to": ""},
+    "a priority": {"priority": 256},
+    "a field that nobody knows": {"colour": "red"},
+    "a number of messages": {"count": 9},
+    "a count that is a text": {"count": "2"},
+    "a float": {"deliver_at": 1e20},
+    "a time in words": {"deliver_at": "tomorrow"},
+    "durability": {"durability": "paper"},
+}
+
+
+class RawSteps(Steps):
+    """Its publishes' headers `lq` are bytes."""
+
+    def publish_records(self, publishes: Any) -> Records:
+        records = Records()
+        for meta, value in publishes:
+            self._add(records, "default.publish", value, meta=meta)
+        return records
+
+
+def of(kind: type, outputs: list[Any]) -> list[Any]:
+    return [o for o in outputs if isinstance(o, kind)]
+
+
+def raw(steps: Steps, *headers: dict[str, Any], value: bytes = b"x") -> list[Any]:
+    return steps.run(publishes=[(msgspec.json.encode(header), value) for header in headers])
+
+
+@pytest.fixture
+def steps() -> RawSteps:
+    found = RawSteps()
+    found.run([define(message_type="binary"), subscribe("s")])
+    return found
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+def test_P3_who_sent_what_is_not_understood_is_told(steps: Steps, wrong: dict[str, Any]) -> None:
+    good = {"to": "orders", "producer": "app", "reply": 2}
+    out = raw(steps, {**good, "seq": 1}, {**good, "seq": 2, **wrong}, {**good, "seq": 3})
+    (receipt,) = of(Receipts, out)
+    assert (receipt.producer, receipt.partition, receipt.up_to) == ("app", 2, 3)
+    ((seq, reason, queue, why),) = receipt.nacks
+    assert (seq, reason, queue) == (2, "malformed", "")
+    (record,) = of(RejectedRecord, out)
+    assert why == record.error[:500]
+    (again,) = of(Receipts, raw(steps, {**good, "seq": 2}))  # sent again, and right
+    assert (again.nacks, [run[0] for run in again.runs]) == ([], [2])
+
+
+def test_P3_each_message_of_a_run_that_is_none_is_refused(steps: Steps) -> None:
+    (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": "p", "seq": 1, "count": 3}))
+    assert [nack[:2] for nack in receipt.nacks] == [(n, "malformed") for n in (1, 2, 3)]
+    assert receipt.up_to == 3
+
+
+def test_P3_a_producer_whose_name_is_too_long_is_told(steps: Steps) -> None:
+    name = "p" * 251
+    (receipt,) = of(Receipts, raw(steps, {"to": "orders", "producer": name, "seq": 1}))
+    assert (receipt.producer, [nack[:2] for nack in receipt.nacks]) == (name, [(1, "malformed")])
+
+
+@pytest.mark.parametrize("value", [
+    b"", b"{", b"\xff", b"[]", b"17", b'{"producer":7,"seq":1}', b'{"producer":"p","seq":"1"}',
+    b'{"producer":"p","seq":0}', b'{"producer":"p","seq":-1}', b'{"producer":"p","seq":1e400}',
+    b'{"producer":"p","seq":99999999999999999999}', b'{"producer":"p","seq":1,"reply":-1}',
+    b"[" * 100_000,
+])  # fmt: skip
+def test_P3_who_cannot_be_read_is_not_answered(steps: Steps, value: bytes) -> None:
+    out = steps.run(publishes=[(value, b"x")])
+    assert (len(of(RejectedRecord, out)), of(Receipts, out)) == (1, [])
+
+
+# ---------------------------------------------------------------- times
+
+
+NOW = int(time.time())
+ODD = [0, -1, -(1 << 63), NOW * 10**6, NOW * 10**9, (1 << 63) - 1, 1_795_000_000_000_000,
+       YEAR_9999_ENDS_MS, YEAR_9999_ENDS_MS + 1]  # fmt: skip
+
+
+@pytest.mark.parametrize("ms", ODD)
+def test_L12_a_record_of_any_time_is_taken_in_shown_and_delivered(empty: Bench, ms: int) -> None:
+    empty.define("q", message_type="text", expiration="1d", underlying_topic="flights")
+    plain(empty, b"x", timestamp=ms)
+    assert len(empty.admin.browse("q")) == 1
+    (message,) = drain(empty.consumer("q"))
+    assert _row(message)[2] == b"x"
+    assert message.published_at is None or 1970 <= message.published_at.year <= 9999
+    if not 0 <= ms <= YEAR_9999_ENDS_MS:
+        assert message.published_at == empty.connection.now()
+
+
+@pytest.mark.parametrize("ms", ODD)
+def test_L12_a_time_of_delivery_is_brought_into_the_calendar(steps: Steps, ms: int) -> None:
+    sent = {"to": "orders", "producer": "p", "seq": 1, "deliver_at": ms}
+    out = raw(steps, sent)
+    assert not of(RejectedRecord, out)
+    past = ms <= 0
+    assert [len(d.ids) for d in of(Deliveries, out)] == ([1] if past else [])
+
+
+def test_X4_a_life_that_ends_behind_the_calendar_ends_with_it(empty: Bench) -> None:
+    empty.define("q", message_type="text", underlying_topic="flights")
+    header = msgspec.json.encode({"ttl_ms": 86_400_000})
+    empty.connection.publish_raw(
+        "flights", b"x", timestamp=YEAR_9999_ENDS_MS, headers={"lq": header}
+    )
+    (seen,) = empty.admin.browse("q")
+    assert seen.expires_at == datetime_of(YEAR_9999_ENDS_MS)
+
+
+def test_any_number_is_a_time() -> None:
+    assert datetime_of(-5) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert datetime_of(1 << 70).year == 9999
+
+
+# ---------------------------------------------------------------- X5: what is too large
+
+
+def test_S3_headers_count_as_they_are_delivered(empty: Bench) -> None:
+    """9.5 MB are 12.7 MB in a delivery: nobody would ever get them."""
+    empty.define("heavy", message_type="binary")
+    with pytest.raises(Rejected) as rejected:
+        empty.connection.producer().send("heavy", b"x", headers={"stack": b"s" * 9_500_000})
+    assert rejected.value.reason == "message_too_large"
+    empty.connection.producer().send("heavy", b"x", headers={"stack": b"s" * 8_500_000})
+    assert len(drain(empty.consumer("heavy"))) == 1
+
+
+def test_X5_what_is_too_large_all_the_same_dies_and_what_is_behind_it_goes_on() -> None:
+    """Its state was written when more was allowed."""
+    steps = RawSteps()
+    steps.run([
+        define("dead", message_type="binary"),
+        define("heavy", message_type="binary", dead_message_queue="dead"),
+    ])  # fmt: skip
+    raw(steps, {"to": "heavy", "producer": "p", "seq": 1}, value=b"x" * 2_000)
+    raw(steps, {"to": "heavy", "producer": "p", "seq": 2}, value=b"small")
+    steps.options["limits"] = Limits(message_bytes=1_000)
+    out = steps.run([subscribe("s", queue="heavy")])
+    assert [d.payloads for d in of(Deliveries, out)] == [[b"small"]]
+    assert described(steps, "dead")["depth"] == 1
+    assert described(steps, "heavy")["counters"]["dead_lettered"] == 1
+    assert undeliverable(steps) == ["heavy"]
+    assert not of(Deliveries, steps.run([subscribe("d", queue="dead")]))
+    assert undeliverable(steps) == ["heavy", "dead"]
+    assert described(steps, "dead")["depth"] == 0
+
+
+def undeliverable(steps: Steps) -> list[str]:
+    (reply,) = replies(steps.run([c.Events(reply=REPLY)]))
+    return [e["queue"] for e in reply.result if e["event"] == "message_undeliverable"]
+
+
+def test_S5_a_plain_record_that_names_a_destination_is_a_plain_record(empty: Bench) -> None:
+    two(empty, max_spool_messages=1)
+    header = msgspec.json.encode({"to": "elsewhere"})
+    plain(empty, b"1", b"2", headers={"lq": header})
+    assert [empty.seen(queue)["depth"] for queue in ("live", "other")] == [2, 1]
