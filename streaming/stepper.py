@@ -18,10 +18,13 @@ stops: then its mark is the end, and no step follows.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
 
 from ..protocol import topics
 from ..sinks.log_writer import StepLog
@@ -32,6 +35,8 @@ from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
 from .loop_options import Options
+
+log = logging.getLogger("lakequeue.loop")
 
 IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
 JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced
@@ -165,6 +170,7 @@ class Stepper(threading.Thread):
         o, cache = self._options, self._cache
         return self._visited and (
             self._inputs.stopped
+            or self._inputs.wants_mark
             or time.monotonic() - self._since >= o.batch_s
             or cache.written_bytes + cache.dirty_bytes >= o.batch_bytes
             or self._driver.cost_s - self._saved_s >= o.replay_s
@@ -202,12 +208,18 @@ class Stepper(threading.Thread):
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
         places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
-        self._inputs.also({p: max(read.get(p, 0), o.read.get(p, 0)) for p in places})
+        at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
+        try:
+            self._inputs.also(at, driver.ids)
+        except KafkaException as error:  # it is away: at the next look
+            log.info("%s: new topics are not read yet: %s", o.broker, error)
+            self._news = self._news or sizes
 
     # ------------------------------------------------------------ marks
 
     def _make_mark(self) -> None:
         begun = time.monotonic()
+        self._inputs.wants_mark = False
         self._driver.settle()
         self._log.mark()  # raises for one who was fenced: its mark is of no use
         snapshot = self._driver.snapshot(self._options.keep)

@@ -229,7 +229,7 @@ def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
             super().add(place)
 
     arrived = threading.Event()
-    reader = Reader("test", NOWHERE, arrived, InputLimits())
+    reader = Reader("test", NOWHERE, arrived, InputLimits(), lambda places: {})
     reader._consumer, reader.at_end = Consumed(), Ends()  # type: ignore[assignment]
     reader._read()
     assert reader.at_end == {A}

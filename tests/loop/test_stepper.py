@@ -36,7 +36,7 @@ class Inputs(Some):
     def __init__(self, world: World, driver: Driver) -> None:
         super().__init__(world, driver, 5)
         self.arrived = threading.Event()
-        self.stopped = False
+        self.stopped = self.wants_mark = False
         self.records = self.bytes = self.behind = 0
         self.waited_s = 0.0
         self.room_bytes: int | None = None
@@ -46,7 +46,7 @@ class Inputs(Some):
         self.costs: list[float] = []
         self.refuses: BaseException | None = None
 
-    def also(self, places: dict[Any, int]) -> None:
+    def also(self, places: dict[Any, int], ids: dict[Any, str]) -> None:
         assert (COMMANDS, 0) in places
 
     def took(self, ranges: Any, in_vain: Any, seconds: float) -> None:
