@@ -32,7 +32,7 @@ from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from .alert_watch import AlertWatch
 from .application import SparkApplication
-from .batch_notes import BatchNotes
+from .batch_notes import LOST, BatchNotes
 from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
@@ -120,7 +120,8 @@ class Engine:
         self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
-            bootstrap_servers, lambda loss: self._on_loss("", loss.topic, loss.count, loss.query)
+            bootstrap_servers,
+            lambda loss: self._on_loss("", loss.topic, loss.count, LOST, loss.query),
         )
         self.captured = CapturedTopics(
             bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
@@ -381,12 +382,13 @@ class Engine:
             else:
                 self._records.worker(self.brokers[broker], rest)
 
-    def _on_loss(self, broker: str, topic: str, records: int, query: str = "") -> None:
+    def _on_loss(self, broker: str, topic: str, records: int, event: str, query: str = "") -> None:
         """broker: whose loop lost them; empty: the first is told, it was another reader."""
-        self.metrics.lost(topic, records)
+        if event == LOST:
+            self.metrics.lost(topic, records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
         told = self.brokers.get(broker) or first_of(self.brokers)
-        for vpn, command in notices(topic, records, reader, self._vpns):
+        for vpn, command in notices(topic, records, reader, self._vpns, event):
             try:
                 self._tell(vpn, told, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
