@@ -14,6 +14,8 @@ groups are not used.
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -22,11 +24,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..protocol import topics
+from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Opened, Range
 from .captured_pace import CapturedPace
 from .live_reader import InputLimits, Reader, consumer_settings
-from .same_topic import ANEW, BACK, KafkaLook, Start, go_on
+from .same_topic import ANEW, BACK, Start, Whereabouts, go_on
 from .slow_lanes import SlowLanes
 from .step_batch import Place, Taken, goes_first, is_command, to_batch
 
@@ -40,6 +43,7 @@ CAPTURED_SHARE = 4
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
+READER_S = 60.0
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
@@ -77,7 +81,7 @@ class LiveInputs:
     ) -> None:  # fmt: skip
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()
-        self.look = KafkaLook(kafka)
+        self.look = Whereabouts(kafka)
         self._commands = Reader("commands", kafka, self.arrived, limits, self.look.places)
         self._messages = Reader("messages", kafka, self.arrived, limits, self.look.places)
         part = InputLimits(limits.records, -(-limits.bytes // CAPTURED_SHARE))
@@ -101,6 +105,7 @@ class LiveInputs:
         self.pace = CapturedPace()
         self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
+        self._looked = self._awake_since = time.monotonic()
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
@@ -151,6 +156,7 @@ class LiveInputs:
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         self._read_the_others()
+        self._require_readers()
         slow_part, rest_s = self.slow.part(), self.pace.rest_s()
         if not self._has_something(slow_part, rest_s):
             if self._commands.ahead:  # only what is slow is there
@@ -189,6 +195,19 @@ class LiveInputs:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
+
+    def _require_readers(self) -> None:
+        """A reader looks round every second or two. One that does not hangs in Kafka's client, and
+        what waits for it would wait for ever: then the loop ends, and another begins."""
+        now = time.monotonic()
+        if now - self._looked > READER_S / 2:  # this process stood still
+            self._awake_since = now
+        self._looked = now
+        for reader in self._readers:
+            silent_s = now - max(reader.looked, self._awake_since)
+            if silent_s > READER_S and reader.is_alive():
+                faulthandler.dump_traceback(sys.__stderr__ or 2)
+                raise LakequeueError(f"{reader.name} has not looked for {silent_s:.0f} s: it hangs")
 
     def _has_something(self, slow_part: float | None, rest_s: float) -> bool:
         """Whether there is something that a step may take."""

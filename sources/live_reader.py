@@ -109,6 +109,7 @@ class Reader(threading.Thread):
         self._wanted: deque[Place] = deque()
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
+        self.looked = time.monotonic()
         self._next: dict[Place, int] = {}  # of each partition, the next offset
         self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[Place, int] = {}
@@ -163,6 +164,7 @@ class Reader(threading.Thread):
         """The thread."""
         try:
             while not self._closing:
+                self.looked = time.monotonic()
                 self._read()
         except BaseException as error:
             self.failure = error

@@ -2,7 +2,7 @@
 
 A topic is not its name: one that was deleted and made anew has offsets that mean something else.
 So Kafka's own id of a topic is kept beside each offset, and where a partition begins and ends is
-asked when there is a doubt. `go_on` decides where a reader goes on; `KafkaLook` asks.
+asked when there is a doubt. `go_on` decides where a reader goes on; `Whereabouts` asks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from ..protocol import topics
 from .step_batch import Place
 
+CLUSTER_S = 10.0
 ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that time
 _UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
@@ -58,11 +59,15 @@ def go_on(place: Place, following: int, known_id: str, found: Found) -> Start:
     return Start(following, topic_id)
 
 
-class KafkaLook:
+class Whereabouts:
     """Asks Kafka, with a client of its own that any thread may use."""
 
     def __init__(self, kafka: dict[str, Any]) -> None:
         self._admin = AdminClient(kafka)
+
+    def cluster(self) -> str:
+        """The id of Kafka's cluster; empty where it gives none. Raises KafkaException."""
+        return str(self._admin.list_topics(timeout=CLUSTER_S).cluster_id or "")
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
         """The ids of those topics that are there. Raises KafkaException while Kafka is away."""

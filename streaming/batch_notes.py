@@ -36,8 +36,9 @@ _OF_TOPIC = {
 
 class BatchNotes:
     """Hands each note to the one that it is for. on_loss: told a broker, a topic, how many records
-    are meant, and which event it is; on_word: told what a broker says of itself, `stopped` when its loop has
-    ended its last batch, `worker` where it steps, `read` up to where it had read its clients."""
+    are meant, and which event it is; on_word: told what a broker says of itself, `stopped` when its
+    loop has ended its last batch, `worker` where it steps, `read` up to where it had read its
+    clients."""
 
     def __init__(
         self,

@@ -297,6 +297,8 @@ class Driver:
             self.offsets[one.topic, one.partition] = one.at
             self.ids[one.topic, one.partition] = one.topic_id
         for r in record.ranges:
+            if r.first < self.offsets.get((r.topic, r.partition), 0):  # of another topic, untold
+                self.ids.pop((r.topic, r.partition), None)
             self.offsets[r.topic, r.partition] = r.last + 1
         for topic, size in record.sizes.items():
             if size:

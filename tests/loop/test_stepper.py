@@ -43,6 +43,7 @@ class Inputs(Some):
         self.ages_ms: list[int] = []
         self.slow = SlowLanes()
         self.notes: list[str] = []
+        self.went_back: list[Any] = []
         self.costs: list[float] = []
         self.refuses: BaseException | None = None
 
