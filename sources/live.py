@@ -29,7 +29,7 @@ from ..protocol.kafka_settings import kafka_settings
 from ..protocol.steplog import Opened, Range
 from .captured_pace import CapturedPace
 from .live_reader import InputLimits, Reader, consumer_settings
-from .same_topic import ANEW, BACK, Start, Whereabouts, go_on
+from .same_topic import ANEW, BACK, Start, TopicsNow, go_on
 from .slow_lanes import SlowLanes
 from .step_batch import Place, Taken, goes_first, is_command, to_batch
 
@@ -81,7 +81,7 @@ class LiveInputs:
     ) -> None:  # fmt: skip
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()
-        self.look = Whereabouts(kafka)
+        self.look = TopicsNow(kafka)
         self._commands = Reader("commands", kafka, self.arrived, limits, self.look.places)
         self._messages = Reader("messages", kafka, self.arrived, limits, self.look.places)
         part = InputLimits(limits.records, -(-limits.bytes // CAPTURED_SHARE))

@@ -2,7 +2,7 @@
 
 A topic is not its name: one that was deleted and made anew has offsets that mean something else.
 So Kafka's own id of a topic is kept beside each offset, and where a partition begins and ends is
-asked when there is a doubt. `go_on` decides where a reader goes on; `Whereabouts` asks.
+asked when there is a doubt. `go_on` decides where a reader goes on; `TopicsNow` asks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def go_on(place: Place, following: int, known_id: str, found: Found) -> Start:
     return Start(following, topic_id)
 
 
-class Whereabouts:
+class TopicsNow:
     """Asks Kafka, with a client of its own that any thread may use."""
 
     def __init__(self, kafka: dict[str, Any]) -> None:

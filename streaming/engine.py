@@ -33,7 +33,7 @@ from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topi
 from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from ..sources.live import quiet_client
-from ..sources.same_topic import Whereabouts
+from ..sources.same_topic import TopicsNow
 from .alert_watch import AlertWatch
 from .application import SparkApplication
 from .batch_notes import LOST, BatchNotes
@@ -205,8 +205,8 @@ class Engine:
     def start(self) -> None:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
-        self._require_its_kafka()
         self._number_brokers()
+        self._require_its_kafka()
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
@@ -244,7 +244,7 @@ class Engine:
         """Offsets of one Kafka mean nothing in another, which may stand at the same address."""
         require_broker(self.bootstrap)
         try:
-            cluster = Whereabouts(quiet_client(self.bootstrap, "lakequeue-engine")).cluster()
+            cluster = TopicsNow(quiet_client(self.bootstrap, "lakequeue-engine")).cluster()
         except KafkaException as error:
             raise NotConnected(
                 f"Kafka at {self.bootstrap} does not say which it is: {error}"

@@ -222,10 +222,10 @@ class HomeFolder:
         known = about.get(KAFKA, cluster)
         if known != cluster and not accepts_other:
             raise LakequeueError(
-                f"home {self.path} was on the Kafka cluster {known}, and at {address} is {cluster}: "
-                "give it its own Kafka, or start with --accept-other-kafka: the queues are kept with "
-                "their messages, and all that the other Kafka has in their topics is read from the "
-                "beginning"
+                f"home {self.path} was on the Kafka cluster {known}, and at {address} is "
+                f"{cluster}: give it its own Kafka, or start with --accept-other-kafka: the queues "
+                "are kept with their messages, and all that the other Kafka has in their topics is "
+                "read from the beginning"
             )
         if accepts_other and about.get("trigger") == MICRO_BATCH:
             raise LakequeueError(

@@ -24,7 +24,7 @@ from confluent_kafka.admin import OffsetSpec
 from ..protocol import LakequeueError, topics
 from ..protocol.commands import Stuck, Tick, encode_command
 from ..sources.live import quiet_client
-from ..sources.same_topic import Whereabouts
+from ..sources.same_topic import TopicsNow
 from ..sources.step_batch import Place
 from .broker_query import RUNNING, BrokerQuery
 
@@ -90,7 +90,7 @@ class StepWatch(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        look = Whereabouts(quiet_client(self._address, "lakequeue-step-watch"))
+        look = TopicsNow(quiet_client(self._address, "lakequeue-step-watch"))
         while not self._stopping.wait(LOOK_S):
             try:
                 self.look(time.monotonic(), lambda places: look.ends(places, OffsetSpec.latest()))

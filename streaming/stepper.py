@@ -49,10 +49,10 @@ def went_back(broker: str, places: list[Place]) -> str:
     (topic, partition), more = places[0], len(places) - 1
     also = f" and {more} more" if more else ""
     return (
-        f"Kafka went back in time: broker {broker!r} has read more of partition {partition} of topic "
-        f"{topic!r}{also} than there is now, of the same topic; a copy that is older than this home "
-        "was put in its place. Give it back its newest data, or start with --accept-other-kafka: "
-        "the queues are kept, and what comes to Kafka from now on is read"
+        f"Kafka went back in time: broker {broker!r} has read more of partition {partition} of "
+        f"topic {topic!r}{also} than there is now, of the same topic; a copy that is older than "
+        "this home was put in its place. Give Kafka back its newest data, or start with "
+        "--accept-other-kafka: the queues are kept, and what comes to Kafka from now on is read"
     )
 
 
