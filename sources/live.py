@@ -329,7 +329,10 @@ class LiveInputs:
     def watch(self, ends: dict[Place, int]) -> None:
         """Partitions end here now: see `Reader.watch`."""
         expected = dict(self._expected)
-        self.behind = sum(max(0, end - expected.get(place, end)) for place, end in ends.items())
+        self.behind = sum(
+            max(0, end - max(expected.get(place, end), self._reader(place[0]).passed(place)))
+            for place, end in ends.items()
+        )
         for reader in self._readers:
             reader.watch(ends)
         ids = self.look.ids(topic for topic, _ in expected)

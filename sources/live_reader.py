@@ -145,6 +145,11 @@ class Reader(threading.Thread):
         """Read what is held."""
         self._wanted.extend(places)
 
+    def passed(self, place: Place) -> int:
+        """Everything before this offset was taken, or is nothing that a reader gets; 0: something
+        is here. From any thread."""
+        return 0 if place in self.ahead.next_of_each() else self._next.get(place, 0)
+
     def take(
         self, most: int | None, slow_part: float | None = None
     ) -> tuple[dict[Place, list[Any]], int]:
@@ -289,6 +294,8 @@ class Reader(threading.Thread):
             error, place = m.error(), (m.topic(), m.partition())
             if error.code() == KafkaError._PARTITION_EOF:
                 self.at_end.add(place)
+                if place in self._next:  # marks of transactions may stand before the end
+                    self._next[place] = max(self._next[place], m.offset())
             elif error.code() in _DOUBTS and place in self._next:
                 self._told_doubts.append(place)
             elif error.code() not in _AWAY:

@@ -115,6 +115,8 @@ def test_marks_of_transactions_are_passed_over(captured: Captured) -> None:
             assert found == ([f"{n}"] if n != 2 else [])
     assert captured.take(1) == ["4"]
     assert captured.notes == []
+    captured.inputs.watch({(captured.topic, 0): 10})
+    assert captured.inputs.behind == 0, "the last mark is nothing that waits"
 
 
 def test_what_retention_took_while_the_engine_was_away_is_told(captured: Captured) -> None:

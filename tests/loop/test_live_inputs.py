@@ -51,6 +51,9 @@ class End:
     def partition(self) -> int:
         return self._place[1]
 
+    def offset(self) -> int:
+        return 6
+
     def error(self) -> KafkaError:
         return KafkaError(KafkaError._PARTITION_EOF)
 
