@@ -313,7 +313,7 @@ class LiveInputs:
     def _hear_start(self, place: Place, start: Start) -> None:
         self._opened.append(Opened(*place, start.at, start.topic_id))
         if start.why:
-            self.notes.append(f"{start.why}:{place[0]}:{start.count}")
+            self.notes.append(f"{start.why}:{place[0]}:{start.records}")
         if start.why == BACK:
             self.went_back.append(place)
         self.wants_mark = self.wants_mark or start.why in (ANEW, BACK)

@@ -34,12 +34,12 @@ class Found(NamedTuple):
 class Start(NamedTuple):
     """Where a partition is read from now on. why: ``anew``, the topic was made anew; ``lost``,
     records were deleted before they were read; ``back``, Kafka lost records that had been read;
-    empty: nothing happened. count: how many records are meant."""
+    empty: nothing happened. records: how many are meant."""
 
     at: int
     topic_id: str
     why: str = ""
-    count: int = 0
+    records: int = 0
 
 
 def go_on(place: Place, following: int, known_id: str, found: Found) -> Start:

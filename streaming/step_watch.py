@@ -85,7 +85,7 @@ class StepWatch(threading.Thread):
         self._address = bootstrap
         self._brokers, self._tell, self._stuck = brokers, tell, stuck
         self._stopping = threading.Event()
-        self._pulses: dict[tuple[str, str], Pulse] = {}
+        self._pulses: dict[str, Pulse] = {}
         self._looked = 0.0
 
     def run(self) -> None:
