@@ -138,3 +138,28 @@ def test_a_broker_passes_gaps_and_begins_anew_with_a_new_topic(place: Place) -> 
     found = place.taken(20)
     assert set(found) == {f"new{n}" for n in range(20)}
     until(lambda: "topic_made_anew" in place.events(), 60, "it is told")
+
+
+def test_a_kafka_that_went_back_in_time_is_refused_and_may_be_accepted(place: Place) -> None:
+    engine = place.start().wait_ready()
+    place.write("first")
+    assert place.taken(1) == ["first"]
+    assert engine.terminate() == 0
+    place.kafka.stop()
+    shutil.copytree(place.folder / "kafka", place.folder / "copy")
+    place.kafka = EmbeddedKafka(place.folder / "kafka", port=place.kafka.port).start()
+    engine = place.start().wait_ready()
+    place.write(*(f"{n}" for n in range(10)))
+    assert len(place.taken(10)) == 10
+    assert engine.terminate() == 0
+    place.kafka.stop()
+    shutil.rmtree(place.folder / "kafka")
+    (place.folder / "copy").rename(place.folder / "kafka")
+    place.kafka = EmbeddedKafka(place.folder / "kafka", port=place.kafka.port).start()
+    refused = place.start()
+    assert refused.process.wait(120) != 0
+    assert "Kafka went back in time" in refused.errors()
+    place.start("--accept-other-kafka").wait_ready()
+    place.write("new")
+    assert place.taken(1) == ["new"]
+    assert "kafka_went_back" in place.events()

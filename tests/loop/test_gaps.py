@@ -216,3 +216,25 @@ def test_so_is_one_that_was_made_anew_while_the_engine_was_away(captured: Captur
     captured.again(5, before)
     assert captured.take(9) == [f"new{n}" for n in range(9)]
     assert captured.notes == ["anew:orders:9"]
+
+
+def test_a_kafka_that_lost_what_was_read_is_noticed(captured: Captured) -> None:
+    """Of the same topic, so it is a copy that is older; behind its end what comes is new."""
+    captured.write(*map(str, range(20)))
+    topic_id = captured.inputs.look.ids([captured.topic])[captured.topic]
+    captured.again(50, topic_id)
+    assert captured.inputs.went_back == [(captured.topic, 0)]
+    assert captured.inputs.wants_mark
+    captured.write("new")
+    assert captured.take(1) == ["new"]
+    assert captured.notes == ["back:orders:30"]
+
+
+def test_an_offset_behind_the_end_is_of_another_topic_where_no_id_was_kept(
+    captured: Captured,
+) -> None:
+    """As of a home that an earlier version wrote."""
+    captured.write(*map(str, range(20)))
+    captured.again(50)
+    assert captured.take(20) == [str(n) for n in range(20)]
+    assert captured.notes == ["anew:orders:20"]
