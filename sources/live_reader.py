@@ -138,7 +138,9 @@ class Reader(threading.Thread):
         """Topics have these ids now: look at the partitions of those that had another. From any
         thread."""
         self._told_doubts.extend(
-            place for place, known in list(self._ids.items()) if known != ids.get(place[0], known)
+            place
+            for place, known in list(self._ids.items())
+            if known and known != (ids.get(place[0]) or known)
         )
 
     def want(self, places: Collection[Place]) -> None:

@@ -19,6 +19,7 @@ from .step_batch import Place
 
 CLUSTER_S = 10.0
 ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that time
+_NO_ID = "A" * 22  # what a Kafka before 2.8 gives
 _UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
 
@@ -70,7 +71,7 @@ class TopicsNow:
         return str(self._admin.list_topics(timeout=CLUSTER_S).cluster_id or "")
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of those topics that are there. Raises KafkaException while Kafka is away."""
+        """The ids of those topics that are there, empty where Kafka has none. Raises KafkaException while Kafka is away."""
         asked = sorted(set(names))
         if not asked:
             return {}
@@ -78,7 +79,8 @@ class TopicsNow:
         answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=ASK_S)
         for name, answer in answers.items():
             try:
-                found[name] = str(answer.result(2 * ASK_S).topic_id)
+                topic_id = str(answer.result(2 * ASK_S).topic_id)
+                found[name] = "" if topic_id == _NO_ID else topic_id
             except TimeoutError as error:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
             except KafkaException as error:

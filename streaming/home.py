@@ -219,6 +219,7 @@ class HomeFolder:
         """The home is on this cluster of Kafka, and on no other from now on, unless that is wanted:
         what it has read, it has read there. Raises LakequeueError."""
         about = self._about()
+        cluster = cluster or about.get(KAFKA, "")  # it does not say
         known = about.get(KAFKA, cluster)
         if known != cluster and not accepts_other:
             raise LakequeueError(
