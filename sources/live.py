@@ -126,7 +126,7 @@ class LiveInputs:
         if ids is not None and new:
             own = {place: ids[place] for place in new if place in ids}
             for place, found in self.look.places(new).items():
-                start = go_on(place, new[place], own.get(place, ""), found)
+                start = go_on(new[place], own.get(place, ""), found)
                 if start != (new[place], own.get(place), "", 0):
                     self._hear_start(place, start)
                 new[place], own[place] = start.at, start.topic_id

@@ -331,7 +331,7 @@ class Reader(threading.Thread):
             found = {}
         self._doubts |= dict.fromkeys(asked, time.monotonic() + DOUBT_S)
         for place, one in found.items():
-            self._begin(place, go_on(place, self._next[place], self._ids.get(place, ""), one))
+            self._begin(place, go_on(self._next[place], self._ids.get(place, ""), one))
 
     def _begin(self, place: Place, start: Start) -> None:
         del self._doubts[place]

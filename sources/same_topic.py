@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from ..protocol import topics
 from .step_batch import Place
 
 CLUSTER_S = 10.0
@@ -43,7 +42,7 @@ class Start(NamedTuple):
     records: int = 0
 
 
-def go_on(place: Place, following: int, known_id: str, found: Found) -> Start:
+def go_on(following: int, known_id: str, found: Found) -> Start:
     """Where a partition is to be read whose next offset was this one, of the topic of this id.
     known_id: empty: not known."""
     topic_id = found.topic_id or known_id
@@ -54,8 +53,8 @@ def go_on(place: Place, following: int, known_id: str, found: Found) -> Start:
     if behind:
         return Start(found.end, topic_id, BACK, following - found.end)
     if following < found.first:
-        if following == 0 and topics.split(place[0]) is None:
-            return Start(found.first, topic_id)  # before a queue captured it, nobody missed it
+        if following == 0 and not known_id:
+            return Start(found.first, topic_id)  # before it was read for the first time
         return Start(found.first, topic_id, LOST, found.first - following)
     return Start(following, topic_id)
 
@@ -71,7 +70,8 @@ class TopicsNow:
         return str(self._admin.list_topics(timeout=CLUSTER_S).cluster_id or "")
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of those topics that are there, empty where Kafka has none. Raises KafkaException while Kafka is away."""
+        """The ids of those topics that are there, empty where Kafka has none. Raises KafkaException
+        while Kafka is away."""
         asked = sorted(set(names))
         if not asked:
             return {}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from lakequeue.sources.same_topic import Found, Start, go_on
 
-OTHERS, OWN = ("orders", 0), ("default.publish", 0)
-
 
 @pytest.mark.parametrize(
     ("following", "known", "found", "start"),
@@ -26,11 +24,10 @@ OTHERS, OWN = ("orders", 0), ("default.publish", 0)
     ],
 )
 def test_where_it_goes_on(following: int, known: str, found: Found, start: Start) -> None:
-    assert go_on(OTHERS, following, known, found) == start
-    assert go_on(OWN, following, known, found) == start
+    assert go_on(following, known, found) == start
 
 
-def test_what_was_gone_before_a_topic_was_captured_is_nobodys_loss() -> None:
+def test_what_was_gone_before_it_was_read_for_the_first_time_is_nobodys_loss() -> None:
     gone = Found("a", 7, 9)
-    assert go_on(OTHERS, 0, "", gone) == Start(7, "a")
-    assert go_on(OWN, 0, "", gone) == Start(7, "a", "lost", 7)
+    assert go_on(0, "", gone) == Start(7, "a")
+    assert go_on(0, "a", gone) == Start(7, "a", "lost", 7)
