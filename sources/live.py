@@ -313,10 +313,18 @@ class LiveInputs:
     def _hear_start(self, place: Place, start: Start) -> None:
         self._opened.append(Opened(*place, start.at, start.topic_id))
         if start.why:
-            self.notes.append(f"{start.why}:{place[0]}:{start.records}")
+            self._note(f"{start.why}:{place[0]}:", start.records)
         if start.why == BACK:
             self.went_back.append(place)
         self.wants_mark = self.wants_mark or start.why in (ANEW, BACK)
+
+    def _note(self, what: str, records: int) -> None:
+        """Once of a topic, however many partitions it has."""
+        before = next((note for note in self.notes if note.startswith(what)), None)
+        if before is not None:
+            self.notes.remove(before)
+            records += int(before.removeprefix(what))
+        self.notes.append(f"{what}{records}")
 
     def _told(self, found: dict[Place, list[Any]]) -> None:
         """Take out what the engine said on the control topic, and see when commands came."""
