@@ -110,9 +110,9 @@ class LiveInputs:
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
     def start(self, places: dict[Place, int]) -> None:
-        """Begin to read, from these offsets on."""
+        """Begin to read, from these offsets on. Raises KafkaException."""
         self._commands.assign({(self._control, 0): 0})
-        self.also(places)
+        self.also(places, {})
         self._commands.start()
         self._messages.start()
         self._started = True

@@ -136,7 +136,12 @@ class Reader(threading.Thread):
 
     def compare(self, ids: Mapping[str, str]) -> None:
         """Topics have these ids now: look at the partitions of those that had another. From any
-        thread."""
+        thread, but one at a time."""
+        self._ids |= {
+            place: ids[place[0]]
+            for place in list(self._next)
+            if place[0] in ids and not self._ids.get(place)
+        }
         self._told_doubts.extend(
             place
             for place, known in list(self._ids.items())

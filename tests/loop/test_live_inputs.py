@@ -129,7 +129,8 @@ def test_what_others_write_is_read_beside_what_producers_publish(
     begun: list[Reader] = []
     monkeypatch.setattr(Reader, "start", lambda reader: begun.append(reader))
     publish = topics.topic("a", topics.PUBLISH), 0
-    inputs.start({publish: 0})
+    inputs.also({publish: 0})
+    inputs.start({})
     assert begun == [inputs._commands, inputs._messages]
     theirs = ("orders", 0)
     inputs.also({theirs: 7})
