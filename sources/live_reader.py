@@ -319,6 +319,8 @@ class Reader(threading.Thread):
             place = self._told_doubts.popleft()
             if place in self._next and place not in self._doubts:
                 self._consumer.incremental_unassign([TopicPartition(*place)])
+                self._held.discard(place)
+                self._enough.discard(place)
                 self._doubts[place] = 0.0
         now = time.monotonic()
         due = [place for place, at in self._doubts.items() if at <= now]
@@ -340,8 +342,6 @@ class Reader(threading.Thread):
 
     def _begin(self, place: Place, start: Start) -> None:
         del self._doubts[place]
-        self._held.discard(place)
-        self._enough.discard(place)
         self._ids[place] = start.topic_id
         self.starts.append((place, start))  # before anything of it is read
         self.assign({place: start.at})
