@@ -230,7 +230,9 @@ def deployment_checks(
     if lives:
         try:
             with lakequeue.connect(bootstrap, vpn=vpn, client_name="doctor") as connection:
-                known = [one["number"] for one in connection.brokers()] or [connection.number]
+                brokers = connection.brokers()
+                checks.append(states_check(brokers))
+                known = [one["number"] for one in brokers] or [connection.number]
                 queues = [
                     queue for number in known for queue in connection.request_list(
                         commands.Queues(), "after", broker=number, timeout=ANSWER_S
@@ -241,6 +243,20 @@ def deployment_checks(
         ages = {q["name"]: q["oldest_age_s"] for q in queues if q["oldest_age_s"] is not None}
         checks.append(oldest_check(look, vpn, ages))
     return checks
+
+
+def states_check(brokers: list[dict[str, Any]]) -> Check:
+    """Whether the engine's brokers run. brokers: as `Admin.brokers` gives them."""
+    name, wanted = "brokers", "all run"
+    away = [one for one in brokers if one["state"] not in ("running", "")]
+    if not away:
+        return Check(name, True, f"{len(brokers)} run" if brokers else "nothing is known", wanted)
+    found = "; ".join(
+        f"{one['name']} is {one['state']}" + (f" ({one['why']})" if one.get("why") else "")
+        for one in away
+    )
+    advice = "What becomes of them stands in the engine's log, and in spark.log of its home."
+    return Check(name, False, found, wanted, advice)
 
 
 def look_at_kafka(bootstrap: str) -> KafkaLook:

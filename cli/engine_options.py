@@ -15,7 +15,7 @@ TRIGGERS = ("real-time", "micro-batch")
 
 
 def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --home, --config, --trigger, --set and --json."""
+    """Add --home, --config, --trigger, --set, --accept-other-kafka and --json."""
     options = (
         option(
             "--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
@@ -36,6 +36,11 @@ def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..
             help="A setting of Spark or, where KEY begins with `lakequeue.`, of the engine; may be "
             "given many times.",
         ),
+        option(
+            "--accept-other-kafka", "accept", is_flag=True, envvar="LAKEQUEUE_ACCEPT_OTHER_KAFKA",
+            help="Start on a Kafka that is not the one that this home was on, or that went back in "
+            "time: the queues are kept, and what it has is read from the beginning.",
+        ),
         json_option,
     )  # fmt: skip
 
@@ -47,15 +52,19 @@ def engine_options(home_help: str) -> Callable[[Callable[..., Any]], Callable[..
     return add
 
 
-def engine_settings(settings: tuple[str, ...], trigger: str | None) -> dict[str, str]:
-    """What the options say, as the engine takes it; `--trigger` is the longer name's short form.
-    Raises ConfigError for a setting that is not allowed."""
+def engine_settings(
+    settings: tuple[str, ...], trigger: str | None, accept: bool = False
+) -> dict[str, str]:
+    """What the options say, as the engine takes it; `--trigger` and `--accept-other-kafka` are
+    short forms of longer names. Raises ConfigError for a setting that is not allowed."""
     found = pairs(settings, "--set")
     if trigger is not None and found.setdefault("lakequeue.trigger", trigger) != trigger:
         other = found["lakequeue.trigger"]
         raise click.UsageError(
             f"--trigger {trigger} and --set lakequeue.trigger={other} contradict each other."
         )
+    if accept:
+        found["lakequeue.other_kafka"] = "accept"
     from ..streaming.engine_settings import EngineSettings
 
     EngineSettings(found)  # what is wrong with them is said before anything starts

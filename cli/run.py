@@ -27,6 +27,7 @@ def run(
     config: Path,
     trigger: str | None,
     settings: tuple[str, ...],
+    accept: bool,
     as_json: bool,
     bootstrap: str,
     master: str | None,
@@ -42,7 +43,7 @@ def run(
     from ..conf import load
 
     configuration = load(config)
-    given = engine_settings(settings, trigger)
+    given = engine_settings(settings, trigger, accept)
     home = home.expanduser().absolute()
     check_kafka(bootstrap)
     check_master(master)

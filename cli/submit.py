@@ -71,6 +71,7 @@ def submit(
     config: Path,
     trigger: str | None,
     settings: tuple[str, ...],
+    accept: bool,
     as_json: bool,
     bootstrap: str,
     master: str,
@@ -97,7 +98,7 @@ def submit(
     from ..streaming.object_store import object_store_jars
 
     load(config)  # Q7: a broken file starts nothing, wherever that would be
-    given = engine_settings(settings, trigger)
+    given = engine_settings(settings, trigger, accept)
     if deploy_mode == "cluster" and master.startswith(("spark://", "local")):
         raise click.UsageError(
             f"--deploy-mode cluster: {master} runs Python drivers only here; say client"

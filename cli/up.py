@@ -30,6 +30,7 @@ def up(
     config: Path,
     trigger: str | None,
     settings: tuple[str, ...],
+    accept: bool,
     as_json: bool,
     port: int | None,
 ) -> None:
@@ -49,7 +50,7 @@ def up(
     from ..conf import load
 
     configuration = load(config)  # Q7: a broken file starts nothing
-    given = engine_settings(settings, trigger)
+    given = engine_settings(settings, trigger, accept)
     home = home.expanduser().absolute()
     check_ports(given, "monitor_port", "metrics_port")
     with in_the_foreground(home, as_json, log_format(given)) as progress:

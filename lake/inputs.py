@@ -32,12 +32,12 @@ WHERE broker = $broker AND step > $after AND step <= $last ORDER BY step
 _MESSAGES = """
 SELECT "offset", epoch_ms(time), key, payload, lq, headers FROM messages
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
-ORDER BY "offset", item
+ORDER BY "offset", time, item
 """
 _COMMANDS = """
 SELECT "offset", epoch_ms(time), key, value, NULL, headers FROM commands
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
-ORDER BY "offset"
+ORDER BY "offset", time
 """
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None]
 
@@ -88,25 +88,35 @@ def steps_between(
 
 
 class FromTables:
-    """What steps took, see `driver.Again`: for steps that follow each other."""
+    """What steps took, see `driver.Again`: for steps that follow each other.
+
+    A topic that was deleted and made anew has two records at one offset. A step took the one that
+    was the newest by then.
+    """
 
     def __init__(self, lake: duckdb.DuckDBPyConnection, records: list[StepRecord]) -> None:
         spans: dict[Place, tuple[int, int]] = {}
+        self._times: dict[Range, list[int]] = {}  # of the steps that took it, in their order
         for record in records:
             for r in record.ranges:
                 place = r.topic, r.partition
                 first, last = spans.get(place, (r.first, r.last))
                 spans[place] = min(first, r.first), max(last, r.last)
+                self._times.setdefault(r, []).append(record.now)
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
         """The same records once more; raises Lost when the tables do not have them all."""
-        return to_batch({(r.topic, r.partition): self.records(r) for r in ranges}).batch
+        found = to_batch({(r.topic, r.partition): self.records(r) for r in ranges}).batch
+        for times in (self._times[r] for r in ranges):
+            if len(times) > 1:
+                del times[0]
+        return found
 
     def records(self, r: Range) -> list[Stored]:
-        """The records of one range."""
-        there = self._found[r.topic, r.partition]
-        found = [there[at] for at in range(r.first, r.last + 1) if at in there]
+        """The records of one range, for the step that is next to take it."""
+        there, now = self._found[r.topic, r.partition], self._times[r][0]
+        found = [_as_of(there[at], now) for at in range(r.first, r.last + 1) if at in there]
         if len(found) != r.count:
             table = "commands" if goes_first(r.topic) else "messages"
             raise Lost(
@@ -123,15 +133,24 @@ class FromTables:
 
 def _read(
     lake: duckdb.DuckDBPyConnection, place: Place, first: int, last: int
-) -> dict[int, Stored]:
+) -> dict[int, list[Stored]]:
+    """By offset; of several at one the oldest first."""
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
         rows = lake.execute(_COMMANDS, given).fetchall()
-        return {row[0]: Stored(place, row) for row in rows}
-    rows = lake.execute(_MESSAGES, given).fetchall()
-    parts = groupby(rows, lambda row: row[0])
-    return {offset: Stored(place, _whole(list(items))) for offset, items in parts}
+    else:
+        messages = lake.execute(_MESSAGES, given).fetchall()
+        rows = [_whole(list(items)) for _, items in groupby(messages, lambda row: row[:2])]
+    found: dict[int, list[Stored]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(Stored(place, row))
+    return found
+
+
+def _as_of(records: list[Stored], now: int) -> Stored:
+    """Of the records at one offset the one that was there at this time."""
+    return next((one for one in reversed(records) if one.row[1] <= now), records[0])
 
 
 def _whole(items: list[Any]) -> _Row:

@@ -31,8 +31,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..protocol.errors import ConfigError, LakequeueError
-from ..protocol.folders import Folder, RemoteFolder
-from ..protocol.home_places import CHECKPOINTS, PLACES, TABLES, checkpoints_place, tables_place
+from ..protocol.folders import Folder, remove
+from ..protocol.home_places import (
+    CHECKPOINTS,
+    KAFKA,
+    OF_TABLES,
+    PLACES,
+    TABLES,
+    checkpoints_place,
+    tables_place,
+)
 from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
 from ..state.broker import BrokerHeader
@@ -51,7 +59,7 @@ STEPS_AHEAD = 1_000_000  # more than were lost between two writings of the table
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000
 # Where a home is made again in its place: they say how far a log was read that may be another now.
-OUTDATED = ("checkpoint", "tables-checkpoint", "history-checkpoint")
+OUTDATED = ("checkpoint", *OF_TABLES)
 _JOURNALED = "SELECT coalesce(max(step), 0) FROM journal WHERE broker = $broker"
 _GIVEN = """
 SELECT coalesce(max(CAST(message_id AS UBIGINT)), 0) FROM journal
@@ -102,11 +110,8 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
             epoch = moment.home.epoch
             done.append(_one(lake, home, tables, moment, queues))
     for name in OUTDATED:
-        outdated = checkpoints / name
-        if isinstance(outdated, RemoteFolder):
-            outdated.remove()
-        else:
-            shutil.rmtree(outdated, ignore_errors=True)
+        remove(checkpoints / name)
+    about.pop(KAFKA, None)  # it may begin on another
     (home / FOLDER).mkdir(exist_ok=True)
     (home / FOLDER / QUEUES).write_text(json.dumps(queues))
     (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))

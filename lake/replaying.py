@@ -34,16 +34,25 @@ if TYPE_CHECKING:
 TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
+# A topic that was made anew has two records at one offset: the newest by then was meant.
 _CAME = """
 SELECT came.message_id, came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (
   SELECT max(message_id) AS message_id, max(event) AS event, topic, "partition", "offset", item,
-    min(step) AS step, min(part) AS part, min(line) AS line
-  FROM journal
-  WHERE vpn = $vpn AND queue = $queue AND event IN ('spooled', 'discarded') AND topic <> ''
-  GROUP BY topic, "partition", "offset", item
+    published_at, min(step) AS step, min(part) AS part, min(line) AS line
+  FROM (
+    SELECT j.message_id, j.event, j.topic, j."partition", j."offset", j.item, j.step, j.part,
+      j.line,
+      coalesce(max(m.time) FILTER (WHERE m.time <= j.time), min(m.time)) AS published_at
+    FROM journal AS j JOIN messages AS m ON m.topic = j.topic AND m."partition" = j."partition"
+      AND m."offset" = j."offset" AND m.item = j.item
+    WHERE j.vpn = $vpn AND j.queue = $queue AND j.event IN ('spooled', 'discarded')
+      AND j.topic <> ''
+    GROUP BY ALL
+  ) AS each_event
+  GROUP BY topic, "partition", "offset", item, published_at
 ) AS came JOIN messages AS m ON m.topic = came.topic AND m."partition" = came."partition"
-  AND m."offset" = came."offset" AND m.item = came.item
+  AND m."offset" = came."offset" AND m.item = came.item AND m.time = came.published_at
 WHERE epoch_ms(m.time) BETWEEN $since AND $until
   AND ($first_id = 0 OR try_cast(came.message_id AS UBIGINT) >= $first_id)
   AND (came.message_id IS NULL OR came.message_id NOT IN (

@@ -166,7 +166,9 @@ FROM (
   GROUP BY vpn, queue, message_id
 ) AS l
 LEFT JOIN (
-  SELECT j.message_id, min(m.time) AS published_at
+  -- a topic that was made anew has two records at one offset: the newest by then was meant
+  SELECT j.message_id,
+    coalesce(max(m.time) FILTER (WHERE m.time <= j.time), min(m.time)) AS published_at
   FROM journal AS j JOIN messages AS m
     ON j.topic = m.topic AND j.partition = m.partition AND j.offset = m.offset AND j.item = m.item
   WHERE j.event = '{SPOOLED}' AND j.message_id IS NOT NULL

@@ -81,7 +81,8 @@ def ask_hosts(
 def _ask_known(connection: Any, known: dict[str, Any], events: int) -> BrokerLook:
     name, state = known["name"], known["state"]
     if state not in RUNNING:
-        return BrokerLook(name, known, silent=f"Broker {name} is {state}")
+        why = f": {known['why']}" if known.get("why") else ""
+        return BrokerLook(name, known, silent=f"Broker {name} is {state}{why}")
     try:
         said = _ask(connection, known["number"], events, ANSWER_S)
     except LakequeueError as error:

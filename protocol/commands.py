@@ -382,14 +382,20 @@ class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
 
 
 class RecordsLost(Command, frozen=True, tag="records_lost"):
-    """Kafka deleted records of a topic before they were read. The engine says so, for the events.
-
-    reader: ``engine``, or ``tables`` where only the Delta tables lack them.
-    """
+    """Kafka deleted records of a topic before they were read, or the topic is not what it was: the
+    engine says so, for the events. reader: ``engine``, or ``tables`` where only the Delta tables
+    lack them. event: its name."""
 
     topic: Topic
     records: Count
     reader: Name = "engine"
+    event: Name = "records_lost"
+
+
+class Stuck(Command, frozen=True, tag="stuck"):
+    """The engine started this broker again, since it took no step any more; for the events."""
+
+    why: Text
 
 
 class BeginAgain(Command, frozen=True, tag="begin_again"):
@@ -415,54 +421,18 @@ class Tick(Command, frozen=True, tag="tick"):
 
 
 AnyCommand = (
-    Begin
-    | Configure
-    | Clients
-    | Peers
-    | Define
-    | Delete
-    | Subscribe
-    | SetBacklog
-    | Unsubscribe
-    | Heartbeat
-    | Bye
-    | Ack
-    | TransportAck
-    | Cancel
-    | Reject
-    | Renew
-    | Returned
-    | Queues
-    | Usage
-    | Describe
-    | Browse
-    | Purge
-    | Move
-    | Edit
-    | Redrive
-    | Shutdown
-    | SubscribeTopic
-    | UnsubscribeTopic
-    | Events
-    | RecordsLost
-    | BeginAgain
-    | Tick
-    | Captures
-    | Bridge
-    | DeleteBridge
-    | Bridges
-    | DescribeBridge
-    | MoveQueue
-    | Tables
-    | RemoveBroker
-    | CloseBroker
-)
+    Begin | Configure | Clients | Peers | Define | Delete | Subscribe | SetBacklog | Unsubscribe
+    | Heartbeat | Bye | Ack | TransportAck | Cancel | Reject | Renew | Returned | Queues | Usage
+    | Describe | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic
+    | UnsubscribeTopic | Events | RecordsLost | Stuck | BeginAgain | Tick | Captures | Bridge
+    | DeleteBridge | Bridges | DescribeBridge | MoveQueue | Tables | RemoveBroker | CloseBroker
+)  # fmt: skip
 
 # Who keeps the directory decides; others pass these on, but for the last: they say who it is.
 OF_KEEPER = (Define, Delete, MoveQueue, RemoveBroker)
 KEEPER = 0  # its number at first; who reads on for that broker, where it is gone, knows it
 # Of no tenant.
-OF_ENGINE = (Configure, Clients, Peers, RecordsLost, BeginAgain, Tables, Tick, CloseBroker)
+OF_ENGINE = (Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, CloseBroker)
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -129,6 +130,14 @@ class RemoteFolder:
 
 
 Folder = Path | RemoteFolder
+
+
+def remove(place: Folder) -> None:
+    """Remove a folder and all below it; nothing where it is not there."""
+    if isinstance(place, RemoteFolder):
+        place.remove()
+    else:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def folder(place: str | Path) -> Folder:

@@ -15,6 +15,9 @@ from .folders import Folder, folder
 
 ABOUT, PLACES = "lakequeue.json", "places"
 TABLES, CHECKPOINTS = "tables", "checkpoints"
+KAFKA = "kafka"  # the id of the cluster that the home is on
+# Checkpoints of the queries that write tables; without one, the tables say where it goes on.
+OF_TABLES = ("tables-checkpoint", "history-checkpoint")
 
 
 def places_of(home: Path) -> dict[str, str]:

@@ -26,6 +26,16 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
     count: int
 
 
+class Opened(msgspec.Struct, array_like=True, frozen=True):
+    """From this step on a partition is read from this offset, of the topic of this id: one that is
+    read for the first time, or that was made anew. An offset means nothing without its topic."""
+
+    topic: str
+    partition: int
+    at: int
+    topic_id: str
+
+
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step, as it can be taken again.
 
@@ -44,6 +54,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str
     ranges: tuple[Range, ...] = ()
     sizes: dict[str, int] = {}
+    opened: tuple[Opened, ...] = ()
 
 
 _encode = msgspec.msgpack.encode

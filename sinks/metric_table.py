@@ -89,6 +89,10 @@ _OF_BATCHES = (
         "lost_records", COUNTER, ("topic",),
         "Records that Kafka deleted before they were read", ENGINE,
     ),
+    Metric(
+        "stuck_brokers", COUNTER, _BROKER,
+        "How often a broker took no step any more and was started again", ENGINE,
+    ),
     _count("steps", "steps", "Steps taken"),
     _count("input_bytes", "bytes_in", "Bytes read"),
     _count("output_records", "records_out", "Records written to Kafka"),

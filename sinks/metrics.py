@@ -122,6 +122,10 @@ class Metrics:
         """Records are gone before they were read: retention was shorter than the engine's rest."""
         self._made["lost_records"].labels(topic).inc(count)
 
+    def stuck(self, broker: str) -> None:
+        """A broker took no step any more, and is started again."""
+        self._made["stuck_brokers"].labels(broker).inc()
+
     def serve(self, port: int) -> str:
         """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""
         server, _ = start_http_server(port, addr="127.0.0.1", registry=self.registry)

@@ -14,6 +14,8 @@ groups are not used.
 
 from __future__ import annotations
 
+import faulthandler
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -22,10 +24,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from ..protocol import topics
+from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
-from ..protocol.steplog import Range
+from ..protocol.steplog import Opened, Range
 from .captured_pace import CapturedPace
 from .live_reader import InputLimits, Reader, consumer_settings
+from .same_topic import ANEW, BACK, Start, TopicsNow, go_on
 from .slow_lanes import SlowLanes
 from .step_batch import Place, Taken, goes_first, is_command, to_batch
 
@@ -39,6 +43,7 @@ CAPTURED_SHARE = 4
 ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
+READER_S = 60.0
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
@@ -76,16 +81,20 @@ class LiveInputs:
     ) -> None:  # fmt: skip
         self._control, self._run = control, run.encode()
         self.arrived = threading.Event()
-        self._commands = Reader("commands", kafka, self.arrived, limits)
-        self._messages = Reader("messages", kafka, self.arrived, limits)
+        self.look = TopicsNow(kafka)
+        self._commands = Reader("commands", kafka, self.arrived, limits, self.look.places)
+        self._messages = Reader("messages", kafka, self.arrived, limits, self.look.places)
         part = InputLimits(limits.records, -(-limits.bytes // CAPTURED_SHARE))
-        self._captured = Reader("captured", kafka, self.arrived, part)
+        self._captured = Reader("captured", kafka, self.arrived, part, self.look.places)
         self._readers = (self._commands, self._messages, self._captured)
         self._started = False
         # Of its own: asked while a thread polls it, a consumer may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         self._expected: dict[Place, int] = {}  # of each partition that is read, the next offset
         self._later: set[Place] = set()  # read when the engine's instructions are
+        self._opened: list[Opened] = []  # what the next step's record has to say
+        self.went_back: list[Place] = []  # where Kafka has lost what was read
+        self.wants_mark = False  # steps that were taken can hardly be taken again
         self.notes: list[str] = []
         self._ready = closed
         self._heard = 0.0  # when something came
@@ -96,28 +105,40 @@ class LiveInputs:
         self.pace = CapturedPace()
         self.behind = 0  # records that were there and not taken, at the last look
         self.waited_s = 0.0
+        self._looked = self._awake_since = time.monotonic()
         self.room_bytes: int | None = None  # for what messages bring; None: no limit
         self.ages_ms: list[int] = []  # of the oldest message of each step
 
     def start(self, places: dict[Place, int]) -> None:
-        """Begin to read, from these offsets on."""
+        """Begin to read, from these offsets on. Raises KafkaException."""
         self._commands.assign({(self._control, 0): 0})
-        self.also(places)
+        self.also(places, {})
         self._commands.start()
         self._messages.start()
         self._started = True
         self._read_captured()
 
-    def also(self, places: dict[Place, int]) -> None:
-        """Read these too, those that are not read yet."""
+    def also(self, places: dict[Place, int], ids: Mapping[Place, str] | None = None) -> None:
+        """Read these too, those that are not read yet. ids: of the topics that the offsets are of,
+        where they are known; None: nobody asks which topics these are. Raises KafkaException."""
         new = {place: at for place, at in places.items() if place not in self._expected}
+        own: dict[Place, str] = {}
+        if ids is not None and new:
+            own = {place: ids[place] for place in new if place in ids}
+            for place, found in self.look.places(new).items():
+                start = go_on(new[place], own.get(place, ""), found)
+                if start != (new[place], own.get(place), "", 0):
+                    self._hear_start(place, start)
+                new[place], own[place] = start.at, start.topic_id
         self._expected |= new
-        self._commands.assign({p: at for p, at in new.items() if topics.is_instruction(p[0])})
+        told = {p: at for p, at in new.items() if topics.is_instruction(p[0])}
+        self._commands.assign(told, own)
         later = {p: at for p, at in new.items() if _waits(p[0])}
         self._later.update(later)
-        self._commands.hold(later)
+        self._commands.hold(later, own)
         for reader in (self._messages, self._captured):
-            reader.assign({p: at for p, at in new.items() if self._reader(p[0]) is reader})
+            theirs = {p: at for p, at in new.items() if self._reader(p[0]) is reader}
+            reader.assign(theirs, {p: own[p] for p in theirs if p in own})
         self._read_captured()
 
     def _read_captured(self) -> None:
@@ -135,6 +156,7 @@ class LiveInputs:
     def take(self, timeout_s: float) -> Taken | None:
         """A step's worth; None when nothing came in time, or it is time to stop."""
         self._read_the_others()
+        self._require_readers()
         slow_part, rest_s = self.slow.part(), self.pace.rest_s()
         if not self._has_something(slow_part, rest_s):
             if self._commands.ahead:  # only what is slow is there
@@ -158,19 +180,34 @@ class LiveInputs:
         self.bytes += sum(sizes.values())
         self.pace.took(sizes[self._messages], sizes[self._captured])
         self._told(found)
+        self._hear_starts()
         if not found:
             if self._messages.ahead or (self._captured.ahead and not self.pace.rest_s()):
                 self._wait(min(timeout_s, ROOM_S))
             return None
         self._heard = time.monotonic()
-        taken = to_batch(found)
+        taken = to_batch(found)._replace(opened=tuple(self._opened))
+        self._opened.clear()
         for r in taken.ranges:
             self.records += r.count
-            self._look_for_losses(r)
+            self._expected[r.topic, r.partition] = r.last + 1
         if taken.batch.publishes.timestamps:
             oldest = min(taken.batch.publishes.timestamps)
             self.ages_ms.append(max(0, int(time.time() * 1000) - oldest))
         return taken
+
+    def _require_readers(self) -> None:
+        """A reader looks round every second or two. One that does not hangs in Kafka's client, and
+        what waits for it would wait for ever: then the loop ends, and another begins."""
+        now = time.monotonic()
+        if now - self._looked > READER_S / 2:  # this process stood still
+            self._awake_since = now
+        self._looked = now
+        for reader in self._readers:
+            silent_s = now - max(reader.looked, self._awake_since)
+            if silent_s > READER_S and reader.is_alive():
+                faulthandler.dump_traceback(sys.__stderr__ or 2)
+                raise LakequeueError(f"{reader.name} has not looked for {silent_s:.0f} s: it hangs")
 
     def _has_something(self, slow_part: float | None, rest_s: float) -> bool:
         """Whether there is something that a step may take."""
@@ -264,17 +301,30 @@ class LiveInputs:
             return None
         return ends[1] if ends else None
 
-    def _look_for_losses(self, r: Range) -> None:
-        """Records that retention took before they were read: nothing can bring them back, but it
-        must not happen in silence. (Marks of transactions are gaps too; they are no loss, for the
-        partition begins before them.)"""
-        place = r.topic, r.partition
-        expected, self._expected[place] = self._expected[place], r.last + 1
-        if r.last + 1 - expected > r.count:
-            reader = self._reader(r.topic)
-            lost = min(reader.first_offset(*place), r.last) - expected
-            if lost > 0:
-                self.notes.append(f"lost:{r.topic}:{lost}")
+    def _hear_starts(self) -> None:
+        """What readers found to begin elsewhere than expected, before what they read there is
+        taken: nothing can bring lost records back, but it must not happen in silence."""
+        for reader in self._readers:
+            while reader.starts:
+                place, start = reader.starts.popleft()
+                self._expected[place] = start.at
+                self._hear_start(place, start)
+
+    def _hear_start(self, place: Place, start: Start) -> None:
+        self._opened.append(Opened(*place, start.at, start.topic_id))
+        if start.why:
+            self._note(f"{start.why}:{place[0]}:", start.records)
+        if start.why == BACK:
+            self.went_back.append(place)
+        self.wants_mark = self.wants_mark or start.why in (ANEW, BACK)
+
+    def _note(self, what: str, records: int) -> None:
+        """Once of a topic, however many partitions it has."""
+        before = next((note for note in self.notes if note.startswith(what)), None)
+        if before is not None:
+            self.notes.remove(before)
+            records += int(before.removeprefix(what))
+        self.notes.append(f"{what}{records}")
 
     def _told(self, found: dict[Place, list[Any]]) -> None:
         """Take out what the engine said on the control topic, and see when commands came."""
@@ -286,10 +336,16 @@ class LiveInputs:
 
     def watch(self, ends: dict[Place, int]) -> None:
         """Partitions end here now: see `Reader.watch`."""
-        expected = self._expected
-        self.behind = sum(max(0, end - expected.get(place, end)) for place, end in ends.items())
+        expected = dict(self._expected)
+        self.behind = sum(
+            max(0, end - max(expected.get(place, end), self._reader(place[0]).passed(place)))
+            for place, end in ends.items()
+        )
         for reader in self._readers:
             reader.watch(ends)
+        ids = self.look.ids(topic for topic, _ in expected)
+        for reader in self._readers:
+            reader.compare(ids)
 
     def places(self) -> list[Place]:
         """What is read."""

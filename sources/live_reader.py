@@ -3,20 +3,27 @@
 What is here is taken by turns (`read_ahead`). What must not be fetched yet is paused in Kafka's
 client: topics that are held until others were read, partitions that hold much while there is no
 room, and slow ones (`slow_lanes`) of which enough is here.
+
+Kafka's client is called by the reader's own thread alone: whoever asks a consumer while another
+thread polls it may wait for ever (librdkafka 2.16). So this thread also finds out what became of a
+partition that is not as it was (`_doubts`): `same_topic` says where it goes on.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from .read_ahead import ReadAhead
+from .same_topic import Found, Start, go_on
 from .step_batch import Place, size_of
 
 log = logging.getLogger("lakequeue.loop")
@@ -29,7 +36,22 @@ POLL_S = 1.0
 HOLDING_S = 0.02  # how soon a reader notices that what it holds back is wanted
 FULL_S = 0.1  # when there is no room for so long, what holds much waits in Kafka, and others go on
 SLOW_SHARE = 4  # one of so many parts of the room is for slow partitions, in all
+DOUBT_S, DRAINED_S = 1.0, 0.05  # how soon a partition in doubt is looked at again
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
+
+# An offset that Kafka does not have, or a topic that it does not know: retention took what was
+# there, or the topic was deleted, made anew, cut off.
+_DOUBTS = (
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError._LOG_TRUNCATION,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError.INCONSISTENT_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+Look = Callable[[list[Place]], dict[Place, Found]]
 
 
 @dataclass(frozen=True)
@@ -64,13 +86,19 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
 
 class Reader(threading.Thread):
     """Reads ahead what one consumer gets, up to two steps' worth. arrived: set when there is
-    something."""
+    something; look: asks Kafka what partitions are now, raises KafkaException while it is away."""
 
     def __init__(
-        self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits
-    ) -> None:
+        self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits,
+        look: Look,
+    ) -> None:  # fmt: skip
         super().__init__(daemon=True, name=f"lakequeue-{name}")
-        self._settings = consumer_settings(settings)
+        self._settings = consumer_settings(settings) | {"auto.offset.reset": "error"}
+        self._look = look
+        self._ids: dict[Place, str] = {}  # of the topics that offsets are of
+        self._told_doubts: deque[Place] = deque()
+        self._doubts: dict[Place, float] = {}  # what is not read, and when it is looked at again
+        self.starts: deque[tuple[Place, Start]] = deque()  # what is read from elsewhere now
         self._consumer: Consumer
         self._arrived = arrived
         self._max = 2 * limits.bytes
@@ -81,6 +109,7 @@ class Reader(threading.Thread):
         self._wanted: deque[Place] = deque()
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
+        self.looked = time.monotonic()
         self._next: dict[Place, int] = {}  # of each partition, the next offset
         self._seen: dict[Place, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[Place, int] = {}
@@ -89,19 +118,44 @@ class Reader(threading.Thread):
         self._enough: set[Place] = set()  # the same, slow ones of which enough is here
         self.at_end: set[Place] = set()  # partitions that were read to their end once
 
-    def assign(self, places: dict[Place, int]) -> None:
-        """Read these too, from these offsets on. Before the start, or from any thread."""
+    def assign(
+        self, places: dict[Place, int], ids: Mapping[Place, str] = MappingProxyType({})
+    ) -> None:
+        """Read these too, from these offsets on, of topics of these ids. Before the start, or from
+        any thread."""
+        self._ids |= ids
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
-    def hold(self, places: dict[Place, int]) -> None:
+    def hold(
+        self, places: dict[Place, int], ids: Mapping[Place, str] = MappingProxyType({})
+    ) -> None:
         """The same, but not before they are wanted. Kafka's client takes up to a second until it
         knows where to read a topic: it learns that meanwhile."""
         self._holding.update(places)
-        self.assign(places)
+        self.assign(places, ids)
+
+    def compare(self, ids: Mapping[str, str]) -> None:
+        """Topics have these ids now: look at the partitions of those that had another. From any
+        thread, but one at a time."""
+        self._ids |= {
+            place: ids[place[0]]
+            for place in list(self._next)
+            if place[0] in ids and not self._ids.get(place)
+        }
+        self._told_doubts.extend(
+            place
+            for place, known in list(self._ids.items())
+            if known and known != (ids.get(place[0]) or known)
+        )
 
     def want(self, places: Collection[Place]) -> None:
         """Read what is held."""
         self._wanted.extend(places)
+
+    def passed(self, place: Place) -> int:
+        """Everything before this offset was taken, or is nothing that a reader gets; 0: something
+        is here. From any thread."""
+        return 0 if place in self.ahead.next_of_each() else self._next.get(place, 0)
 
     def take(
         self, most: int | None, slow_part: float | None = None
@@ -122,6 +176,7 @@ class Reader(threading.Thread):
         """The thread."""
         try:
             while not self._closing:
+                self.looked = time.monotonic()
                 self._read()
         except BaseException as error:
             self.failure = error
@@ -153,12 +208,18 @@ class Reader(threading.Thread):
             self._consumer = Consumer(self._settings)
             self._held.clear()
             self._enough.clear()
-            self._more.extend(TopicPartition(*place, at) for place, at in self._next.items())
+            self._more.extend(
+                TopicPartition(*place, at)
+                for place, at in self._next.items()
+                if place not in self._doubts
+            )
         self._assign()
+        self._settle_doubts()
         self._hold_slow()
         if not self._has_room():
             return
-        wait_s = HOLDING_S if self._holding else FULL_S if self._held or self._enough else POLL_S
+        shortly = self._held or self._enough or self._doubts
+        wait_s = HOLDING_S if self._holding else FULL_S if shortly else POLL_S
         first = self._consumer.poll(wait_s)  # `consume(n)` waits for n
         if first is None:
             return
@@ -237,17 +298,54 @@ class Reader(threading.Thread):
         """Ends of partitions, and errors. Whether a partition was read to its end once more."""
         before = len(self.at_end)
         for m in told:
-            error = m.error()
+            error, place = m.error(), (m.topic(), m.partition())
             if error.code() == KafkaError._PARTITION_EOF:
-                self.at_end.add((m.topic(), m.partition()))
+                self.at_end.add(place)
+                if place in self._next:  # marks of transactions may stand before the end
+                    self._next[place] = max(self._next[place], m.offset())
+            elif error.code() in _DOUBTS and place in self._next:
+                self._told_doubts.append(place)
             elif error.code() not in _AWAY:
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
         return len(self.at_end) > before
 
-    def first_offset(self, topic: str, partition: int) -> int:
-        """Where a partition begins, as the newest fetch said."""
-        ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
-        return ends[0] if ends else 0
+    # ------------------------------------------------------------ doubts
+
+    def _settle_doubts(self) -> None:
+        """Partitions that are not as they were are not read until it is known what became of them;
+        then they are, from where `same_topic.go_on` says. What of them was read before is taken
+        first: offsets of two topics do not stand in one step."""
+        while self._told_doubts:
+            place = self._told_doubts.popleft()
+            if place in self._next and place not in self._doubts:
+                self._consumer.incremental_unassign([TopicPartition(*place)])
+                self._held.discard(place)
+                self._enough.discard(place)
+                self._doubts[place] = 0.0
+        now = time.monotonic()
+        due = [place for place, at in self._doubts.items() if at <= now]
+        if not due:
+            return
+        drained = self.ahead.next_of_each().keys()
+        self._doubts |= {place: now + DRAINED_S for place in due if place in drained}
+        asked = [place for place in due if place not in drained]
+        if not asked:
+            return
+        try:
+            found = self._look(asked)
+        except KafkaException as error:
+            log.info("%s: what partitions are cannot be seen: %s", self.name, error)
+            found = {}
+        self._doubts |= dict.fromkeys(asked, time.monotonic() + DOUBT_S)
+        for place, one in found.items():
+            self._begin(place, go_on(self._next[place], self._ids.get(place, ""), one))
+
+    def _begin(self, place: Place, start: Start) -> None:
+        del self._doubts[place]
+        self._ids[place] = start.topic_id
+        self.starts.append((place, start))  # before anything of it is read
+        self.assign({place: start.at})
+        self._assign()
 
     def close(self) -> None:
         """End the thread, within a second."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..protocol import topics, wire
 from ..protocol.kafka_headers import UNREADABLE, headers_of
 from ..protocol.messages import HEADER, Records
-from ..protocol.steplog import Range
+from ..protocol.steplog import Opened, Range
 from ..state import Batch
 
 RECORD_BYTES = 100  # beside key, value and headers
@@ -19,10 +19,11 @@ Place = tuple[str, int]
 
 
 class Taken(NamedTuple):
-    """A step's inputs, and where they stand."""
+    """A step's inputs, and where they stand; opened: what is read from elsewhere from here on."""
 
     batch: Batch
     ranges: tuple[Range, ...]
+    opened: tuple[Opened, ...] = ()
 
 
 def size_of(message: Any) -> int:

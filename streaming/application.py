@@ -210,6 +210,7 @@ class SparkApplication:
             closed=closed,
             removed=[n for n, _ in removed],
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},
+            accepts_other_kafka=self._settings.accepts_other_kafka,
             cache_bytes=value("page_cache_mb", default.cache_bytes // mb) * mb,
             limits=InputLimits(
                 value("records_per_step", default.limits.records),

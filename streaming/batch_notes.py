@@ -16,17 +16,36 @@ from .ticker import Ticker
 log = logging.getLogger("lakequeue.engine")
 
 
+# What happened to a topic under the loop: an event, and a sentence.
+LOST, ANEW, BACK = "records_lost", "topic_made_anew", "kafka_went_back"
+_OF_TOPIC = {
+    "lost": (
+        LOST, "%s records of topic %r are gone before they were read: Kafka's retention is shorter "
+        "than the engine's rest",
+    ),
+    "anew": (
+        ANEW, "%s records are in topic %r, which was deleted and made anew: it is read from its "
+        "beginning; what of the old one was not read yet is gone",
+    ),
+    "back": (
+        BACK, "%s records that were read of topic %r are not in Kafka any more: it lost them, and "
+        "what comes next is read",
+    ),
+}  # fmt: skip
+
+
 class BatchNotes:
-    """Hands each note to the one that it is for. on_loss: told a broker, a topic and how many
-    records of it are gone; on_word: told what a broker says of itself, `stopped` when its loop has
-    ended its last batch, `worker` where it steps, `read` up to where it had read its clients."""
+    """Hands each note to the one that it is for. on_loss: told a broker, a topic, how many records
+    are meant, and which event it is; on_word: told what a broker says of itself, `stopped` when its
+    loop has ended its last batch, `worker` where it steps, `read` up to where it had read its
+    clients."""
 
     def __init__(
         self,
         captured: CapturedTopics,
         metrics: Metrics,
         ticker: Ticker,
-        on_loss: Callable[[str, str, int], None],
+        on_loss: Callable[[str, str, int, str], None],
         on_word: Callable[[str, str, str], None],
     ) -> None:
         self._captured = captured
@@ -44,8 +63,8 @@ class BatchNotes:
             case "deadline":
                 name, _, at = rest.rpartition(":")
                 self._ticker.set(name, int(at))
-            case "lost":
-                self._lost(broker, *_counted(rest))
+            case "lost" | "anew" | "back":
+                self._of_topic(broker, kind, *_counted(rest))
             case "malformed":
                 self._metrics.malformed(*_counted(rest))
             case "slow":
@@ -58,10 +77,11 @@ class BatchNotes:
             case "stopped" | "worker" | "read":
                 self._on_word(broker, kind, rest)
 
-    def _lost(self, broker: str, topic: str, count: int) -> None:
-        log.error("%s records of topic %r are gone before they were read: Kafka's retention is "
-                  "shorter than the engine's rest", count, topic)  # fmt: skip
-        self._on_loss(broker, topic, count)
+    def _of_topic(self, broker: str, kind: str, topic: str, count: int) -> None:
+        event, text = _OF_TOPIC[kind]
+        fields = {"event": event, "broker": broker, "topic": topic, "records": count}
+        log.error(text, count, topic, extra={"fields": fields})
+        self._on_loss(broker, topic, count, event)
 
 
 def _counted(text: str) -> tuple[str, int]:

@@ -23,8 +23,9 @@ class BrokerQuery:
     """One broker of an engine.
 
     group: of brokers, that it is in; none: empty; run: the loop's, as it is named to end it; ended:
-    set when the loop has ended its last batch; failure: why it is not started again; closed: it is
-    being removed and hears nothing of clients; read: up to where it had heard them, then.
+    set when the loop has ended its last batch; failure: why it is not started again; hangs: why it
+    is, though its query has not failed; closed: it is being removed and hears nothing of clients;
+    read: up to where it had heard them, then.
     """
 
     name: str
@@ -34,6 +35,7 @@ class BrokerQuery:
     run: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
+    hangs: str = ""
     group: str = ""
     closed: bool = False
     read: list[tuple[str, int, int]] | None = None

@@ -33,7 +33,7 @@ class BrokerRecords:
     def state(self, broker: BrokerQuery, state: str) -> None:
         """A broker is in this state now."""
         broker.state = state
-        self._say(broker, {"state": state, "why": broker.failure})
+        self._say(broker, {"state": state, "why": broker.failure or broker.hangs})
 
     def worker(self, broker: BrokerQuery, worker: str) -> None:
         """A broker steps in this worker now; its next figures say so too."""

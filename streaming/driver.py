@@ -53,9 +53,10 @@ class Refused(LakequeueError):
 class Snapshot(msgspec.Struct):
     """All that outlives a batch beside the pages.
 
-    offsets: (topic, partition) → the next record; log_at: offset behind the last step's record;
-    marks: `log_at` of the snapshots before, newest last; sizes: topics with their numbers of
-    partitions; pages, outputs: the last step's digests; journal, since: see `JournalBuffer`.
+    offsets: (topic, partition) → the next record; ids: the same → the topic's id; log_at: offset
+    behind the last step's record; marks: `log_at` of the snapshots before, newest last; sizes:
+    topics with their numbers of partitions; pages, outputs: the last step's digests; journal,
+    since: see `JournalBuffer`.
     """
 
     step: int = 0
@@ -69,6 +70,7 @@ class Snapshot(msgspec.Struct):
     outputs: int = 0
     journal: list[Segment] = []
     since: int = 0
+    ids: list[tuple[str, int, str]] = []
 
 
 class Inputs(Protocol):
@@ -148,6 +150,7 @@ class Driver:
         self._log, self._outbox, self._clock = log, outbox, clock
         self.step, self.now, self.log_at = snapshot.step, snapshot.now, snapshot.log_at
         self.offsets = {(topic, at): offset for topic, at, offset in snapshot.offsets}
+        self.ids = {(topic, at): topic_id for topic, at, topic_id in snapshot.ids}
         self.sizes = dict(snapshot.sizes)
         self.captured = dict.fromkeys(snapshot.captured)
         self._marks = snapshot.marks
@@ -200,7 +203,7 @@ class Driver:
         pages, outputs = self._digests
         record = StepRecord(
             steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, pages,
-            outputs, self.code, taken.ranges, self._news,
+            outputs, self.code, taken.ranges, self._news, taken.opened,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         before = self.cost_s
@@ -290,7 +293,12 @@ class Driver:
         decided = decide(self._store, batch, record.now, self.home)
         self.cost_s += time.thread_time() - begun
         self.step, self.now = record.step, record.now
+        for one in record.opened:
+            self.offsets[one.topic, one.partition] = one.at
+            self.ids[one.topic, one.partition] = one.topic_id
         for r in record.ranges:
+            if r.first < self.offsets.get((r.topic, r.partition), 0):  # of another topic, untold
+                self.ids.pop((r.topic, r.partition), None)
             self.offsets[r.topic, r.partition] = r.last + 1
         for topic, size in record.sizes.items():
             if size:
@@ -332,4 +340,5 @@ class Driver:
             self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],
             self.log_at, self._marks, dict(self.sizes), list(self.captured), *self._digests,
             list(self._journal.segments), self._journal.since,
+            [(*place, topic_id) for place, topic_id in sorted(self.ids.items())],
         )  # fmt: skip

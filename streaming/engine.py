@@ -20,19 +20,23 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
+from confluent_kafka import KafkaException
 
+from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
 from ..client.moving_out import MovedOut
 from ..client.transport import Transport
 from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
-from ..protocol import ConfigError, LakequeueError, commands, topics
+from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics
 from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
+from ..sources.live import quiet_client
+from ..sources.same_topic import TopicsNow
 from .alert_watch import AlertWatch
 from .application import SparkApplication
-from .batch_notes import BatchNotes
+from .batch_notes import LOST, BatchNotes
 from .bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, broker_of, first_of
 from .broker_records import BrokerRecords
@@ -48,6 +52,7 @@ from .losses import LossWatch, notices
 from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
+from .step_watch import StepWatch
 from .supervision import within
 from .table_care import TableCare, rules_of, upkeep_s
 from .tables_lock import TablesLock
@@ -120,7 +125,8 @@ class Engine:
         self.metrics.wanted = self._queue_watch.wanted
         self._answers = KafkaAnswers(bootstrap_servers)
         self._losses = LossWatch(
-            bootstrap_servers, lambda loss: self._on_loss("", loss.topic, loss.count, loss.query)
+            bootstrap_servers,
+            lambda loss: self._on_loss("", loss.topic, loss.count, LOST, loss.query),
         )
         self.captured = CapturedTopics(
             bootstrap_servers, self._folder, configuration, self._vpns, self.brokers
@@ -144,6 +150,10 @@ class Engine:
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
             self._stopping, self._records.state, self._tables_watch.look,
+        )  # fmt: skip
+        self._steps = StepWatch(
+            bootstrap_servers, self.brokers,
+            lambda broker, value: self._tell(self._vpns[0], broker, value), self._on_stuck,
         )  # fmt: skip
         self._care = TableCare(
             self._folder.tables, self.home / TABLES, rules_of(self._settings),
@@ -196,6 +206,7 @@ class Engine:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
         self._number_brokers()
+        self._require_its_kafka()
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
@@ -226,7 +237,19 @@ class Engine:
         self._wishes.open()
         if self.trigger == REAL_TIME:  # micro-batches do not read what comes from other homes
             self.bridges.open(self.epoch)
+            self._steps.start()
         self._serve()
+
+    def _require_its_kafka(self) -> None:
+        """Offsets of one Kafka mean nothing in another, which may stand at the same address."""
+        require_broker(self.bootstrap)
+        try:
+            cluster = TopicsNow(quiet_client(self.bootstrap, "lakequeue-engine")).cluster()
+        except KafkaException as error:
+            raise NotConnected(
+                f"Kafka at {self.bootstrap} does not say which it is: {error}"
+            ) from error
+        self._folder.require_kafka(cluster, self.bootstrap, self._settings.accepts_other_kafka)
 
     def _number_brokers(self) -> None:
         """The brokers that this home has, and those that the configuration names."""
@@ -381,16 +404,21 @@ class Engine:
             else:
                 self._records.worker(self.brokers[broker], rest)
 
-    def _on_loss(self, broker: str, topic: str, records: int, query: str = "") -> None:
+    def _on_loss(self, broker: str, topic: str, records: int, event: str, query: str = "") -> None:
         """broker: whose loop lost them; empty: the first is told, it was another reader."""
-        self.metrics.lost(topic, records)
+        if event == LOST:
+            self.metrics.lost(topic, records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
         told = self.brokers.get(broker) or first_of(self.brokers)
-        for vpn, command in notices(topic, records, reader, self._vpns):
+        for vpn, command in notices(topic, records, reader, self._vpns, event):
             try:
                 self._tell(vpn, told, command)
             except LakequeueError as error:  # Kafka is away; the log and the metric have it
                 log.warning("a loss is not told in the events: %s", error)
+
+    def _on_stuck(self, broker: BrokerQuery, why: str) -> None:
+        self.metrics.stuck(broker.name)
+        self.watch.restart(broker, why)
 
     def _tell_everybody(self, value: bytes) -> None:
         first = first_of(self.brokers)
@@ -425,6 +453,7 @@ class Engine:
             self._ticker.stop()
             self._heartbeat.stop()
             self._answers.stop()
+            self._steps.stop()
             self._alerts.stop()
             self._care.stop()
             self._wishes.stop()

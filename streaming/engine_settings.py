@@ -46,7 +46,10 @@ _NUMBERS = {
     "monitor_port": _PORT,
     "ui_port": _Number(int, 0, 65_535, "0 for none"),
 }
-_CHOICES = {"trigger": tuple(TRIGGERS), "log_format": LOG_FORMATS}
+OTHER_KAFKA = ("refuse", "accept")
+_CHOICES = {
+    "trigger": tuple(TRIGGERS), "log_format": LOG_FORMATS, "other_kafka": OTHER_KAFKA,
+}  # fmt: skip
 _PLACES = ("tables", "checkpoints")
 
 
@@ -68,6 +71,7 @@ class EngineSettings:
         self._own = {k: v for k, v in given.items() if k.startswith(_PREFIX)}
         self.trigger = self.value("trigger", REAL_TIME)
         self.log_format = self.value("log_format", LOG_FORMATS[0])
+        self.accepts_other_kafka = self.value("other_kafka", OTHER_KAFKA[0]) == OTHER_KAFKA[1]
 
     def value(self, name: str, default: _Value) -> _Value:
         """The engine's setting of this name, of the same type as its default."""

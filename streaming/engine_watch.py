@@ -4,6 +4,7 @@
                      Kafka does not answer, or the disk is full     ─▶ wait, however long
                      it writes the tables ─▶ see `tables_watch`
                      anything else ─▶ start it again, five times in five minutes
+    a broker hangs ─▶ `step_watch` says so: its query is ended, and started again
     Java ends     ─▶ a new one, with all queries
 
 What is started again goes on from its checkpoint, so nothing is lost on the way. A broker that is
@@ -30,7 +31,7 @@ from .broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from .captured import CapturedTopics
 from .home import HomeFolder
 from .queries import reason, refusal
-from .supervision import Restarts, passes
+from .supervision import Restarts, passes, within
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -41,6 +42,7 @@ START_TIMEOUT_S, START_EACH_S = 120.0, 20.0  # of one broker, and of each one mo
 ASK_TIMEOUT_S = 30.0
 LOOK_S = 0.25
 CALLS_LOST_MAX = 5  # one after the other
+END_HANGING_S = 20.0
 JAVA = "Spark's Java process"
 
 
@@ -157,12 +159,26 @@ class EngineWatch:
         except (NotConnected, OSError) as error:  # the next time
             log.warning("captured topics are not known yet: %s", error)
             self._stopping.wait(1.0)
+        self._end_hanging()
         for broker in self._brokers:
             if broker.query is not None and not broker.query.isActive:
                 with self._alone(broker):
                     self._recover(broker.query, partial(self._start, broker))
         self._tell_who_runs()
         self._look_at_tables()
+
+    def restart(self, broker: BrokerQuery, why: str) -> None:
+        """Start a broker again whose query has not ended by itself. From any thread."""
+        broker.hangs = why
+
+    def _end_hanging(self) -> None:
+        for broker in self._brokers:
+            query = broker.query
+            if broker.hangs and broker.state == RUNNING and query is not None and query.isActive:
+                self._told(broker, RESTARTING)
+                # Spark kills a worker that does not end by itself.
+                if not within(END_HANGING_S, query.stop, "end-hanging"):
+                    log.warning("broker %r: its query does not end", broker.name)
 
     def _ask(self) -> None:
         """Ask what is captured, beside the watch: a broker that is being started again answers
@@ -184,6 +200,7 @@ class EngineWatch:
         waiting = {broker for broker, _ in self._captured.unasked}
         for broker in self._brokers:
             if broker.state != RUNNING and broker.name not in waiting and broker.is_active:
+                broker.hangs = ""
                 self._told(broker, RUNNING)
 
     # ------------------------------------------------------------ starting again
@@ -228,12 +245,14 @@ class EngineWatch:
             self._stopping.wait(1.0)
             return
         if name not in self._due:
+            hangs = ""
             for broker in self._brokers:
                 if broker.query is query:
+                    hangs = broker.hangs
                     self._told(broker, RESTARTING)
             restarts = self._restarts.setdefault(name, Restarts(self._stopping))
             self._due[name] = now + restarts.pause_s(
-                f"the query {name!r}", reason(query), self._see
+                f"the query {name!r}", hangs or reason(query), self._see
             )
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]

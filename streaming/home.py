@@ -24,10 +24,12 @@ from typing import Any
 
 from ..definitions import DEFAULT_BROKER
 from ..protocol.errors import LakequeueError
-from ..protocol.folders import Folder, RemoteFolder, folder
+from ..protocol.folders import Folder, RemoteFolder, folder, remove
 from ..protocol.home_places import (
     ABOUT,
     CHECKPOINTS,
+    KAFKA,
+    OF_TABLES,
     PLACES,
     TABLES,
     checkpoints_place,
@@ -212,6 +214,30 @@ class HomeFolder:
     def credentials(self) -> Credentials:
         """Of the engine's own connections."""
         return Credentials(ENGINE_CLIENT, engines_key(self.secret))
+
+    def require_kafka(self, cluster: str, address: str, accepts_other: bool) -> None:
+        """The home is on this cluster of Kafka, and on no other from now on, unless that is wanted:
+        what it has read, it has read there. Raises LakequeueError."""
+        about = self._about()
+        cluster = cluster or about.get(KAFKA, "")  # it does not say
+        known = about.get(KAFKA, cluster)
+        if known != cluster and not accepts_other:
+            raise LakequeueError(
+                f"home {self.path} was on the Kafka cluster {known}, and at {address} is "
+                f"{cluster}: give it its own Kafka, or start with --accept-other-kafka: the queues "
+                "are kept with their messages, and all that the other Kafka has in their topics is "
+                "read from the beginning"
+            )
+        if accepts_other and about.get("trigger") == MICRO_BATCH:
+            raise LakequeueError(
+                "--accept-other-kafka: with the trigger 'micro-batch' Spark keeps the offsets, and "
+                "cannot begin anew; make a new home with `lakequeue rebuild`"
+            )
+        if accepts_other:
+            for name in OF_TABLES:  # where they go on stands in the tables
+                remove(self.checkpoints / name)
+        if about.get(KAFKA) != cluster:
+            _write(self.path / ABOUT, {**about, KAFKA: cluster})
 
     # ------------------------------------------------------------ what was rebuilt (R3)
 

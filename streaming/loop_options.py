@@ -17,7 +17,7 @@ class Options:
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
     snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
     broker is being removed; removed: numbers of brokers that are no more, whose partitions this one
-    reads on; read: up to where they had."""
+    reads on; read: up to where they had; accepts_other_kafka: also one that went back in time."""
 
     kafka: dict[str, Any]
     broker: str
@@ -38,5 +38,6 @@ class Options:
     closed: bool = False
     removed: list[int] = field(default_factory=list)
     read: dict[Place, int] = field(default_factory=dict)
+    accepts_other_kafka: bool = False
     cache_bytes: int = 200_000_000
     limits: InputLimits = field(default_factory=InputLimits)

@@ -111,11 +111,13 @@ class LossWatch:
             self._on_loss(replace(loss, query=query))
 
 
-def notices(topic: str, records: int, reader: str, vpns: list[str]) -> list[tuple[str, bytes]]:
+def notices(
+    topic: str, records: int, reader: str, vpns: list[str], event: str = "records_lost"
+) -> list[tuple[str, bytes]]:
     """The commands, each with its VPN, that make a loss an event: of the topic's own VPN, and of a
     captured topic to all, since the state knows who captures it."""
     own = topics.split(topic)
-    command = encode_command(RecordsLost(topic=topic, records=records, reader=reader))
+    command = encode_command(RecordsLost(topic=topic, records=records, reader=reader, event=event))
     return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]
 
 

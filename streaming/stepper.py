@@ -18,23 +18,42 @@ stops: then its mark is the end, and no step follows.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
 
 from ..protocol import topics
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
 from ..sources.live import LiveInputs, closed_places, own_places, places_of
+from ..sources.step_batch import Place
 from .cache import PageCache
-from .driver import Driver, Snapshot
+from .driver import Driver, Refused, Snapshot
 from .figures import Figures
 from .loop_options import Options
+from .stack_dump import StackDump
+
+log = logging.getLogger("lakequeue.loop")
 
 IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
 JOIN_S = 3.0  # a thread that Kafka holds up is not waited for longer: it is fenced
+
+
+def went_back(broker: str, places: list[Place]) -> str:
+    """Why a broker does not begin on a Kafka that has lost what the broker has read of it."""
+    (topic, partition), more = places[0], len(places) - 1
+    also = f" and {more} more" if more else ""
+    return (
+        f"Kafka went back in time: broker {broker!r} has read more of partition {partition} of "
+        f"topic {topic!r}{also} than there is now, of the same topic; a copy that is older than "
+        "this home was put in its place. Give Kafka back its newest data, or start with "
+        "--accept-other-kafka: the queues are kept, and what comes to Kafka from now on is read"
+    )
 
 
 @dataclass(slots=True)
@@ -85,6 +104,7 @@ class Stepper(threading.Thread):
         self._news: dict[str, int] | None = None
         self._paused_s = 0.0
         self._longest_s = 0.0
+        self._dump = StackDump()
         self._saved_s = 0.0  # what the steps that the state has cost; the replay begins behind them
 
     # ------------------------------------------------------------ the batch's thread
@@ -93,6 +113,8 @@ class Stepper(threading.Thread):
         """Start. figures: of the replay; look: called when queues capture more."""
         self._opened, self._look = figures, look
         self._learn()
+        if self._inputs.went_back and not self._options.accepts_other_kafka:
+            raise Refused(went_back(self._options.broker, self._inputs.went_back))
         self._counts = self._count()
         self.start()
 
@@ -130,6 +152,7 @@ class Stepper(threading.Thread):
         try:
             self._log.begin()
             while self._may_step():
+                self._dump.wind()
                 if self._over():
                     self._make_mark()
                 else:
@@ -138,12 +161,15 @@ class Stepper(threading.Thread):
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
+        finally:
+            self._dump.stop()
 
     def _may_step(self) -> bool:
         """Wait while nobody is there to save what a step would do; False: it is over."""
         begun = time.monotonic()
         if not (self._closing or self._visited or self._alone()):
             self._driver.settle()
+            self._dump.stop()
         with self._changed:
             while not (self._closing or self._visited or self._alone()):
                 self._changed.wait()
@@ -165,6 +191,7 @@ class Stepper(threading.Thread):
         o, cache = self._options, self._cache
         return self._visited and (
             self._inputs.stopped
+            or self._inputs.wants_mark
             or time.monotonic() - self._since >= o.batch_s
             or cache.written_bytes + cache.dirty_bytes >= o.batch_bytes
             or self._driver.cost_s - self._saved_s >= o.replay_s
@@ -202,12 +229,18 @@ class Stepper(threading.Thread):
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
         places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
-        self._inputs.also({p: max(read.get(p, 0), o.read.get(p, 0)) for p in places})
+        at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
+        try:
+            self._inputs.also(at, driver.ids)
+        except KafkaException as error:  # it is away: at the next look
+            log.info("%s: new topics are not read yet: %s", o.broker, error)
+            self._news = self._news or sizes
 
     # ------------------------------------------------------------ marks
 
     def _make_mark(self) -> None:
         begun = time.monotonic()
+        self._inputs.wants_mark = False
         self._driver.settle()
         self._log.mark()  # raises for one who was fenced: its mark is of no use
         snapshot = self._driver.snapshot(self._options.keep)

@@ -19,7 +19,7 @@ from ...definitions import (
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
 from ...protocol.carrying import Entry
-from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
+from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown, Stuck
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
 from ...protocol.outputs import Reply
@@ -43,6 +43,8 @@ from .sessions import unbind
 from .task import Task
 from .topic_subscriptions import check_definition, follow_definition, remove, topics_of
 from .turns import begin, cancel_all, resume
+
+OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # what is told of a topic
 
 
 def configure(broker: Broker, vpn: str, command: Configure) -> None:
@@ -259,6 +261,11 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     return done
 
 
+def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
+    """The engine had to start this broker again."""
+    broker.event("broker_stuck", vpn, why=command.why)
+
+
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
     """Retention was shorter than the engine's rest: an event of the VPN, where the topic is its
     own, or else of each of its queues that captures the topic."""
@@ -270,6 +277,7 @@ def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
         names = [queue.definition.name for queue in of_vpns.get(vpn, ())]
     for name in names[: broker.limits.events]:
         broker.event(
-            "records_lost", vpn, name, topic=command.topic, records=command.records,
+            command.event if command.event in OF_TOPICS else OF_TOPICS[0],
+            vpn, name, topic=command.topic, records=command.records,
             reader=command.reader,
         )  # fmt: skip

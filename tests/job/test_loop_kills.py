@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lakequeue
 import psutil
 import pytest
 from job.processes import EngineProcess, loop_workers, thaw, until
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.job
 SEED = 13
 KILLS = 4
 BACK_S_MAX = 30.0  # four kills in one batch end the query, and it is started again
+HANGS_S_MAX = 100.0  # 30 s, a look, its end, and a start
 SETTINGS = ("--set", "lakequeue.batch_s=5", "--set", "lakequeue.tables_interval_s=0")
 CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
 
@@ -108,3 +110,24 @@ def test_a_frozen_worker_outlives_its_engine_and_says_nothing(place: Place) -> N
         thaw(worker)
     drain(traffic)
     assert successor.terminate() == 0
+
+
+def test_a_worker_that_hangs_is_noticed_and_started_again(place: Place) -> None:
+    """Frozen for good, as one that waits for ever in a call: Spark itself would never notice."""
+    engine = place.running()
+    traffic = Traffic(f"kafka://{place.bootstrap}", SEED + 2)
+    traffic.goes_on(30, 60)
+    (worker,) = loop_workers(engine)
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        assert traffic.goes_on(60, 150) < HANGS_S_MAX
+    finally:
+        with contextlib.suppress(psutil.Error):  # it was killed
+            thaw(worker)
+    drain(traffic)
+    assert "broker 'broker-0' hangs" in engine.errors()
+    with lakequeue.connect(f"kafka://{place.bootstrap}") as connection:
+        events = [e["event"] for e in connection.admin().events()]
+        assert "broker_stuck" in events
+        (broker,) = connection.admin().brokers()
+        assert broker["state"] == "running"

@@ -290,6 +290,29 @@ def test_a_topic_that_was_made_again_leaves_snapshots_as_they_are(tmp_path: Path
     assert (found.notes, found.store.pages) == ([], store.pages)
 
 
+@pytest.mark.parametrize("younger", [True, False], ids=["younger", "older"])
+def test_of_two_records_at_one_offset_a_step_took_the_one_that_was_there(
+    tmp_path: Path, younger: bool
+) -> None:
+    """The topic was made anew, after the step or before."""
+    walk = lived(7)
+    home = write_history(walk.world, tmp_path)
+
+    def twice(rows: pa.Table) -> pa.Table:
+        at, what = (rows.schema.get_field_index(name) for name in ("time", "payload"))
+        edge = pc.max(rows["time"]) if younger else pc.min(rows["time"])
+        far = pa.scalar(10**12 if younger else -(10**12), pa.duration("us"))
+        times = pa.array([pc.add(edge, far).as_py()] * len(rows), rows.schema.field(at).type)
+        payloads = pa.array([b"other"] * len(rows), rows.schema.field(what).type)
+        others = rows.set_column(at, rows.schema.field(at), times)
+        others = others.set_column(what, rows.schema.field(what), payloads)
+        return pa.concat_tables([others, rows])
+
+    altered(home, "messages", twice)
+    found = moment(home)
+    assert (found.notes, found.store.pages) == ([], walk.store.pages)
+
+
 def test_a_table_without_references_is_read(tmp_path: Path) -> None:
     """Version 2."""
     walk = lived(3)

@@ -6,6 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from lake.on_files import Recorded, write_table
@@ -181,3 +183,26 @@ def test_R4_past_retention_it_says_what_is_left(shop: Shop) -> None:
     write_table(shop.home, "journal", left)
     found = shop.bench.admin.replay("orders", since=sent, home=shop.home, dry_run=True)
     assert found.left.startswith(f"The tables begin with message {second}, of ")
+
+
+def test_R4_of_a_topic_that_was_made_anew_each_message_comes_once(shop: Shop) -> None:
+    """Two records stand at one offset: the message is the one that was there by then."""
+    sent = [shop.bench.send({"n": n}) for n in range(3)]
+    shop.consume()
+    shop.recorded.write(shop.home)
+
+    def anew(rows: Any) -> Any:
+        at, what = (rows.schema.get_field_index(name) for name in ("time", "payload"))
+        times = pc.add(rows["time"], pa.scalar(10**10, pa.duration("us")))
+        others = rows.set_column(at, rows.schema.field(at), times)
+        payloads = pa.array([b"another"] * len(rows), rows.schema.field(what).type)
+        return pa.concat_tables([rows, others.set_column(what, rows.schema.field(what), payloads)])
+
+    table = shop.home / "tables" / "messages"
+    rows = anew(deltalake.DeltaTable(table).to_pyarrow_table())
+    deltalake.write_deltalake(table, rows, mode="overwrite")
+    found = shop.bench.admin.replay("orders", home=shop.home, since="epoch", dry_run=True)
+    assert [one["id"] for one in found.examples] == sent
+    assert found.count == 3
+    assert shop.bench.admin.replay("orders", home=shop.home, since="epoch").count == 3
+    assert [message.payload for message in shop.consume()] == [b'{"n": %d}' % n for n in range(3)]

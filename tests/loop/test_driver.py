@@ -10,12 +10,15 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.protocol import journal, steplog
+from lakequeue.protocol.steplog import Opened
 from lakequeue.protocol.wire import WireRecord
-from lakequeue.state import DictStore
+from lakequeue.sources.step_batch import Taken
+from lakequeue.state import Batch, DictStore
 from lakequeue.streaming.deciding import LIMITS
 from lakequeue.streaming.driver import REST_S_MAX, UNSAID_MAX, Driver, Refused, Snapshot
 from loop.memory import HOME, PLACES, POINTS, SIZES, Crashed, Some, World
@@ -152,8 +155,6 @@ def aloud(world: World) -> tuple[dict[int, list[WireRecord]], Driver, DictStore]
     records = []
     for at, r in world.logged():
         records.append((at, steplog.decode(steplog.encode(r))))
-    import msgspec
-
     loud = [(at, msgspec.structs.replace(r, acked=0)) for at, r in records]
     driver.replay(loud, quiet)
     return dict(quiet.said), driver, store
@@ -384,3 +385,44 @@ def test_topics_that_become_known_are_an_input_too() -> None:
     judge(walk)
     refused = [r for _, records in walk.world.said for r in records if "rejected" in r.topic]
     assert refused
+
+
+class Opening(Some):
+    """Inputs that say once which topic the plain records are of."""
+
+    opened: tuple[Opened, ...] = ()
+
+    def take(self, timeout_s: float) -> Taken | None:
+        taken = super().take(timeout_s) or Taken(Batch(), ())
+        opened, self.opened = self.opened, ()
+        return taken._replace(opened=opened)
+
+
+def test_the_log_says_which_topic_an_offset_is_of() -> None:
+    """Who takes the steps again knows what the worker knew that took them."""
+    walk, plain = Walk(), PLACES[3]
+    inputs = Opening(walk.world, walk.driver, 9)
+    walk.do_plain(1)
+    inputs.opened = (Opened(*plain, 0, "first"),)
+    walk.driver.one(inputs, 0.0)
+    assert (walk.driver.ids[plain], walk.driver.offsets[plain]) == ("first", 1)
+    walk.world.save(walk.driver, walk.store)
+    assert walk.world.saved[0].ids == [(*plain, "first")]
+    walk.world.topics[plain].clear()
+    inputs.opened = (Opened(*plain, 0, "second"),)
+    walk.driver.one(inputs, 0.0)
+    walk.driver.settle()
+    again = walk.world.open()
+    assert (again.ids[plain], again.offsets[plain]) == ("second", 0)
+
+
+def test_an_offset_that_goes_back_untold_is_of_nobody_knows_which_topic() -> None:
+    """So it is with steps from the tables, which do not keep that."""
+    walk, plain = Walk(), PLACES[3]
+    inputs = Opening(walk.world, walk.driver, 9)
+    walk.do_plain(1)
+    inputs.opened = (Opened(*plain, 0, "first"),)
+    walk.driver.one(inputs, 0.0)
+    record = msgspec.structs.replace(walk.world.logged()[-1][1], opened=())
+    walk.driver._compute(msgspec.structs.replace(record, step=record.step + 1), Batch())
+    assert plain not in walk.driver.ids

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from lakequeue.protocol import topics
 from lakequeue.sources.captured_pace import BYTES_PER_S, SAVED_S, CapturedPace
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits, Reader
+from lakequeue.sources.same_topic import Found, Start
 from lakequeue.sources.step_batch import Place, Taken
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.topics_admin import PARTITIONS, ensure_topics
@@ -50,6 +51,9 @@ class End:
 
     def partition(self) -> int:
         return self._place[1]
+
+    def offset(self) -> int:
+        return 6
 
     def error(self) -> KafkaError:
         return KafkaError(KafkaError._PARTITION_EOF)
@@ -126,7 +130,8 @@ def test_what_others_write_is_read_beside_what_producers_publish(
     begun: list[Reader] = []
     monkeypatch.setattr(Reader, "start", lambda reader: begun.append(reader))
     publish = topics.topic("a", topics.PUBLISH), 0
-    inputs.start({publish: 0})
+    inputs.also({publish: 0})
+    inputs.start({})
     assert begun == [inputs._commands, inputs._messages]
     theirs = ("orders", 0)
     inputs.also({theirs: 7})
@@ -229,7 +234,7 @@ def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
             super().add(place)
 
     arrived = threading.Event()
-    reader = Reader("test", NOWHERE, arrived, InputLimits())
+    reader = Reader("test", NOWHERE, arrived, InputLimits(), lambda places: {})
     reader._consumer, reader.at_end = Consumed(), Ends()  # type: ignore[assignment]
     reader._read()
     assert reader.at_end == {A}
@@ -283,6 +288,73 @@ def test_commands_are_known_to_kafka_s_client_before_they_are_read(
     inputs.take(0.0)
     reader._read()
     assert another.paused == set()
+
+
+class Doubted(Assigned):
+    """What a consumer says that has not the offset which it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.says: list[Any] = [record(A, 4), Gone(A)]
+        self.at: list[int] = []
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        super().incremental_assign(places)
+        self.at += [p.offset for p in places]
+
+    def incremental_unassign(self, places: list[TopicPartition]) -> None:
+        self.reads -= {(p.topic, p.partition) for p in places}
+
+    def poll(self, seconds: float) -> Any:
+        return self.says.pop(0) if self.says else None
+
+    def consume(self, most: int, seconds: float) -> list[Any]:
+        said, self.says = self.says, []
+        return said
+
+
+class Gone(End):
+    def error(self) -> KafkaError:
+        return KafkaError(KafkaError._AUTO_OFFSET_RESET)
+
+
+def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not_mix() -> None:
+    """What was read of the old topic is taken before anything of the new one is read."""
+    asked: list[list[Place]] = []
+
+    def look(places: list[Place]) -> dict[Place, Found]:
+        asked.append(places)
+        if len(asked) == 1:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return {A: Found("new", 0, 3)}
+
+    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), look)
+    reader._consumer = one = Doubted()  # type: ignore[assignment]
+    reader.assign({A: 4}, {A: "old"})
+    reader._read()
+    reader._read()
+    assert (one.reads, asked) == (set(), []), "what was read is not taken yet"
+    reader.take(None)
+    for _ in range(2):
+        reader._doubts[A] = 0.0
+        reader._read()
+    assert (one.reads, one.at) == ({A}, [4, 0]), "Kafka was away at first"
+    assert list(reader.starts) == [(A, Start(0, "new", "anew", 3))]
+    one.says = [record(A, 0)]
+    reader._read()
+    assert [m.offset() for m in reader.take(None)[0][A]] == [0]
+
+
+def test_a_topic_is_compared_with_what_it_was() -> None:
+    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), lambda places: {})
+    reader._consumer = Doubted()  # type: ignore[assignment]
+    reader._consumer.says = []  # type: ignore[attr-defined]
+    reader.assign({A: 4, B: 4}, {A: "old"})
+    reader._read()
+    reader.compare({A[0]: "old", B[0]: "first"})
+    assert not reader._told_doubts
+    reader.compare({B[0]: "second"})
+    assert list(reader._told_doubts) == [B], "one that is not there is no other one"
 
 
 # ------------------------------------------------------------------- on Kafka

@@ -13,7 +13,7 @@ from lakequeue.sources.slow_lanes import SlowLanes
 from lakequeue.sources.step_batch import Taken
 from lakequeue.state import DictStore
 from lakequeue.streaming.cache import PageCache
-from lakequeue.streaming.driver import Driver, Snapshot
+from lakequeue.streaming.driver import Driver, Refused, Snapshot
 from lakequeue.streaming.figures import Figures
 from lakequeue.streaming.loop_options import Options
 from lakequeue.streaming.stepper import Mark, Stepper
@@ -36,17 +36,18 @@ class Inputs(Some):
     def __init__(self, world: World, driver: Driver) -> None:
         super().__init__(world, driver, 5)
         self.arrived = threading.Event()
-        self.stopped = False
+        self.stopped = self.wants_mark = False
         self.records = self.bytes = self.behind = 0
         self.waited_s = 0.0
         self.room_bytes: int | None = None
         self.ages_ms: list[int] = []
         self.slow = SlowLanes()
         self.notes: list[str] = []
+        self.went_back: list[Any] = []
         self.costs: list[float] = []
         self.refuses: BaseException | None = None
 
-    def also(self, places: dict[Any, int]) -> None:
+    def also(self, places: dict[Any, int], ids: dict[Any, str]) -> None:
         assert (COMMANDS, 0) in places
 
     def took(self, ranges: Any, in_vain: Any, seconds: float) -> None:
@@ -82,7 +83,7 @@ class Transactions:
 class Broker:
     """A world, and a worker in it. A batch is what Spark does: save, commit, some time later."""
 
-    def __init__(self, replayed_s: float = 0.0, **options: Any) -> None:
+    def __init__(self, replayed_s: float = 0.0, went_back: bool = False, **options: Any) -> None:
         self.world = World()
         self.state = State()
         self.cache = PageCache(self.state, 1_000_000)
@@ -99,6 +100,7 @@ class Broker:
         self.stepper.found(SIZES)
         self.world.write((COMMANDS, 0), commands.encode_command(commands.Begin(epoch=7)))
         self.driver.cost_s = replayed_s
+        self.inputs.went_back += [("orders", 3)] * went_back
         self.stepper.begin(Figures(), lambda: None)
 
     def batch(self, attach: bool = True) -> Mark:
@@ -215,6 +217,22 @@ def test_what_was_replayed_is_saved_soon(make: Callable[..., Broker]) -> None:
     broker.inputs.stopped = True
     second.join(WAIT_S)
     assert len(marks) == 2
+
+
+def test_steps_that_can_hardly_be_taken_again_are_saved_at_once(
+    make: Callable[..., Broker],
+) -> None:
+    """What they took of a topic is gone with it."""
+    broker = make(batch_s=60.0)
+    broker.inputs.wants_mark = True
+    broker.batch(attach=False)
+    assert not broker.inputs.wants_mark
+
+
+def test_a_kafka_that_went_back_in_time_is_refused(make: Callable[..., Broker]) -> None:
+    with pytest.raises(Refused, match=r"partition 3 of topic 'orders'.*--accept-other-kafka"):
+        make(went_back=True)
+    make(went_back=True, accepts_other_kafka=True).batch(attach=False)
 
 
 def test_a_fenced_worker_has_no_mark(make: Callable[..., Broker]) -> None:

@@ -242,3 +242,36 @@ def test_a_home_that_is_where_it_was_is_left_alone(tmp_path: Path) -> None:
     HomeFolder(home).open("real-time")
     assert metadata.read_bytes() == before
     assert (metadata.parent / ".0.crc").exists()
+
+
+# ------------------------------------------------------------------- its Kafka
+
+
+def test_a_home_stays_on_its_kafka(tmp_path: Path) -> None:
+    home = lived(tmp_path)
+    home.require_kafka("first", NOBODY, False)
+    home.require_kafka("first", NOBODY, False)
+    with pytest.raises(LakequeueError, match=r"cluster first, .* is second: .*--accept-other-kaf"):
+        home.require_kafka("second", NOBODY, False)
+    assert about(tmp_path)["kafka"] == "first"
+
+
+def test_another_one_that_is_accepted_is_its_own_from_then_on(tmp_path: Path) -> None:
+    """And what writes the tables begins anew there: what is in them already they know."""
+    home = lived(tmp_path)
+    home.require_kafka("first", NOBODY, False)
+    (tmp_path / "tables-checkpoint" / "offsets").mkdir(parents=True)
+    home.require_kafka("second", NOBODY, True)
+    assert not (tmp_path / "tables-checkpoint").exists()
+    assert (tmp_path / "checkpoint").exists()
+    home.require_kafka("second", NOBODY, False)
+    with pytest.raises(LakequeueError, match="first"):
+        home.require_kafka("first", NOBODY, False)
+
+
+def test_spark_keeps_the_offsets_of_micro_batches(tmp_path: Path) -> None:
+    home = lived(tmp_path, "micro-batch")
+    home.require_kafka("first", NOBODY, False)
+    with pytest.raises(LakequeueError, match="rebuild"):
+        home.require_kafka("second", NOBODY, True)
+    assert about(tmp_path)["kafka"] == "first"

@@ -237,6 +237,7 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     engine.metrics.lost("t", 1)
     engine.metrics.table("journal", 10, 1)
     engine.metrics.tidied(1.0)
+    engine.metrics.stuck("broker-0")
     engine.metrics.tables_stopped("lakequeue-tables", False)
     engine.send("orders", 7)  # two are refused
     with pytest.raises(lakequeue.Rejected):

@@ -18,6 +18,7 @@ FORGED = [
     c.Configure(system={"max_spool_usage": 0}, vpns={"default": {"max_spool_usage": 0}}),
     c.Peers(brokers={"broker-0": 0, "evil": 1}),
     c.RecordsLost(topic="default.publish", records=7),
+    c.Stuck(why="no step for 30 s"),
     c.BeginAgain(queue="orders"),
     c.Tick(),
 ]

@@ -10,6 +10,7 @@ from lakequeue.protocol import NotConnected
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.journal import Journal
 from lakequeue.state import Batch, DictStore, step
+from lakequeue.state.commands.administration import OF_TOPICS
 from lakequeue.streaming import Engine
 from lakequeue.streaming.losses import Loss
 from rules.steps import NOW, REPLY, Steps, define, replies
@@ -53,7 +54,7 @@ def events_after(engine: Engine) -> list[dict[str, Any]]:
     records = steps.instructions([(key.decode(), value) for _, key, value in sent])
     out = step(steps.store, Batch(records), NOW)
     rows = [row for o in out if isinstance(o, Journal) for row in o.rows()]
-    return [row for row in rows if row["event"] == "records_lost"]
+    return [row for row in rows if row["event"] in OF_TOPICS]
 
 
 def test_a_loss_of_a_vpns_own_topic_is_its_event(engine: Engine) -> None:
@@ -67,6 +68,19 @@ def test_a_loss_of_a_captured_topic_is_told_of_each_queue(engine: Engine) -> Non
     engine._notes("broker-0", "lost:radar:3")
     found = [(row["vpn"], row["queue"]) for row in events_after(engine)]
     assert found == [("default", "flights"), ("east", "seen")]
+
+
+@pytest.mark.parametrize(
+    ("note", "event"), [("anew", "topic_made_anew"), ("back", "kafka_went_back")]
+)
+def test_a_topic_that_is_not_what_it_was_is_an_event_of_each_queue(
+    engine: Engine, note: str, event: str
+) -> None:
+    engine._notes("broker-0", f"{note}:radar:3")
+    found = [(row["event"], row["vpn"], row["queue"]) for row in events_after(engine)]
+    assert found == [(event, "default", "flights"), (event, "east", "seen")]
+    lost = {"topic": "radar"}
+    assert engine.metrics.registry.get_sample_value("lakequeue_lost_records_total", lost) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Whether what stands at an offset is still what is meant by it.
+
+A topic is not its name: one that was deleted and made anew has offsets that mean something else.
+So Kafka's own id of a topic is kept beside each offset, and where a partition begins and ends is
+asked when there is a doubt. `go_on` decides where a reader goes on; `TopicsNow` asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from .step_batch import Place
+
+CLUSTER_S = 10.0
+ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that time
+_NO_ID = "A" * 22  # what a Kafka before 2.8 gives
+_UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+ANEW, LOST, BACK = "anew", "lost", "back"
+
+
+class Found(NamedTuple):
+    """A partition as it is now. topic_id: empty where Kafka gives none."""
+
+    topic_id: str
+    first: int
+    end: int
+
+
+class Start(NamedTuple):
+    """Where a partition is read from now on. why: ``anew``, the topic was made anew; ``lost``,
+    records were deleted before they were read; ``back``, Kafka lost records that had been read;
+    empty: nothing happened. records: how many are meant."""
+
+    at: int
+    topic_id: str
+    why: str = ""
+    records: int = 0
+
+
+def go_on(following: int, known_id: str, found: Found) -> Start:
+    """Where a partition is to be read whose next offset was this one, of the topic of this id.
+    known_id: empty: not known."""
+    topic_id = found.topic_id or known_id
+    other = bool(known_id) and topic_id != known_id
+    behind = following > found.end
+    if other or (behind and not known_id):
+        return Start(found.first, topic_id, ANEW, found.end - found.first)
+    if behind:
+        return Start(found.end, topic_id, BACK, following - found.end)
+    if following < found.first:
+        if following == 0 and not known_id:
+            return Start(found.first, topic_id)  # before it was read for the first time
+        return Start(found.first, topic_id, LOST, found.first - following)
+    return Start(following, topic_id)
+
+
+class TopicsNow:
+    """Asks Kafka, with a client of its own that any thread may use."""
+
+    def __init__(self, kafka: dict[str, Any]) -> None:
+        self._admin = AdminClient(kafka)
+
+    def cluster(self) -> str:
+        """The id of Kafka's cluster; empty where it gives none. Raises KafkaException."""
+        return str(self._admin.list_topics(timeout=CLUSTER_S).cluster_id or "")
+
+    def ids(self, names: Iterable[str]) -> dict[str, str]:
+        """The ids of those topics that are there, empty where Kafka has none. Raises KafkaException
+        while Kafka is away."""
+        asked = sorted(set(names))
+        if not asked:
+            return {}
+        found = {}
+        answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=ASK_S)
+        for name, answer in answers.items():
+            try:
+                topic_id = str(answer.result(2 * ASK_S).topic_id)
+                found[name] = "" if topic_id == _NO_ID else topic_id
+            except TimeoutError as error:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
+            except KafkaException as error:
+                if error.args[0].code() not in _UNTOLD:
+                    raise
+        return found
+
+    def ends(self, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
+        """Where those partitions begin, or end, that answer."""
+        asked = {TopicPartition(*place): spec for place in places}
+        answers = self._admin.list_offsets(asked, request_timeout=ASK_S) if asked else {}
+        found = {}
+        for p, answer in answers.items():
+            with contextlib.suppress(KafkaException, TimeoutError):
+                found[p.topic, p.partition] = int(answer.result(2 * ASK_S).offset)
+        return found
+
+    def places(self, places: Iterable[Place]) -> dict[Place, Found]:
+        """These partitions, those that answer. A topic that changes while it is asked for does not
+        answer."""
+        asked = list(places)
+        before = self.ids(name for name, _ in asked)
+        first = self.ends(asked, OffsetSpec.earliest())
+        last = self.ends(asked, OffsetSpec.latest())
+        after = self.ids(name for name, _ in asked)
+        return {
+            p: Found(before[p[0]], first[p], last[p])
+            for p in asked
+            if p in first and p in last and before.get(p[0]) == after.get(p[0]) and p[0] in before
+        }

@@ -1,0 +1,168 @@
+"""A topic is not its name, and a Kafka is not its address: what a whole engine does where they are
+not what they were; and a gap in a topic's offsets, which every broker passes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import lakequeue
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from job.processes import EngineProcess, until
+from lakequeue.streaming import EmbeddedKafka
+
+pytestmark = pytest.mark.job
+
+QUEUE = "{name: plain, message_type: text, underlying_topic: t, max_per_subscription_backlog: 100}"
+SETTINGS = ("--set", "lakequeue.batch_s=5")
+
+
+class Place:
+    """A home, and the Kafka that it is on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kafka = EmbeddedKafka(folder / "kafka").start()
+        (folder / "queues.yaml").write_text(f"queues: [{QUEUE}]\n")
+        self.engines: list[EngineProcess] = []
+        self.make_topic()
+
+    def make_topic(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+
+        def made() -> bool:
+            error = admin.create_topics([NewTopic("t", 1, 1)])["t"].exception(30)
+            return error is None  # else the old one is still being deleted
+
+        until(made, 30, "the topic is made")
+
+    def delete_topic(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        admin.delete_topics(["t"])["t"].result(30)
+
+    def start(self, *more: str) -> EngineProcess:
+        config = self.folder / "queues.yaml"
+        at = self.kafka.bootstrap_servers
+        engine = EngineProcess(at, self.folder / "home", config, *SETTINGS, *more)
+        self.engines.append(engine)
+        return engine
+
+    def write(self, *values: str) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for value in values:
+            producer.produce("t", value)
+        assert producer.flush(30) == 0
+
+    def taken(self, count: int, seconds: float = 60.0) -> list[str]:
+        """So many messages, acknowledged; and what comes at once behind them."""
+        found: list[str] = []
+        at = f"kafka://{self.kafka.bootstrap_servers}"
+        with (
+            lakequeue.connect(at) as connection,
+            connection.consumer("plain", ack_mode="individual", max_backlog=100) as consumer,
+        ):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                got = consumer.receive_many(100, 2.0)
+                for message in got:
+                    found.append(message.payload.decode())
+                    message.ack()
+                if not got and len(found) >= count:
+                    break
+        return found
+
+    def events(self) -> list[str]:
+        with lakequeue.connect(f"kafka://{self.kafka.bootstrap_servers}") as connection:
+            return [event["event"] for event in connection.admin().events()]
+
+    def another_kafka(self) -> None:
+        """At the same address, and empty."""
+        port = self.kafka.port
+        self.kafka.stop()
+        shutil.rmtree(self.folder / "kafka")
+        self.kafka = EmbeddedKafka(self.folder / "kafka", port=port).start()
+        self.make_topic()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    one = Place(tmp_path)
+    yield one
+    for engine in one.engines:
+        engine.kill()
+    one.kafka.stop()
+
+
+def test_another_kafka_is_refused_and_may_be_accepted(place: Place) -> None:
+    engine = place.start().wait_ready()
+    place.write(*(f"old{n}" for n in range(30)))
+    assert len(place.taken(25)) == 30
+    place.write("kept")
+    with lakequeue.connect(f"kafka://{place.kafka.bootstrap_servers}") as connection:
+        admin = connection.admin()
+        until(lambda: admin.describe("plain")["depth"] == 1, 30, "it is stored")
+        # What no snapshot has stands in the log of steps, which goes with the old Kafka.
+        batch = admin.brokers()[0]["batch"] or 0
+        until(lambda: (admin.brokers()[0]["batch"] or 0) >= batch + 2, 120, "a snapshot has it")
+    assert engine.terminate() == 0
+    place.another_kafka()
+    refused = place.start()
+    assert refused.process.wait(120) != 0
+    assert "was on the Kafka cluster" in refused.errors()
+    assert "--accept-other-kafka" in refused.errors()
+    place.write(*(f"new{n}" for n in range(30)))
+    engine = place.start("--accept-other-kafka").wait_ready()
+    assert sorted(place.taken(31)) == sorted(["kept", *(f"new{n}" for n in range(30))])
+    assert "topic_made_anew" in place.events()
+    assert engine.terminate() == 0
+    engine = place.start().wait_ready()  # it is this home's now
+    place.write("last")
+    assert place.taken(1) == ["last"]
+
+
+def test_a_broker_passes_gaps_and_begins_anew_with_a_new_topic(place: Place) -> None:
+    place.start().wait_ready()
+    at = place.kafka.bootstrap_servers
+    foreign = Producer({"bootstrap.servers": at, "transactional.id": "foreign"})
+    foreign.init_transactions()
+    for n in range(5):
+        foreign.begin_transaction()
+        foreign.produce("t", f"{n}")
+        foreign.commit_transaction()
+        time.sleep(0.5)
+    assert place.taken(5) == [str(n) for n in range(5)]
+    place.delete_topic()
+    place.make_topic()
+    place.write(*(f"new{n}" for n in range(20)))
+    found = place.taken(20)
+    assert set(found) == {f"new{n}" for n in range(20)}
+    until(lambda: "topic_made_anew" in place.events(), 60, "it is told")
+
+
+def test_a_kafka_that_went_back_in_time_is_refused_and_may_be_accepted(place: Place) -> None:
+    engine = place.start().wait_ready()
+    place.write("first")
+    assert place.taken(1) == ["first"]
+    assert engine.terminate() == 0
+    place.kafka.stop()
+    shutil.copytree(place.folder / "kafka", place.folder / "copy")
+    place.kafka = EmbeddedKafka(place.folder / "kafka", port=place.kafka.port).start()
+    engine = place.start().wait_ready()
+    place.write(*(f"{n}" for n in range(10)))
+    assert len(place.taken(10)) == 10
+    assert engine.terminate() == 0
+    place.kafka.stop()
+    shutil.rmtree(place.folder / "kafka")
+    (place.folder / "copy").rename(place.folder / "kafka")
+    place.kafka = EmbeddedKafka(place.folder / "kafka", port=place.kafka.port).start()
+    refused = place.start()
+    assert refused.process.wait(120) != 0
+    assert "Kafka went back in time" in refused.errors()
+    place.start("--accept-other-kafka").wait_ready()
+    place.write("new")
+    assert place.taken(1) == ["new"]
+    assert "kafka_went_back" in place.events()

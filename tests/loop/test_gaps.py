@@ -1,0 +1,240 @@
+"""Gaps in what Kafka has, each made on a real one: the loop goes on behind it, and says what was
+lost. A program that writes in transactions leaves marks; retention and compaction take records;
+topics are deleted and made anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from lakequeue.sources.live import LiveInputs, kafka_client
+from lakequeue.sources.live_reader import InputLimits
+from lakequeue.streaming import EmbeddedKafka
+
+pytestmark = pytest.mark.job
+
+
+class Captured:
+    """A topic of others, and a loop's inputs that read it."""
+
+    def __init__(self, kafka: EmbeddedKafka, **config: str) -> None:
+        self.at = kafka.bootstrap_servers
+        self.admin = AdminClient({"bootstrap.servers": self.at})
+        self.producer = Producer({"bootstrap.servers": self.at})
+        run = uuid4().hex[:8]
+        self.topic, self.commands, self.control = f"orders-{run}", f"{run}.commands", f"{run}-ctl"
+        self.make(self.commands, self.control)
+        self.make(self.topic, **config)
+        self.inputs = self.open(0)
+
+    def open(self, offset: int, topic_id: str = "") -> LiveInputs:
+        inputs = LiveInputs(kafka_client(self.at, "test"), InputLimits(), self.control, "run")
+        place = self.topic, 0
+        inputs.also({place: offset}, {place: topic_id} if topic_id else {})
+        inputs.start({(self.commands, 0): 0})
+        return inputs
+
+    def again(self, offset: int, topic_id: str = "") -> None:
+        """The engine was away."""
+        self.inputs.close()
+        self.inputs = self.open(offset, topic_id)
+
+    def make(self, *names: str, **config: str) -> None:
+        made = self.admin.create_topics([NewTopic(t, 1, 1, config=config) for t in names])
+        for done in made.values():
+            done.result(30)
+
+    def delete(self) -> None:
+        self.admin.delete_topics([self.topic])[self.topic].result(30)
+
+    def make_again(self) -> None:
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return self.make(self.topic)
+            except Exception:  # the old one is still being deleted
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def write(self, *values: str, key: str | None = None) -> None:
+        for value in values:
+            self.producer.produce(self.topic, value, key)
+        assert self.producer.flush(30) == 0
+
+    def trim(self, before: int) -> None:
+        """As retention does."""
+        place = TopicPartition(self.topic, 0, before)
+        self.admin.delete_records([place])[place].result(30)
+
+    def take(self, count: int, seconds: float = 30.0) -> list[str]:
+        """Steps' worths until so many came; then none comes for a moment."""
+        found: list[str] = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            taken = self.inputs.take(0.5)
+            if taken is not None:
+                for r in taken.ranges:
+                    assert r.first <= r.last, "of two topics in one range"
+                found += [(value or b"").decode() for value in taken.batch.publishes.values]
+            elif len(found) >= count:
+                break
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        return [note.replace(self.topic, "orders") for note in self.inputs.notes]
+
+
+@pytest.fixture
+def captured(kafka: EmbeddedKafka, request: Any) -> Iterator[Captured]:
+    one = Captured(kafka, **getattr(request, "param", {}))
+    yield one
+    one.inputs.close()
+
+
+def test_marks_of_transactions_are_passed_over(captured: Captured) -> None:
+    """Also those of one that was aborted, whose records nobody gets."""
+    foreign = Producer({"bootstrap.servers": captured.at, "transactional.id": captured.topic})
+    foreign.init_transactions()
+    for n in range(5):
+        foreign.begin_transaction()
+        foreign.produce(captured.topic, f"{n}")
+        foreign.flush(10)
+        if n == 2:
+            foreign.abort_transaction()
+        else:
+            foreign.commit_transaction()
+        if n < 4:
+            found = captured.take(1 if n != 2 else 0)
+            assert found == ([f"{n}"] if n != 2 else [])
+    assert captured.take(1) == ["4"]
+    assert captured.notes == []
+    captured.inputs.watch({(captured.topic, 0): 10})
+    assert captured.inputs.behind == 0, "the last mark is nothing that waits"
+
+
+def test_what_retention_took_while_the_engine_was_away_is_told(captured: Captured) -> None:
+    captured.write(*map(str, range(10)))
+    assert len(captured.take(10)) == 10
+    captured.inputs.close()
+    captured.write(*map(str, range(10, 30)))
+    captured.trim(25)
+    captured.again(10)
+    assert captured.take(5) == [str(n) for n in range(25, 30)]
+    assert captured.notes == ["lost:orders:15"]
+
+
+def test_retention_that_takes_all_does_not_stop_what_comes_then(captured: Captured) -> None:
+    captured.write(*map(str, range(10)))
+    captured.trim(10)
+    captured.again(4)
+    assert captured.take(0, 3.0) == []
+    captured.write("new")
+    assert captured.take(1) == ["new"]
+    assert captured.notes == ["lost:orders:6"]
+
+
+def test_what_a_topic_had_lost_before_it_was_captured_is_nobodys_loss(captured: Captured) -> None:
+    captured.inputs.close()
+    captured.write(*map(str, range(10)))
+    captured.trim(8)
+    captured.again(0)
+    assert captured.take(2) == ["8", "9"]
+    assert captured.notes == []
+
+
+COMPACTED = {
+    "cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "100", "delete.retention.ms": "0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("captured", [COMPACTED], indirect=True)
+def test_compaction_leaves_gaps_and_is_no_loss(captured: Captured) -> None:
+    captured.write("first", key="a")
+    assert captured.take(1) == ["first"]
+    captured.inputs.close()
+    for n in range(20):
+        captured.write(f"{n}", key="b")
+    until = time.monotonic() + 40
+    while True:  # the cleaner looks every 15 s
+        time.sleep(1.0)
+        captured.write("end", key="c")
+        captured.again(1)
+        found = captured.take(1, 5.0)
+        if len(found) < 20:
+            break
+        assert time.monotonic() < until, "nothing is compacted"
+    assert found[-1] == "end"
+    assert captured.notes == []
+
+
+# ------------------------------------------------------------ a topic is not its name
+
+
+def test_a_topic_that_is_made_anew_is_read_from_its_beginning(captured: Captured) -> None:
+    captured.write(*(f"old{n}" for n in range(50)))
+    assert len(captured.take(50)) == 50
+    captured.delete()
+    time.sleep(1.0)
+    captured.make_again()
+    captured.write(*(f"new{n}" for n in range(20)))
+    assert captured.take(20) == [f"new{n}" for n in range(20)]
+    assert captured.notes in (["anew:orders:20"], ["anew:orders:0"]), "as of when it was noticed"
+
+
+def test_so_is_one_that_is_longer_by_then(captured: Captured) -> None:
+    """Kafka's client may read on at the old offset: then some of it comes twice, and none never."""
+    captured.write(*(f"old{n}" for n in range(5)))
+    assert len(captured.take(5)) == 5
+    captured.delete()
+    captured.make_again()
+    captured.write(*(f"new{n}" for n in range(9)))
+    captured.take(0, 5.0)
+    captured.inputs.watch({(captured.topic, 0): 9})  # as is done every ten seconds
+    found = captured.take(9)
+    assert set(found) <= {f"new{n}" for n in range(9)}
+    if captured.notes == ["anew:orders:9"]:
+        assert found == [f"new{n}" for n in range(9)]
+    else:
+        assert captured.notes == []
+
+
+def test_so_is_one_that_was_made_anew_while_the_engine_was_away(captured: Captured) -> None:
+    captured.write(*(f"old{n}" for n in range(5)))
+    before = captured.inputs.look.ids([captured.topic])[captured.topic]
+    captured.inputs.close()
+    captured.delete()
+    captured.make_again()
+    captured.write(*(f"new{n}" for n in range(9)))
+    captured.again(5, before)
+    assert captured.take(9) == [f"new{n}" for n in range(9)]
+    assert captured.notes == ["anew:orders:9"]
+
+
+def test_a_kafka_that_lost_what_was_read_is_noticed(captured: Captured) -> None:
+    """Of the same topic, so it is a copy that is older; behind its end what comes is new."""
+    captured.write(*map(str, range(20)))
+    topic_id = captured.inputs.look.ids([captured.topic])[captured.topic]
+    captured.again(50, topic_id)
+    assert captured.inputs.went_back == [(captured.topic, 0)]
+    assert captured.inputs.wants_mark
+    captured.write("new")
+    assert captured.take(1) == ["new"]
+    assert captured.notes == ["back:orders:30"]
+
+
+def test_an_offset_behind_the_end_is_of_another_topic_where_no_id_was_kept(
+    captured: Captured,
+) -> None:
+    """As of a home that an earlier version wrote."""
+    captured.write(*map(str, range(20)))
+    captured.again(50)
+    assert captured.take(20) == [str(n) for n in range(20)]
+    assert captured.notes == ["anew:orders:20"]

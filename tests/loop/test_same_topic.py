@@ -1,0 +1,33 @@
+"""Where a partition is read on: by the topic's id, its beginning and its end."""
+
+from __future__ import annotations
+
+import pytest
+from lakequeue.sources.same_topic import Found, Start, go_on
+
+
+@pytest.mark.parametrize(
+    ("following", "known", "found", "start"),
+    [
+        (5, "a", Found("a", 0, 9), Start(5, "a")),
+        (9, "a", Found("a", 0, 9), Start(9, "a")),
+        (0, "", Found("a", 0, 0), Start(0, "a")),
+        (5, "a", Found("b", 0, 9), Start(0, "b", "anew", 9)),
+        (5, "a", Found("b", 2, 9), Start(2, "b", "anew", 7)),
+        (5, "a", Found("b", 0, 3), Start(0, "b", "anew", 3)),
+        (5, "", Found("b", 0, 3), Start(0, "b", "anew", 3)),
+        (5, "", Found("", 0, 3), Start(0, "", "anew", 3)),
+        (5, "a", Found("a", 0, 3), Start(3, "a", "back", 2)),
+        (5, "a", Found("", 0, 3), Start(3, "a", "back", 2)),
+        (5, "a", Found("a", 7, 9), Start(7, "a", "lost", 2)),
+        (5, "", Found("a", 7, 9), Start(7, "a", "lost", 2)),
+    ],
+)
+def test_where_it_goes_on(following: int, known: str, found: Found, start: Start) -> None:
+    assert go_on(following, known, found) == start
+
+
+def test_what_was_gone_before_it_was_read_for_the_first_time_is_nobodys_loss() -> None:
+    gone = Found("a", 7, 9)
+    assert go_on(0, "", gone) == Start(7, "a")
+    assert go_on(0, "a", gone) == Start(7, "a", "lost", 7)

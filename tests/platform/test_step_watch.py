@@ -1,0 +1,160 @@
+"""A broker that takes no step any more is noticed from outside."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from lakequeue.protocol import commands
+from lakequeue.sources.live import LiveInputs
+from lakequeue.sources.live_reader import InputLimits
+from lakequeue.sources.step_batch import Place
+from lakequeue.streaming.broker_query import RESTARTING, RUNNING, BrokerQuery
+from lakequeue.streaming.step_watch import (
+    IS_STUCK,
+    LOOK_S,
+    NOTHING,
+    PROBE,
+    PROBE_S,
+    STUCK_S,
+    Pulse,
+    StepWatch,
+)
+
+LOG, TOLD = ("a.steps", 0), ("a.instructions", 0)
+
+
+class Active:
+    isActive = True
+
+
+class World:
+    """A watch of one broker, by a clock that is turned by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.ends: dict[Place, int] = {LOG: 10, TOLD: 5}
+        self.works = True
+        self.stuck: list[float] = []
+        self.heard: list[commands.Command] = []
+        self.broker = BrokerQuery("a", 0, query=Active(), state=RUNNING)  # type: ignore[arg-type]
+        self.watch = StepWatch("nowhere", {"a": self.broker}, self._tell, self._stuck)
+
+    def _tell(self, broker: BrokerQuery, value: bytes) -> None:
+        self.heard.append(commands.decode_command(value))
+        self.ends[TOLD] += 1
+        if self.works:
+            self.ends[LOG] += 1
+
+    def _stuck(self, broker: BrokerQuery, why: str) -> None:
+        self.stuck.append(self.now)
+
+    def go_on(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.watch.look(self.now, lambda places: {p: self.ends[p] for p in places})
+            self.now += LOOK_S
+
+
+def test_one_that_has_nothing_to_do_is_not_stuck() -> None:
+    world = World()
+    world.go_on(3_600)
+    assert world.stuck == []
+    assert {type(one) for one in world.heard} == {commands.Tick}
+    assert len(world.heard) <= 3_600 / PROBE_S, "it costs an idle one little"
+
+
+def test_one_that_is_told_something_and_takes_no_step_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.go_on(60)
+    world.works, begun = False, world.now
+    world.go_on(2 * STUCK_S)
+    assert begun + STUCK_S - PROBE_S - LOOK_S <= world.stuck[0] <= begun + STUCK_S + 2 * LOOK_S
+    assert any(isinstance(one, commands.Stuck) for one in world.heard), "for the events"
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "broker 'a' hangs" in record.message
+    assert record.fields["event"] == "broker_stuck"  # type: ignore[attr-defined]
+
+
+def test_one_that_hangs_again_and_again_is_given_longer() -> None:
+    world = World()
+    world.works = False
+    world.go_on(900)
+    pauses = [b - a for a, b in zip(world.stuck, world.stuck[1:], strict=False)]
+    assert 3 <= len(world.stuck) <= 7
+    assert pauses == sorted(pauses)
+    assert pauses[-1] >= 4 * STUCK_S
+
+
+def test_while_kafka_takes_nothing_nobody_is() -> None:
+    pulse = Pulse()
+    assert {pulse.look(n * LOOK_S, 10, 5) for n in range(100)} == {NOTHING, PROBE}
+    world = World()
+    world.works = False
+    world.watch.look(world.now, lambda places: {})
+    for _ in range(20):
+        world.now += LOOK_S
+        world.watch.look(world.now, lambda places: {})
+    assert world.heard == []
+
+
+def test_a_machine_that_slept_is_no_reason() -> None:
+    world = World()
+    world.works = False
+    world.go_on(STUCK_S - 2 * LOOK_S)
+    world.now += 3_600
+    world.go_on(STUCK_S - 2 * LOOK_S)
+    assert world.stuck == []
+
+
+def test_one_that_is_being_started_is_left_alone() -> None:
+    world = World()
+    world.works, world.broker.state = False, RESTARTING
+    world.go_on(10 * STUCK_S)
+    assert world.stuck == world.heard == []
+
+
+def test_a_pulse_says_it_once() -> None:
+    pulse = Pulse()
+    said = [pulse.look(float(n), 10, 5 + (n > PROBE_S + 1)) for n in range(1, 40)]
+    assert said.count(IS_STUCK) == 1
+    assert said.count(PROBE) >= 1
+
+
+def test_a_reader_that_hangs_ends_the_loop(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
+    inputs = LiveInputs(nowhere, InputLimits(), "a.control", "run")
+    reader = inputs._messages
+    monkeypatch.setattr(reader, "is_alive", lambda: True)
+    reader.looked = inputs._awake_since = time.monotonic() - 100
+    with pytest.raises(Exception, match="lakequeue-messages has not looked for 100 s"):
+        inputs.take(0.0)
+    inputs._asked.close()
+
+
+def test_a_step_that_does_not_end_leaves_its_stacks(tmp_path: os.PathLike[str]) -> None:
+    """Though another thread has Python's own lock."""
+    code = (
+        "import time\n"
+        "from lakequeue.streaming import stack_dump\n"
+        "stack_dump.DUMP_S = 0.2\n"
+        "dump = stack_dump.StackDump()\n"
+        "def step():\n"
+        "    dump.wind()\n"
+        "    time.sleep(1.0)\n"
+        "step()\n"
+        "dump.stop()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "in step" in done.stderr
