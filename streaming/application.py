@@ -21,7 +21,7 @@ from ..state import Home
 from .broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
-from .home import HomeFolder
+from .home import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .java_archive import JavaArchive
 from .object_store import object_store_jars, place_settings
@@ -225,7 +225,7 @@ class SparkApplication:
             return
         self.table_queries[TABLES_QUERY] = start_tables(
             self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
-            self._folder.checkpoints / "tables-checkpoint", interval_s,
+            self._folder.checkpoints / TABLES_CHECKPOINT, interval_s,
         )  # fmt: skip
 
     def start_history(self) -> None:
@@ -241,7 +241,7 @@ class SparkApplication:
         self.table_queries[HISTORY_QUERY] = start_history(
             self.spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
             self._folder.tables,
-            self._folder.checkpoints / "history-checkpoint", interval_s,
+            self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s,
             self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
         )  # fmt: skip
 

@@ -199,6 +199,7 @@ class Engine:
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             self._lock_of_tables.take()
+        self._folder.mend()
         numbers, groups = self._numbers_and_groups()
         self._folder.remember_brokers(numbers, groups)
         self._progress("starting Spark")

@@ -36,6 +36,7 @@ from ..protocol.home_places import (
 )
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
+from .checkpoint_mending import set_back, set_back_or_drop
 from .moved_home import follow
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
@@ -44,6 +45,7 @@ log = logging.getLogger("lakequeue.engine")
 CAPTURED, PORTS = "captured.json", "ports.json"
 SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
+TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
@@ -202,7 +204,10 @@ class HomeFolder:
             if not file.exists():
                 draft = file.with_suffix(".draft")
                 draft.touch(0o600)
-                draft.write_bytes(secrets.token_bytes(SECRET_BYTES))
+                with draft.open("wb") as drawn:
+                    drawn.write(secrets.token_bytes(SECRET_BYTES))
+                    drawn.flush()
+                    os.fsync(drawn.fileno())
                 draft.replace(file)
             return file.read_bytes()
         except OSError as error:
@@ -212,6 +217,22 @@ class HomeFolder:
     def credentials(self) -> Credentials:
         """Of the engine's own connections."""
         return Credentials(ENGINE_CLIENT, engines_key(self.secret))
+
+    def mend(self) -> None:
+        """Set back what a power loss has damaged to the newest whole batch. For the one engine that
+        runs on this home, before its queries start. Raises LakequeueError where there is none."""
+        if not isinstance(self.checkpoints, Path):
+            return
+        for place, number in self._checkpoints().items():
+            if done := set_back(self.checkpoints / place, number):
+                log.warning(
+                    "%s was damaged (%s): the query goes back to its newest whole batch, and what "
+                    "came after it is done again", self.checkpoints / place, done,
+                )  # fmt: skip
+        for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
+            if (self.checkpoints / name).is_dir():
+                if done := set_back_or_drop(self.checkpoints / name):
+                    log.warning("%s was damaged: %s", self.checkpoints / name, done)
 
     # ------------------------------------------------------------ what was rebuilt (R3)
 
@@ -241,12 +262,16 @@ class HomeFolder:
 
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, as told from the home, and the number that Spark gave it."""
-        return {
-            f"{CHECKPOINT}/{file.parent.name}" if "/" in pattern else CHECKPOINT:
-                json.loads(file.read_text())["id"]
-            for pattern in _METADATA
-            for file in self.checkpoint.glob(pattern)
-        }  # fmt: skip
+        known = self._about().get("checkpoints", {})
+        found = {}
+        for pattern in _METADATA:
+            for file in self.checkpoint.glob(pattern):
+                place = f"{CHECKPOINT}/{file.parent.name}" if "/" in pattern else CHECKPOINT
+                try:
+                    found[place] = str(json.loads(file.read_text())["id"])
+                except (ValueError, KeyError, TypeError):  # damaged, see `mend`
+                    found[place] = str(known.get(place, ""))
+        return found
 
     # ------------------------------------------------------------ brokers
 
@@ -392,5 +417,8 @@ def _try(probe: Folder) -> None:
 def _write(file: Path, value: Any) -> None:
     """Write JSON whole or not at all: a crash must not leave half a file."""
     draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps(value))
+    with draft.open("w") as text:
+        text.write(json.dumps(value))
+        text.flush()
+        os.fsync(text.fileno())  # else a power loss may leave the new name and nothing in it
     draft.replace(file)
