@@ -78,7 +78,7 @@ class HomeFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / TABLES).mkdir(exist_ok=True)  # wherever they are: who writes them is here
-            self.tables.mkdir(parents=True, exist_ok=True)
+            self._make_tables()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             problem = self.problem(trigger)
             if problem:
@@ -97,6 +97,14 @@ class HomeFolder:
                 _write(self.path / ABOUT, whole)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
+
+    def _make_tables(self) -> None:
+        """A home that has worked starts without them: the queues are not in them."""
+        try:
+            self.tables.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            if not (self.path / ABOUT).exists():
+                raise
 
     def problem(self, trigger: str | None = None) -> str:
         """Why this home must not be started, with what to do; empty when it may. Changes nothing.

@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .causes import cause_of
 from .planning import QUERY_SETTINGS
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
 TABLES_RECORDS = 25_000  # up to eight messages in each
 HISTORY_RECORDS = 200_000
-# The last line of a Python worker's traceback, as it stands in Spark's error.
-_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
 # What the loop says when it must not go on.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
@@ -131,7 +130,11 @@ def start_history(
     from ..sinks.snapshots import SnapshotWriter
     from ..sources import kafka_source as source
 
-    snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s) if snapshots_s else None
+    # Without its checkpoint, tables may have been mended or brought back from a backup.
+    anew = not any(checkpoint.glob("commits/[0-9]*"))
+    snapshots = None
+    if snapshots_s:
+        snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, anew=anew)
     stream = source.read_stream(
         spark, bootstrap, source.history_topics(vpns, brokers, said), HISTORY_RECORDS
     )
@@ -153,10 +156,8 @@ def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
 
 
 def reason(query: StreamingQuery) -> str:
-    """What a query failed with: of an error in a Python worker its own line."""
-    error = str(query.exception() or "no reason given").strip()
-    in_worker = _PYTHON_ERROR.findall(error)
-    return in_worker[-1] if in_worker else error.splitlines()[0]
+    """What a query failed with."""
+    return cause_of(query.exception())
 
 
 def refusal(query: StreamingQuery) -> str:

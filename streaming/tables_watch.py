@@ -1,12 +1,14 @@
 """Looks after the queries that write the Delta tables: whatever happens to them, the brokers go on.
 
-    a query ends ─▶ its disk is full  ─▶ alert, look every second whether there is room
-                    anything else     ─▶ alert at the second time, start again after longer pauses
-    it has written a batch again      ─▶ the alert is cleared
+    a query ends, or does not start
+      ─▶ its disk is full  ─▶ alert, look every second whether there is room
+         anything else     ─▶ alert at the second time, start again after longer pauses
+    it has written a batch again ─▶ the alert is cleared
 
 Nothing is lost meanwhile: a query that is started again goes on from its checkpoint, and writes
 what it missed, as far as Kafka still has it. The alert is a line in the log, an event of each VPN
-(`tables_stopped`, `tables_resumed`) and a metric.
+(`tables_stopped`, `tables_resumed`) and a metric. It names the damaged table and what mends it,
+where that can be seen, else the cause.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from dataclasses import dataclass
 from ..protocol import LakequeueError
 from ..protocol.commands import Tables, encode_command
 from ..sinks.metrics import Metrics
+from ..sinks.table_damage import damage
 from .application import SparkApplication
+from .causes import cause_of
 from .home import HomeFolder
 from .queries import HISTORY_QUERY, TABLES_QUERY, reason
 
@@ -43,34 +47,28 @@ class Down:
 
 
 class TablesWatch:
-    """Of one engine. tell: gives a command to the first broker, in each VPN."""
+    """Of one engine. tell: gives a command to the first broker, in each VPN; take: has the tables
+    for this engine, see `tables_lock`."""
 
     def __init__(
         self, application: SparkApplication, folder: HomeFolder, metrics: Metrics,
-        tell: Callable[[bytes], None],
+        tell: Callable[[bytes], None], take: Callable[[], None],
     ) -> None:  # fmt: skip
         self._application, self._folder = application, folder
-        self._metrics, self._tell = metrics, tell
+        self._metrics, self._tell, self._take = metrics, tell, take
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
 
     def begin(self) -> None:
-        """Start what is to run. Raises LakequeueError for tables that must not be written."""
+        """Start what is to run."""
         application = self._application
         if application.tables_interval_s():
             self._wanted[TABLES_QUERY] = application.start_tables
         if application.history_interval_s():
             self._wanted[HISTORY_QUERY] = application.start_history
-        for name in self._wanted:
+        for name, start in self._wanted.items():
             self._metrics.tables_stopped(name, False)
-            try:
-                self._wanted[name]()
-            except LakequeueError:
-                raise
-            except Exception as error:
-                if not self._room_lacks():
-                    raise
-                self._ended(name, str(error))
+            self._try(name, start)
 
     def look(self) -> None:
         """Once: start again what has ended and may run."""
@@ -100,21 +98,23 @@ class TablesWatch:
             down.due = time.monotonic() + LOOK_S
             return
         try:
+            self._take()
             start()
         except Exception as error:
             if self._application.java_ended():
                 raise
-            self._ended(name, str(error))
+            self._ended(name, cause_of(error))
 
     def _ended(self, name: str, why: str) -> None:
         down = self._down.setdefault(name, Down())
         lacks = self._room_lacks()
         down.full, down.tries = bool(lacks), down.tries + 1
-        down.why = (lacks or why or "no reason given").strip().splitlines()[0][:WHY_CHARACTERS_MAX]
+        down.why = lacks or why
         pause_s = LOOK_S if down.full else min(2.0**down.tries / 2, PAUSE_S_MAX)
         down.due = time.monotonic() + pause_s
         if not down.alerted and (down.full or down.tries > 1):
             down.alerted = True
+            down.why = ((not lacks and self._damage()) or down.why)[:WHY_CHARACTERS_MAX]
             log.error(
                 "the query %r does not write the tables: %s; the queues go on, and what is missed "
                 "is written later", name, down.why,
@@ -126,6 +126,12 @@ class TablesWatch:
 
     def _room_lacks(self) -> str:
         return self._folder.unwritable(self._folder.tables)
+
+    def _damage(self) -> str:
+        try:
+            return damage(self._folder.tables)
+        except (OSError, LakequeueError):  # the store is away: the cause says it
+            return ""
 
     def _say(self, why: str) -> None:
         try:

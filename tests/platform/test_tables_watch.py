@@ -41,6 +41,7 @@ class World:
             folder,
             self.metrics,
             lambda value: tell(msgspec.json.decode(value)),  # type: ignore[arg-type]
+            lambda: None,
         )
 
     def tables_interval_s(self) -> int:
