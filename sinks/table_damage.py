@@ -76,7 +76,9 @@ def look_at_tables(tables: Folder) -> list[Table]:
 def damage(tables: Folder) -> str:
     """What is wrong with tables, and what mends it; empty: nothing that can be seen."""
     found = [table.sentence() for table in look_at_tables(tables) if not table.is_whole]
-    return f"{'; '.join(found)}: stop the engine and run `lakequeue tables --repair`" if found else ""
+    if not found:
+        return ""
+    return f"{'; '.join(found)}: stop the engine and run `lakequeue tables --repair`"
 
 
 # ---------------------------------------------------------------- reading
@@ -206,8 +208,9 @@ def _put_versions_aside(table: Table, aside: Folder) -> str:
     moved = 0
     for file in list((table.place / LOG).glob("*")):
         found = _VERSION.match(file.name.lstrip("."))
+        is_later = found is not None and int(found[1]) > table.version
         is_broken = table.broken is not None and file.name == table.broken[0].partition("/")[2]
-        if file.name in (LAST, f".{LAST}.crc") or is_broken or (found and int(found[1]) > table.version):
+        if file.name in (LAST, f".{LAST}.crc") or is_broken or is_later:
             move(file, aside / LOG / file.name)  # without LAST readers look for themselves
             moved += bool(_COMMIT.fullmatch(file.name))
     return f"it is now as in version {table.version:,}, {moved:,} later put aside, {aside}"

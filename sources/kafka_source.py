@@ -36,8 +36,9 @@ def history_topics(
     vpns: Iterable[str], brokers: Iterable[str], said: Iterable[str]
 ) -> dict[str, str]:
     """What the history's tables are written from: commands, what the engine, brokers and other
-    homes say to brokers, and the logs of steps. Those are read uncommitted, as the source does:
-    their transactions are a fence and stay open for long. said: see `discovery.said_topics`."""
+    homes say to brokers, and the logs of steps. A batch is planned up to the end of each, for the
+    transactions of the logs are a fence and stay open for long; what is read of it, see
+    `offset_ranges.read_ranges`. said: see `discovery.said_topics`."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
     kinds = (topics.STEPS, topics.INSTRUCTIONS)
     return _list(names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], said)
@@ -55,9 +56,11 @@ def _list(own: list[str], captured: Iterable[str]) -> dict[str, str]:
 
 
 def read_stream(
-    spark: SparkSession, bootstrap: str, where: dict[str, str], records_per_batch: int | None = None
-) -> DataFrame:
-    """A stream of Kafka records with headers, from the beginning of each topic."""
+    spark: SparkSession, bootstrap: str, where: dict[str, str],
+    records_per_batch: int | None = None, committed: bool = False,
+) -> DataFrame:  # fmt: skip
+    """A stream of Kafka records with headers, from the beginning of each topic. committed: without
+    those of transactions that were taken back, and only up to the first that is open."""
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -71,6 +74,8 @@ def read_stream(
         .option("kafka.max.partition.fetch.bytes", str(16_000_000))
         .option("kafka.fetch.max.bytes", str(64_000_000))
     )
+    if committed:
+        reader = reader.option("kafka.isolation.level", "read_committed")
     if records_per_batch:
         reader = reader.option("maxOffsetsPerTrigger", str(records_per_batch))
     return reader.load()

@@ -238,9 +238,9 @@ class HomeFolder:
                     "came after it is done again", self.checkpoints / place, done,
                 )  # fmt: skip
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
-            if (self.checkpoints / name).is_dir():
-                if done := set_back_or_drop(self.checkpoints / name):
-                    log.warning("%s was damaged: %s", self.checkpoints / name, done)
+            place = self.checkpoints / name
+            if place.is_dir() and (done := set_back_or_drop(place)):
+                log.warning("%s was damaged: %s", place, done)
 
     # ------------------------------------------------------------ what was rebuilt (R3)
 

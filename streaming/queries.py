@@ -101,7 +101,7 @@ def start_tables(
 
     create_tables(spark, tables)
     where = source.tables_topics(vpns, captured)
-    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS)
+    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS, committed=True)
     writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
     return (
         stream.writeStream.foreachBatch(writer)
@@ -129,6 +129,7 @@ def start_history(
     from ..sinks.history import HistoryWriter
     from ..sinks.snapshots import SnapshotWriter
     from ..sources import kafka_source as source
+    from ..sources.live import kafka_client
 
     # Without its checkpoint, tables may have been mended or brought back from a backup.
     anew = not any(checkpoint.glob("commits/[0-9]*"))
@@ -138,8 +139,10 @@ def start_history(
     stream = source.read_stream(
         spark, bootstrap, source.history_topics(vpns, brokers, said), HISTORY_RECORDS
     )
+    kafka = kafka_client(bootstrap, HISTORY_QUERY)
+    writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)
     return (
-        stream.writeStream.foreachBatch(HistoryWriter(spark, tables, snapshots))
+        stream.writeStream.foreachBatch(writer)
         .queryName(HISTORY_QUERY)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{interval_s} seconds")

@@ -6,15 +6,15 @@ import pytest
 from lakequeue.streaming.causes import cause_of
 
 SPARKS = """An error occurred while calling o199.collectToPython.
-: org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading
+: org.apache.spark.SparkException: [FAILED_READ_FILE.FILE_NOT_EXIST] Error
 You can explicitly invalidate the cache in Spark
-\tat org.apache.spark.sql.errors.QueryExecutionErrors$.fileNotExistError(QueryExecutionErrors.scala)
+\tat org.apache.spark.sql.errors.fileNotExistError(x.scala)
 Caused by: java.io.FileNotFoundException: File `/t/part-0.parquet` does not exist.
 \tat org.apache.spark.x(y.scala:1)
 \t... 12 more
 Caused by: java.nio.file.NoSuchFileException: /t/part-0.parquet
 \tat org.apache.spark.x(y.scala:1)"""
-WORKERS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure
+WORKERS = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to a stage
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "worker.py", line 1, in main
 lakequeue.streaming.driver.Refused: the log belongs to another home
@@ -23,7 +23,8 @@ ValueError: 7 is no offset
 Caused by: java.io.EOFException
 """
 SINKS = f"""[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function
-Caused by: py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: Traceback
+Caused by: py4j.Py4JException: An exception was raised by the Python Proxy. Return Message:
+Traceback
   File "delta.py", line 70, in __call__
 py4j.protocol.Py4JJavaError: {SPARKS}
 """
