@@ -206,7 +206,8 @@ def mend(tables: Folder) -> Iterator[str]:
 def _put_versions_aside(table: Table, aside: Folder) -> str:
     """All versions behind the last that can be read, and checkpoints that cannot be."""
     moved = 0
-    for file in list((table.place / LOG).glob("*")):
+    files: list[Folder] = [*(table.place / LOG).glob("*")]
+    for file in files:
         found = _VERSION.match(file.name.lstrip("."))
         is_later = found is not None and int(found[1]) > table.version
         is_broken = table.broken is not None and file.name == table.broken[0].partition("/")[2]

@@ -238,9 +238,9 @@ class HomeFolder:
                     "came after it is done again", self.checkpoints / place, done,
                 )  # fmt: skip
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
-            place = self.checkpoints / name
-            if place.is_dir() and (done := set_back_or_drop(place)):
-                log.warning("%s was damaged: %s", place, done)
+            tables = self.checkpoints / name
+            if tables.is_dir() and (done := set_back_or_drop(tables)):
+                log.warning("%s was damaged: %s", tables, done)
 
     # ------------------------------------------------------------ what was rebuilt (R3)
 

@@ -9,11 +9,15 @@ Nothing is lost meanwhile: a query that is started again goes on from its checkp
 what it missed, as far as Kafka still has it. The alert is a line in the log, an event of each VPN
 (`tables_stopped`, `tables_resumed`) and a metric. It names the damaged table and what mends it,
 where that can be seen, else the cause.
+
+An object store that is slow or refuses makes a start last minutes: it has a thread of its own, and
+nobody waits for it for longer than a moment.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +34,7 @@ from .queries import HISTORY_QUERY, TABLES_QUERY, reason
 log = logging.getLogger("lakequeue.tables")
 
 PAUSE_S_MAX = 30.0
+FIRST_S_MAX, START_S_MAX = 20.0, 1.0  # that a start is waited for: the engine's own, and later
 LOOK_S = 1.0
 WHY_CHARACTERS_MAX = 500
 
@@ -46,6 +51,22 @@ class Down:
     full: bool = False
 
 
+class Start(threading.Thread):
+    """The start of a query."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name=f"start-{name}")
+        self._work = work
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            self._work()
+        except Exception as error:
+            self.error = error
+
+
 class TablesWatch:
     """Of one engine. tell: gives a command to the first broker, in each VPN; take: has the tables
     for this engine, see `tables_lock`."""
@@ -58,6 +79,7 @@ class TablesWatch:
         self._metrics, self._tell, self._take = metrics, tell, take
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
+        self._starts: dict[str, Start] = {}
 
     def begin(self) -> None:
         """Start what is to run."""
@@ -68,11 +90,13 @@ class TablesWatch:
             self._wanted[HISTORY_QUERY] = application.start_history
         for name, start in self._wanted.items():
             self._metrics.tables_stopped(name, False)
-            self._try(name, start)
+            self._try(name, start, FIRST_S_MAX)
 
     def look(self) -> None:
         """Once: start again what has ended and may run."""
         for name, start in self._wanted.items():
+            if name in self._starts and not self._has_started(name, 0.0):
+                continue
             query = self._application.table_queries.get(name)
             if query is not None and query.isActive:
                 continue
@@ -92,18 +116,30 @@ class TablesWatch:
             self._metrics.tables_stopped(name, False)
             self._say("")
 
-    def _try(self, name: str, start: Callable[[], None]) -> None:
+    def _try(self, name: str, start: Callable[[], None], wait_s: float = START_S_MAX) -> None:
         down = self._down.get(name)
         if down is not None and down.full and self._room_lacks():
             down.due = time.monotonic() + LOOK_S
             return
-        try:
+
+        def work() -> None:
             self._take()
             start()
-        except Exception as error:
-            if self._application.java_ended():
-                raise
-            self._ended(name, cause_of(error))
+
+        self._starts[name] = Start(name, work)
+        self._starts[name].start()
+        self._has_started(name, wait_s)
+
+    def _has_started(self, name: str, wait_s: float) -> bool:
+        """Whether the start of a query is over, with or without success."""
+        start = self._starts[name]
+        start.join(wait_s)
+        if start.is_alive():
+            return False
+        del self._starts[name]
+        if start.error is not None and not self._application.java_ended():
+            self._ended(name, cause_of(start.error))
+        return True
 
     def _ended(self, name: str, why: str) -> None:
         down = self._down.setdefault(name, Down())

@@ -54,7 +54,7 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
     ):
         put(foreign, b"tx %d" % number, end)
     put(foreign, b"open")
-    sent = connection.producer().send(QUEUE, "beside it")
+    sent = connection.producer().send(QUEUE, "beside it").message_id
     until(lambda: payloads(job) == sorted([*before, b"tx 0", b"tx 2"]), 60, "they are there")
 
     def is_there() -> Any:
