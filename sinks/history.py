@@ -38,8 +38,8 @@ STEP_ROWS = pa.schema(
     [
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME), ("acked", pa.int64()),
         ("pages", pa.int64()), ("outputs", pa.int64()), ("code", pa.string()),
-        ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("offset", pa.int64()),
-        ("time", _TIME),
+        ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("parts", pa.string()),
+        ("offset", pa.int64()), ("time", _TIME),
     ]
 )  # fmt: skip
 
@@ -157,7 +157,12 @@ def step_row(topic: str, offset: int, time: Any, value: bytes) -> dict[str, Any]
     return {
         "broker": broker, "step": record.step, "now": record.now * 1000, "acked": record.acked,
         "pages": record.pages, "outputs": record.outputs, "code": record.code,
-        "ranges": [msgspec.structs.asdict(r) for r in record.ranges],
-        "sizes": msgspec.json.encode(record.sizes).decode() if record.sizes else None,
+        "ranges": [{f.name: getattr(r, f.name) for f in _RANGE} for r in record.ranges],
+        "sizes": _json(record.sizes) if record.sizes else None,
+        "parts": _json(parts) if any(parts := [r.parts for r in record.ranges]) else None,
         "offset": offset, "time": time,
     }  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
