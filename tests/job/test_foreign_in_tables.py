@@ -92,9 +92,8 @@ def let_any_time_in(bootstrap: str, *topics: str) -> None:
         "message.timestamp.after.max.ms", most, incremental_operation=AlterConfigOpType.SET
     )
     changes = [ConfigResource("topic", topic, incremental_configs=[entry]) for topic in topics]
-    for done in AdminClient({"bootstrap.servers": bootstrap}).incremental_alter_configs(
-        changes
-    ).values():  # fmt: skip
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for done in admin.incremental_alter_configs(changes).values():
         done.result(30)
 
 
