@@ -249,15 +249,19 @@ class SparkApplication:
         interval_s = self.history_interval_s()
         if not interval_s:
             return
-        # Of a broker that is no more, what is not in the tables yet is still to be written.
-        names = [*self.brokers, *self._folder.removed()]
-        checkpoints = {b: self._folder.checkpoint / b for b in names}
-        self._start_of_tables(HISTORY_QUERY, lambda spark: start_history(
-            spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
-            self._folder.tables,
-            self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s,
-            self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
-        ))  # fmt: skip
+
+        def start(spark: SparkSession) -> StreamingQuery:
+            # Of a broker that is no more, what is not in the tables yet is still to be written.
+            names = [*self.brokers, *self._folder.removed()]
+            checkpoints = {b: self._folder.checkpoint / b for b in names}
+            return start_history(
+                spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
+                self._folder.tables,
+                self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s,
+                self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+            )  # fmt: skip
+
+        self._start_of_tables(HISTORY_QUERY, start)
 
     def end_history(self) -> None:
         """There are other brokers: what writes their history is to begin anew."""
