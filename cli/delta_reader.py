@@ -58,7 +58,7 @@ def read_table(table: Path, columns: list[str]) -> pa.Table:
     for file in data_files(table):
         partition = dict(file.partition)
         stored = [name for name in columns if name not in partition]
-        part = pq.ParquetFile(file.path).read(columns=stored)
+        part = pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us").read(columns=stored)
         for name in columns:
             if name in partition:
                 part = part.append_column(name, pa.array([partition[name]] * len(part)))

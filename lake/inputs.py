@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # steps whose inputs are read at once
 _STEPS = """
-SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes FROM steps
+SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, {parts} FROM steps
 WHERE broker = $broker AND step > $after AND step <= $last ORDER BY step
 """
 _MESSAGES = """
@@ -78,10 +78,14 @@ def steps_between(
 ) -> Iterator[StepRecord]:
     """The records of a broker's log behind a step, up to a step."""
     given = {"broker": broker, "after": after, "last": last}
-    for row in lake.execute(_STEPS, given).fetchall():
-        step, now, acked, pages, outputs, code, ranges, sizes = row
+    columns = [name for name, *_ in lake.execute("SELECT * FROM steps LIMIT 0").description]
+    there = _STEPS.format(parts="parts" if "parts" in columns else "NULL")  # not in older tables
+    for row in lake.execute(there, given).fetchall():
+        step, now, acked, pages, outputs, code, ranges, sizes, parts = row
+        lie = msgspec.json.decode(parts) if parts else [()] * len(ranges)
         taken = tuple(
-            Range(r["topic"], r["partition"], r["first"], r["last"], r["count"]) for r in ranges
+            Range(r["topic"], r["partition"], r["first"], r["last"], r["count"], tuple(p))
+            for r, p in zip(ranges, lie, strict=True)
         )
         known = msgspec.json.decode(sizes, type=dict[str, int]) if sizes else {}
         yield StepRecord(FORMAT, step, now, acked, pages, outputs, code, taken, known)
@@ -116,7 +120,7 @@ class FromTables:
     def records(self, r: Range) -> list[Stored]:
         """The records of one range, for the step that is next to take it."""
         there, now = self._found[r.topic, r.partition], self._times[r][0]
-        found = [_as_of(there[at], now) for at in range(r.first, r.last + 1) if at in there]
+        found = [_as_of(there[at], now) for at in r.offsets() if at in there]
         if len(found) != r.count:
             table = "commands" if goes_first(r.topic) else "messages"
             raise Lost(

@@ -92,9 +92,13 @@ def delta_table(table: Folder) -> Any:
 
 def _dataset(table: Folder) -> Any:
     """The newest version of a Delta table."""
+    from pyarrow.dataset import ParquetReadOptions
+
     try:
         found = delta_table(table)
-        dataset = found.to_pyarrow_dataset(filesystem=files_of(table))
+        # Spark wrote times as INT96, which Arrow takes for nanoseconds: they end in 2262.
+        reads = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+        dataset = found.to_pyarrow_dataset(filesystem=files_of(table), parquet_read_options=reads)
     except Exception as error:  # whatever was done to its files
         raise NoLake(f"The Delta table {table} cannot be read: {_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):

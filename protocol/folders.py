@@ -85,6 +85,12 @@ class RemoteFolder:
         with system.open_input_file(path) as file:
             return bytes(file.read()).decode()
 
+    def read_bytes(self) -> bytes:
+        """The same, as it is."""
+        system, path = self._there()
+        with system.open_input_file(path) as file:
+            return bytes(file.read())
+
     def write_bytes(self, data: bytes) -> None:
         """A file, whole or not at all."""
         system, path = self._there()
@@ -102,14 +108,28 @@ class RemoteFolder:
         with contextlib.suppress(FileNotFoundError):
             system.delete_dir(path)
 
+    def move_to(self, place: RemoteFolder) -> None:
+        """Move a file, or a folder with all below it, which is copied first."""
+        from pyarrow.fs import FileType, copy_files
+
+        (system, path), (there, target) = self._there(), place._there()
+        if system.get_file_info(path).type == FileType.Directory:
+            copy_files(path, target, source_filesystem=system, destination_filesystem=there)
+            system.delete_dir(path)
+        else:
+            system.move(path, target)
+
     def sizes(self) -> Iterator[int]:
         """Bytes of each file below it."""
+        return iter(self.files().values())
+
+    def files(self) -> dict[str, int]:
+        """Each file below it, as told from here, with its bytes."""
         from pyarrow.fs import FileSelector
 
         system, path = self._there()
-        for info in system.get_file_info(FileSelector(path, allow_not_found=True, recursive=True)):
-            if info.is_file:
-                yield info.size
+        found = system.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
+        return {i.path[len(path) :].lstrip("/"): i.size for i in found if i.is_file}
 
     def _names(self) -> list[str]:
         from pyarrow.fs import FileSelector
@@ -138,6 +158,30 @@ def remove(place: Folder) -> None:
         place.remove()
     else:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def files_below(place: Folder) -> dict[str, int]:
+    """Each file below a folder, as told from there, with its bytes."""
+    if isinstance(place, RemoteFolder):
+        return place.files()
+    found = {}
+    for at, _, names in os.walk(place):
+        for name in names:
+            file = os.path.join(at, name)
+            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                found[os.path.relpath(file, place)] = os.stat(file).st_size
+    return found
+
+
+def move(source: Folder, target: Folder) -> None:
+    """Move a file or a folder to another place on the same file system."""
+    if isinstance(source, RemoteFolder):
+        assert isinstance(target, RemoteFolder)
+        source.move_to(target)
+    else:
+        assert isinstance(target, Path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
 
 
 def folder(place: str | Path) -> Folder:

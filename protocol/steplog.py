@@ -8,6 +8,8 @@ record of the *next* one, because a record is written while its step is still be
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 
 FORMAT = 1
@@ -16,7 +18,10 @@ FORMAT = 1
 class Range(msgspec.Struct, array_like=True, frozen=True):
     """What a step took from one partition: ``count`` records from ``first`` to ``last``.
 
-    Both offsets belong to records; between them may lie what is no record (marks of transactions).
+    Both offsets belong to records; between them may lie what the step did not get: marks of
+    transactions, records that were taken back or compacted away. Then parts says how many offsets
+    are the step's, how many behind them are not, how many behind those are, and so on. Logs of
+    earlier versions do not say it.
     """
 
     topic: str
@@ -24,6 +29,29 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
     first: int
     last: int
     count: int
+    parts: tuple[int, ...] = ()
+
+    def offsets(self) -> list[int]:
+        """Those of its records; where it does not say them, all that may be."""
+        found: list[int] = []
+        at, is_taken = self.first, True
+        for length in self.parts or (self.last - self.first + 1,):
+            if is_taken:
+                found += range(at, at + length)
+            at, is_taken = at + length, not is_taken
+        return found
+
+
+def parts_of(offsets: list[int]) -> tuple[int, ...]:
+    """How offsets lie, see `Range`; empty: without gaps."""
+    if offsets[-1] - offsets[0] + 1 == len(offsets):
+        return ()
+    parts, begin = [], offsets[0]
+    for before, at in pairwise(offsets):
+        if at != before + 1:
+            parts += [before + 1 - begin, at - before - 1]
+            begin = at
+    return (*parts, offsets[-1] + 1 - begin)
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True):

@@ -9,40 +9,26 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..protocol import journal as journal_codec
 from ..protocol import topics
-from ..protocol.messages import RUN_MAX
-from ..protocol.wire import STEP
 from ..sources.offset_ranges import Ranges, read_ranges
-from ..sources.step_batch import Place, header_columns
+from ..sources.step_batch import Place
 from .delta_tables import JOURNAL, MESSAGES
+from .kafka_records import TIME_MS_END, records_of
 from .run_items import run_items
 from .table_files import TableFiles
 
 BELOW = 5  # what the worker takes from its priority: nobody waits for it
-TIME_MS_END = 253_402_300_799_999  # the end of the year 9999, the last that every reader knows
-RECORDS = pa.schema(
-    [
-        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
-        ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
-        ("lq", pa.string()), ("headers", pa.string()), ("run", pa.int32()), ("step", pa.string()),
-    ]
-)  # fmt: skip
-"""Of a Kafka record: `lq`, the header of that name; `headers`, the others as JSON; `run`, how many
-messages it holds, null where it is no run; `step`, of a journal record."""
-
 Last = dict[tuple[str, str], tuple[int, int]]
 Stored = dict[Place, tuple[int, int]]
 
@@ -139,52 +125,6 @@ _yields = False
 # ---------------------------------------------------------------- records
 
 
-def records_of(messages: list[Any]) -> pa.RecordBatch:
-    """Messages of Kafka's client as columns (`RECORDS`)."""
-    metas, rests, steps, runs = [], [], [], []
-    keys, values = [m.key() for m in messages], [m.value() for m in messages]
-    for m, key, value in zip(messages, keys, values, strict=True):
-        meta, rest, headers = header_columns(m)
-        step = None if rest is None else next((v for k, v in headers if k == STEP), None)
-        metas.append(None if meta is None else meta.decode(errors="replace"))
-        rests.append(rest)
-        steps.append(None if step is None else step.decode(errors="replace"))
-        runs.append(run_of(meta, value) if key is None and rest is None else None)
-    times = np.array([m.timestamp()[1] for m in messages], np.int64)
-    columns = [
-        pa.array([m.topic() for m in messages]),
-        pa.array([m.partition() for m in messages], pa.int32()),
-        pa.array([m.offset() for m in messages], pa.int64()),
-        pa.array(times * 1000).cast(RECORDS.field("time").type),
-        pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(metas, pa.string()),
-        pa.array(rests, pa.string()), pa.array(runs, pa.int32()), pa.array(steps, pa.string()),
-    ]  # fmt: skip
-    return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
-
-
-class _Counted(msgspec.Struct):
-    count: int | None = None
-
-
-_counted = msgspec.json.Decoder(_Counted)
-
-
-def run_of(meta: bytes | None, value: bytes | None) -> int | None:
-    """How many messages a record holds, by its header `lq`; None: it is no run, whatever that says
-    (`protocol.messages.decode_run`)."""
-    if value is None or meta is None or b'"count"' not in meta:
-        return None
-    try:
-        count = _counted.decode(meta).count
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if count is None or not 1 <= count <= min(RUN_MAX, len(value) // 4):
-        return None
-    ends = struct.unpack_from(f">{count}I", value)
-    is_one = ends[-1] == len(value) - 4 * count and list(ends) == sorted(ends)
-    return count if is_one else None
-
-
 def message_rows(batch: pa.RecordBatch) -> pa.Table:
     """A row for each message of records."""
     record, item, payload = run_items(batch["value"], batch["run"])
@@ -209,10 +149,12 @@ def journal_rows(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBatc
     """The rows of a journal record; none where somebody else wrote it."""
     try:
         table = journal_codec.decode(value)
-    except (pa.ArrowInvalid, OSError):
-        return
-    if table.schema != journal_codec.SCHEMA:
-        return
+        yield from [] if table.schema != journal_codec.SCHEMA else _rows(broker, step, table)
+    except (pa.ArrowException, OSError):
+        return  # also what has our columns, and values in them that nobody can read
+
+
+def _rows(broker: str, step: str, table: pa.Table) -> list[pa.RecordBatch]:
     _, part = step_of(step) or (0, 0)
     n = len(table)
     text = {
@@ -239,7 +181,7 @@ def journal_rows(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBatc
         "line": pa.array(np.arange(n, dtype=np.int32)),
         "until": _timestamps(pc.min_element_wise(table["until"], TIME_MS_END, skip_nulls=False)),
     }
-    yield from pa.table(columns).combine_chunks().to_batches()
+    return pa.table(columns).combine_chunks().to_batches()
 
 
 def _timestamps(times: pa.ChunkedArray) -> pa.ChunkedArray:

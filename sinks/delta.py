@@ -8,9 +8,10 @@ wrote its journal record twice, or the checkpoint of this query was lost. Delta'
 repeated batches (`txnAppId`) would rebuild the table's snapshot at every append, which takes three
 times as long as the append itself.
 
-On a file system of this machine no row goes through Java: Spark plans what a batch takes, a Python
-worker reads that from Kafka and writes the files (`batch_files`), and Delta commits these
-(`file_commit`). On an object store, and for a table that somebody altered, Spark reads and writes.
+Spark plans what a batch takes, and a Python worker reads that from Kafka (`kafka_records`): what
+the loops read, so records that a transaction took back are not there. On a file system of this
+machine no row goes through Java: the worker writes the files too (`batch_files`), and Delta commits
+these (`file_commit`). On an object store, and for a table that somebody altered, Spark writes rows.
 """
 
 from __future__ import annotations
@@ -27,20 +28,18 @@ from pyspark.sql import functions as f
 
 from ..protocol import topics
 from ..protocol.folders import Folder, folder
-from ..protocol.wire import STEP
-from ..sources.kafka_source import headers_column, meta_column
-from ..sources.offset_ranges import scan_of
+from ..sources.offset_ranges import Scan, scan_of
 from .batch_files import BatchFiles, journal_rows, step_of
 from .delta_tables import JOURNAL, MESSAGES, ROWS, append, stored_offsets
 from .file_commit import FileCommits
+from .kafka_records import records_frame
 from .run_rows import run_rows
 
 
 class TableWriter:
     """The `foreachBatch` function of the tables query. Runs in the driver, one call at a time.
 
-    query, kafka: of which query, by its name, and how a worker reaches Kafka; without these Spark
-    writes all rows.
+    query, kafka: of which query, by its name, and how a worker reaches Kafka.
 
     last: broker and VPN → (step, part) written last; stored: partition → (offset, time) written
     last. Both are read from the tables at start, so they are always what the tables say. Offsets
@@ -48,13 +47,11 @@ class TableWriter:
     """
 
     def __init__(
-        self, spark: SparkSession, tables: Folder | str, query: str = "",
-        kafka: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self, spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any]
+    ) -> None:
         self._spark, self._folder, self._query = spark, str(tables), query
-        is_local = isinstance(folder(self._folder), Path)
-        self._kafka = kafka if is_local else None
-        local = (MESSAGES, JOURNAL) if self._kafka is not None else ()
+        self._kafka = kafka
+        local = (MESSAGES, JOURNAL) if isinstance(folder(self._folder), Path) else ()
         self._commits = {name: FileCommits(spark, f"{tables}/{name}") for name in local}
         rows = (
             spark.read.format("delta").load(f"{tables}/{JOURNAL}")
@@ -68,32 +65,27 @@ class TableWriter:
         self._is_journal = journal
         self._is_message = ~journal if known is None else ~journal & known
         self._message = [
-            f.col("topic"), f.col("partition"), f.col("offset"), f.col("timestamp").alias("time"),
-            f.col("key"), f.col("value"),
-            f.make_valid_utf8(meta_column().cast("string")).alias("lq"),
-            headers_column().alias("headers"),
+            f.col(name) for name in
+            ("topic", "partition", "offset", "time", "key", "value", "lq", "headers")
         ]  # fmt: skip
         self._record = [
-            f.col("key").cast("string").alias("broker"),
-            f.expr(
-                f"cast(get(filter(headers, h -> h.key = '{STEP}'), 0).value as string)"
-            ).alias("step"),
+            f.col("key").cast("string").alias("broker"), f.col("step"),
             f.col("topic"), f.col("partition"), f.col("offset"), f.col("value"),
         ]  # fmt: skip
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        if self._kafka is not None and all(c.possible() for c in self._commits.values()):
-            self._as_files()
-        else:
-            self._as_rows(batch)
-
-    def _as_files(self) -> None:
-        """The batch itself is not carried out: a worker reads what it spans."""
+        """batch: what Spark planned; it is not carried out."""
         scan = scan_of(self._spark, self._query)
+        if self._commits and all(c.possible() for c in self._commits.values()):
+            self._as_files(scan)
+        else:
+            self._as_rows(scan)
+
+    def _as_files(self, scan: Scan) -> None:
         by_day = frozenset(name for name, commits in self._commits.items() if commits.by_day())
         stored = {p: at for p, at in self._stored.items() if scan.may_have(p, at[0])}
         work = BatchFiles(
-            self._folder, by_day, clock(), self._last, stored, self._kafka or {}, scan.ranges
+            self._folder, by_day, clock(), self._last, stored, self._kafka, scan.ranges
         )
         said = self._spark.sparkContext.parallelize([0], 1).mapPartitions(work).collect()
         added: dict[str, list[dict[str, Any]]] = {MESSAGES: [], JOURNAL: []}
@@ -110,9 +102,10 @@ class TableWriter:
             self._commits[name].commit(files)
         self._last = last
 
-    def _as_rows(self, batch: DataFrame) -> None:
-        batch.persist()
+    def _as_rows(self, scan: Scan) -> None:
+        batch = records_frame(self._spark, self._kafka, scan.ranges).persist()
         try:
+            scan.count(batch.count())
             records = batch.where(self._is_message).select(*self._message)
             append(self._folder, MESSAGES, run_rows(records))
             last = dict(self._last)
@@ -165,7 +158,7 @@ def not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
         times += [name, f.lit(time)]
     last = f.try_element_at(f.create_map(*offsets), place)
     at = f.try_element_at(f.create_map(*times), place)
-    return last.isNull() | (f.col("offset") > last) | (f.unix_micros("timestamp") > at)
+    return last.isNull() | (f.col("offset") > last) | (f.unix_micros("time") > at)
 
 
 def _decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

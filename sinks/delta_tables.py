@@ -50,7 +50,7 @@ ROWS = {
     STEPS: (
         "broker STRING, step LONG, now TIMESTAMP, acked LONG, pages LONG, outputs LONG, "
         "code STRING, ranges ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, "
-        "`last`: LONG, count: INT>>, sizes STRING, `offset` LONG, time TIMESTAMP"
+        "`last`: LONG, count: INT>>, sizes STRING, parts STRING, `offset` LONG, time TIMESTAMP"
     ),
     SNAPSHOTS: (
         "broker STRING, step LONG, now TIMESTAMP, batch LONG, whole BOOLEAN, page STRING, "

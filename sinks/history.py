@@ -6,7 +6,8 @@ They have a streaming query of their own, with a longer interval than that of `m
 `journal`: clients send heartbeats, each is a command and a step, and an engine that has nothing
 else to do shall not commit to Delta every few seconds.
 
-Exactly once is as in `delta`: what is in a table already is left out, by the offsets in the table.
+Exactly once is as in `delta`: what is in a table already is left out, by the offsets in the table;
+and as there a Python worker reads what Spark planned.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from ..protocol import steplog, topics
+from ..protocol import signing, steplog, topics
 from ..protocol.folders import Folder
-from ..sources.kafka_source import headers_column
+from ..sources.offset_ranges import scan_of
 from .delta import not_stored
 from .delta_tables import COMMANDS, ROWS, SNAPSHOTS, STEPS, append, create_tables, stored_offsets
+from .kafka_records import records_frame
 
 _RANGE = pa.struct(
     [
@@ -32,14 +34,12 @@ _RANGE = pa.struct(
     ]
 )  # fmt: skip
 _TIME = pa.timestamp("us", "UTC")
-# What stands before a signed command (`protocol.signing`), in Java's words and Python's.
-SIGNATURE = r"^signed [0-9a-f]{64} [^\n]*\n"
 STEP_ROWS = pa.schema(
     [
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME), ("acked", pa.int64()),
         ("pages", pa.int64()), ("outputs", pa.int64()), ("code", pa.string()),
-        ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("offset", pa.int64()),
-        ("time", _TIME),
+        ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("parts", pa.string()),
+        ("offset", pa.int64()), ("time", _TIME),
     ]
 )  # fmt: skip
 
@@ -47,14 +47,17 @@ STEP_ROWS = pa.schema(
 class HistoryWriter:
     """The `foreachBatch` function of the history query. Runs in the driver, one call at a time.
 
-    snapshots: called behind each batch, to write a snapshot where one is due. The tables are made
-    with the first batch, so that an engine's start does not wait for them.
+    query, kafka: of which query, by its name, and how a worker reaches Kafka; snapshots: called
+    behind each batch, to write a snapshot where one is due. The tables are made with the first
+    batch, so that an engine's start does not wait for them.
     """
 
     def __init__(
-        self, spark: SparkSession, folder: Folder | str, snapshots: Callable[[], None] | None = None
-    ) -> None:
+        self, spark: SparkSession, folder: Folder | str, query: str, kafka: dict[str, Any],
+        snapshots: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self._spark, self._folder = spark, str(folder)
+        self._query, self._kafka = query, kafka
         self._snapshots = snapshots
         self._open = False
 
@@ -73,24 +76,22 @@ class HistoryWriter:
                 | topic.endswith(f".{topics.INSTRUCTIONS}"),
             )
         )
-        valid = f.make_valid_utf8(f.col("value").cast("string"))
-        text = f.regexp_replace(valid, SIGNATURE, "")
         self._command = [
-            topic, f.col("partition"), f.col("offset"), f.col("timestamp").alias("time"),
-            f.get_json_object(text, "$.command").alias("command"),
-            f.get_json_object(text, "$.queue").alias("queue"),
-            f.col("key"), f.col("value"), headers_column().alias("headers"),
+            topic, *(f.col(n) for n in ("partition", "offset", "time", "key", "value", "headers"))
         ]  # fmt: skip
-        self._step = [topic, f.col("offset"), f.col("timestamp").alias("time"), f.col("value")]
-
+        self._step = [topic, f.col("offset"), f.col("time"), f.col("value")]
         self._open = True
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """batch: what Spark planned; it is not carried out."""
         if not self._open:
             self._begin()
-        batch.persist()
+        scan = scan_of(self._spark, self._query)
+        batch = records_frame(self._spark, self._kafka, scan.ranges).persist()
         try:
-            append(self._folder, COMMANDS, batch.where(self._commands).select(*self._command))
+            scan.count(batch.count())
+            commands = batch.where(self._commands).select(*self._command)
+            append(self._folder, COMMANDS, commands.mapInArrow(_name, ROWS[COMMANDS]))
             steps = batch.where(self._steps).select(*self._step)
             append(self._folder, STEPS, steps.mapInArrow(_decode, ROWS[STEPS]))
         finally:
@@ -99,10 +100,51 @@ class HistoryWriter:
             self._snapshots()
 
 
+def _name(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = batch.to_pylist()
+        said = [named(row["value"]) for row in rows]
+        columns = {name: batch[name] for name in ("topic", "partition", "offset", "time")}
+        for n, name in enumerate(("command", "queue")):
+            columns[name] = pa.array([one[n] for one in said], pa.string())
+        columns |= {name: batch[name] for name in ("key", "value", "headers")}
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+class _Named(msgspec.Struct):
+    command: Any = None
+    queue: Any = None
+
+
+_named = msgspec.json.Decoder(_Named).decode
+
+
+def named(value: bytes | None) -> tuple[str | None, str | None]:
+    """The command that a record holds, and the queue that it names; None where it says none."""
+    try:
+        signed = signing.split(value or b"")
+        said = _named((value or b"") if signed is None else signed[3])
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None, None
+    command, queue = (v if isinstance(v, str) else None for v in (said.command, said.queue))
+    return command, queue
+
+
 def _decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = [row for one in batch.to_pylist() if (row := step_row(**one)) is not None]
-        yield pa.RecordBatch.from_pylist(rows, STEP_ROWS)
+        try:
+            yield pa.RecordBatch.from_pylist(rows, STEP_ROWS)
+        except (pa.ArrowException, OverflowError):  # somebody else's, with numbers out of range
+            yield pa.RecordBatch.from_pylist([row for row in rows if _fits(row)], STEP_ROWS)
+
+
+def _fits(row: dict[str, Any]) -> bool:
+    try:
+        pa.RecordBatch.from_pylist([row], STEP_ROWS)
+    except (pa.ArrowException, OverflowError):
+        return False
+    return True
 
 
 def step_row(topic: str, offset: int, time: Any, value: bytes) -> dict[str, Any] | None:
@@ -115,7 +157,12 @@ def step_row(topic: str, offset: int, time: Any, value: bytes) -> dict[str, Any]
     return {
         "broker": broker, "step": record.step, "now": record.now * 1000, "acked": record.acked,
         "pages": record.pages, "outputs": record.outputs, "code": record.code,
-        "ranges": [msgspec.structs.asdict(r) for r in record.ranges],
-        "sizes": msgspec.json.encode(record.sizes).decode() if record.sizes else None,
+        "ranges": [{f.name: getattr(r, f.name) for f in _RANGE} for r in record.ranges],
+        "sizes": _json(record.sizes) if record.sizes else None,
+        "parts": _json(parts) if any(parts := [r.parts for r in record.ranges]) else None,
         "offset": offset, "time": time,
     }  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

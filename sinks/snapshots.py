@@ -58,7 +58,8 @@ class _Last:
 
 class SnapshotWriter:
     """Writes a snapshot of each broker whenever one is due. checkpoints: of the brokers' queries;
-    interval_s: between two snapshots of a broker."""
+    interval_s: between two snapshots of a broker; anew: the first of each builds on none that is in
+    the table, since that may have lost something."""
 
     def __init__(
         self,
@@ -67,12 +68,13 @@ class SnapshotWriter:
         checkpoints: Mapping[str, Folder],
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
+        anew: bool = False,
     ) -> None:
         self._spark, self._folder = spark, str(folder)
         self._checkpoints = dict(checkpoints)
         self._refer = Referring(spark, folder)
         self._interval_s, self._clock = interval_s, clock
-        self._due = -1e9
+        self._due, self._anew = -1e9, anew
         self._last: dict[str, _Last | None] = {}
 
     def __call__(self) -> None:
@@ -87,9 +89,9 @@ class SnapshotWriter:
         batch = _committed(self._checkpoints[broker])
         if batch is None:
             return
-        if broker not in self._last:
+        if broker not in self._last and not self._anew:
             self._last[broker] = self._recall(broker)
-        last = self._last[broker]
+        last = self._last.get(broker)
         if last is not None and last.batch == batch:
             return
         own = self._own(broker, batch)
@@ -98,6 +100,8 @@ class SnapshotWriter:
         at = _position(own)
         if last is not None and at.step <= last.step:
             return
+        if last is None and self._anew and at.step <= self._newest(broker):
+            return  # one step has one snapshot
         goes_on = last is not None and last.batch < batch and last.length < CHAIN_MAX
         pages = self._changed(broker, last.batch + 1, batch) if last and goes_on else None
         whole = pages is None
@@ -178,6 +182,13 @@ class SnapshotWriter:
             return None
 
     # ------------------------------------------------------------ the table
+
+    def _newest(self, broker: str) -> int:
+        """The step of the newest snapshot in the table, -1: there is none."""
+        table = self._spark.read.format("delta").load(f"{self._folder}/{SNAPSHOTS}")
+        closed = table.where((f.col("broker") == broker) & (f.col("page") == ""))
+        rows = closed.agg(f.max("step").alias("step")).collect()
+        return -1 if rows[0].step is None else int(rows[0].step)
 
     def _recall(self, broker: str) -> _Last | None:
         """The newest snapshot in the table, if it is of this checkpoint."""

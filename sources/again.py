@@ -58,9 +58,11 @@ class ReadAgain:
                     until = time.monotonic() + WAIT_S_MAX
                 elif time.monotonic() > until:
                     raise self._gone(r, "they do not come")
-            taken = []
+            taken, wanted = [], set(r.offsets())
             while messages and messages[0].offset() <= r.last:
-                taken.append(messages.popleft())
+                message = messages.popleft()
+                if message.offset() in wanted:
+                    taken.append(message)
             if len(taken) != r.count or taken[0].offset() != r.first:
                 raise self._gone(r, f"{len(taken)} are there")
             found[place] = taken

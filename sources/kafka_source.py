@@ -36,8 +36,9 @@ def history_topics(
     vpns: Iterable[str], brokers: Iterable[str], said: Iterable[str]
 ) -> dict[str, str]:
     """What the history's tables are written from: commands, what the engine, brokers and other
-    homes say to brokers, and the logs of steps. Those are read uncommitted, as the source does:
-    their transactions are a fence and stay open for long. said: see `discovery.said_topics`."""
+    homes say to brokers, and the logs of steps. A batch is planned up to the end of each, for the
+    transactions of the logs are a fence and stay open for long; what is read of it, see
+    `offset_ranges.read_ranges`. said: see `discovery.said_topics`."""
     names = [topics.topic(vpn, topics.COMMANDS) for vpn in sorted(vpns)]
     kinds = (topics.STEPS, topics.INSTRUCTIONS)
     return _list(names + [topics.topic(b, kind) for b in sorted(brokers) for kind in kinds], said)

@@ -17,6 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pyspark.sql import SparkSession
 
+from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected
 from .live_reader import consumer_settings
 from .step_batch import Place
@@ -79,15 +80,29 @@ def _ranges(begin: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) ->
 
 
 def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
-    """The records of these offsets, some at a time, of each partition in their order; those that
-    Kafka has removed are left out. kafka: how it is reached. Raises NotConnected after 30 s without
-    any."""
-    if not ranges:
-        return
+    """The records of these offsets, some at a time, of each partition in their order: what a
+    broker's loop gets of them. Those that Kafka has removed are left out, and those that a
+    transaction took back; a transaction that is open is waited for. kafka: how it is reached.
+    Raises NotConnected after 30 s without any.
+
+    Logs of steps are read uncommitted: their transactions are a fence (`sinks.log_writer`).
+    """
+    logs = {place: ends for place, ends in ranges.items() if _is_log(place[0])}
+    rest = {place: ends for place, ends in ranges.items() if place not in logs}
+    for some, level in ((rest, "read_committed"), (logs, "read_uncommitted")):
+        if some:
+            yield from _read(kafka, some, level)
+
+
+def _is_log(topic: str) -> bool:
+    return topic.endswith(f".{topics.STEPS}")
+
+
+def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[Any]]:
     consumer = Consumer(
         consumer_settings(kafka)
         | {
-            "isolation.level": "read_uncommitted",  # as Spark's source
+            "isolation.level": level,
             "fetch.wait.max.ms": 10,
             "queued.max.messages.kbytes": AHEAD_KB,
         }
@@ -110,7 +125,11 @@ def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
             if found or done:
                 until = time.monotonic() + WAIT_S_MAX
             elif time.monotonic() > until:
-                left = {p: r for p, r in left.items() if p not in ended and _is_there(consumer, p)}
+                left = {
+                    place: (begin, end) for place, (begin, end) in left.items()
+                    if (place not in ended or _is_open(consumer, place, end))
+                    and _is_there(consumer, place)
+                }  # fmt: skip
                 if left:
                     raise NotConnected(f"{_some(left)} did not come within {WAIT_S_MAX:.0f} s")
     finally:
@@ -139,6 +158,12 @@ def _is_wanted(message: Any, left: dict[Place, tuple[int, int]], ended: set[Plac
         return False
     left[place] = (at + 1, end)
     return bool(at < end)
+
+
+def _is_open(consumer: Consumer, place: Place, end: int) -> bool:
+    """Whether a partition that ended before goes on, behind a transaction that is open."""
+    ends = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+    return bool(ends and ends[1] >= end)
 
 
 def _is_there(consumer: Consumer, place: Place) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..protocol import topics, wire
 from ..protocol.kafka_headers import UNREADABLE, headers_of
 from ..protocol.messages import HEADER, Records
-from ..protocol.steplog import Opened, Range
+from ..protocol.steplog import Opened, Range, parts_of
 from ..state import Batch
 
 RECORD_BYTES = 100  # beside key, value and headers
@@ -61,7 +61,9 @@ def to_batch(found: dict[Place, list[Any]]) -> Taken:
         messages = found[place]
         topic, partition = place
         n = len(messages)
-        ranges.append(Range(topic, partition, messages[0].offset(), messages[-1].offset(), n))
+        offsets = [m.offset() for m in messages]
+        parts = parts_of(offsets)
+        ranges.append(Range(topic, partition, offsets[0], offsets[-1], n, parts))
         if is_command(topic) or topics.is_instruction(topic):
             records = batch.commands
         else:

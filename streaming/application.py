@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from ..state import Home
 from .broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
 from .engine_settings import EngineSettings
-from .home import HomeFolder
+from .home import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
 from .jars import ensure_jars
 from .java_archive import JavaArchive
 from .object_store import object_store_jars, place_settings
@@ -86,6 +87,8 @@ class SparkApplication:
         self.spark: SparkSession | None = None
         self.archive = JavaArchive("spark", folder.path / "spark.classes")
         self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
+        self._tables_lock = threading.Lock()
+        self._ended_tables = 0  # how often what reads for tables was ended, to begin anew
 
     # ------------------------------------------------------------ start
 
@@ -219,32 +222,47 @@ class SparkApplication:
         )  # fmt: skip
 
     def start_tables(self) -> None:
-        """Start the query of the Delta tables, if there is to be one."""
-        assert self.spark is not None
+        """Start the query of the Delta tables, if there is to be one. In any thread."""
         interval_s = self.tables_interval_s()
-        if not interval_s:
-            return
-        self.table_queries[TABLES_QUERY] = start_tables(
-            self.spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
-            self._folder.checkpoints / "tables-checkpoint", interval_s,
-        )  # fmt: skip
+        if interval_s:
+            self._start_of_tables(TABLES_QUERY, lambda spark: start_tables(
+                spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
+                self._folder.checkpoints / TABLES_CHECKPOINT, interval_s,
+            ))  # fmt: skip
+
+    def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
+        """Start a query of tables, and forget it where it was to begin anew meanwhile: who watches
+        them starts it once more."""
+        assert self.spark is not None
+        ended = self._ended_tables
+        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
+        query = start(self.spark)
+        with self._tables_lock:
+            is_current = ended == self._ended_tables
+            if is_current:
+                self.table_queries[name] = query
+        if not is_current:
+            query.stop()
 
     def start_history(self) -> None:
         """Start the query of what steps took and were, if there is to be one. Micro-batches have no
-        log of steps."""
-        assert self.spark is not None
+        log of steps. In any thread."""
         interval_s = self.history_interval_s()
         if not interval_s:
             return
-        # Of a broker that is no more, what is not in the tables yet is still to be written.
-        names = [*self.brokers, *self._folder.removed()]
-        checkpoints = {b: self._folder.checkpoint / b for b in names}
-        self.table_queries[HISTORY_QUERY] = start_history(
-            self.spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
-            self._folder.tables,
-            self._folder.checkpoints / "history-checkpoint", interval_s,
-            self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
-        )  # fmt: skip
+
+        def start(spark: SparkSession) -> StreamingQuery:
+            # Of a broker that is no more, what is not in the tables yet is still to be written.
+            names = [*self.brokers, *self._folder.removed()]
+            checkpoints = {b: self._folder.checkpoint / b for b in names}
+            return start_history(
+                spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
+                self._folder.tables,
+                self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s,
+                self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+            )  # fmt: skip
+
+        self._start_of_tables(HISTORY_QUERY, start)
 
     def end_history(self) -> None:
         """There are other brokers: what writes their history is to begin anew."""
@@ -253,8 +271,10 @@ class SparkApplication:
     def _end_tables(self, name: str) -> None:
         """End a query of tables, between two batches where that is soon; who watches them starts it
         anew."""
-        if name in self.table_queries:
-            self._end_batches(self.table_queries.pop(name), TABLES_END_S_MAX)
+        with self._tables_lock:
+            self._ended_tables += 1
+            query = self.table_queries.pop(name, None)
+        self._end_batches(query, TABLES_END_S_MAX)
 
     def history_interval_s(self) -> int:
         """How often steps and what they took are written; 0: never."""
@@ -279,7 +299,9 @@ class SparkApplication:
         forget_session(self.spark)
         for broker in self.brokers.values():
             broker.query = None
-        self.table_queries.clear()  # who watches them starts them
+        with self._tables_lock:
+            self._ended_tables += 1
+            self.table_queries.clear()  # who watches them starts them
         self._start()
 
     # ------------------------------------------------------------ stop

@@ -11,6 +11,7 @@ It starts them in this order and stops them in the other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -145,8 +146,9 @@ class Engine:
         self._stopped = threading.Event()
         self._lock = threading.RLock()
         self._tables_watch = TablesWatch(
-            self.application, self._folder, self.metrics, self._tell_everybody
-        )
+            self.application, self._folder, self.metrics, self._tell_everybody,
+            self._lock_of_tables.take,
+        )  # fmt: skip
         self.watch = EngineWatch(
             bootstrap_servers, self.application, self.captured, self._folder, self.trigger,
             self._stopping, self._records.state, self._tables_watch.look,
@@ -209,7 +211,9 @@ class Engine:
         self._require_its_kafka()
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
-            self._lock_of_tables.take()
+            with contextlib.suppress(OSError):  # no rights, no room: the tables' watch tells it
+                self._lock_of_tables.take()
+        self._folder.mend()
         numbers, groups = self._numbers_and_groups()
         self._folder.remember_brokers(numbers, groups)
         self._progress("starting Spark")

@@ -121,7 +121,7 @@ class EngineWatch:
         if refused := refusal(broker.query):
             raise LakequeueError(refused)
         why = reason(broker.query)
-        if not passes(why):
+        if not passes(str(broker.query.exception())):
             raise LakequeueError(f"the engine's query failed: {why}; see {self._see}")
         self._recover(broker.query, partial(self._start, broker))
 

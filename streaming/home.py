@@ -38,6 +38,7 @@ from ..protocol.home_places import (
 )
 from ..protocol.signing import ENGINE_CLIENT, Credentials, engines_key
 from ..state import FORMAT
+from .checkpoint_mending import set_back, set_back_or_drop
 from .moved_home import follow
 from .rebuilt import FOLDER, QUEUES, SUFFIX, state_file
 
@@ -46,6 +47,7 @@ log = logging.getLogger("lakequeue.engine")
 CAPTURED, PORTS = "captured.json", "ports.json"
 SECRET, SECRET_BYTES = "secret", 32
 CHECKPOINT = "checkpoint"
+TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than that is none
 MICRO_BATCH = "micro-batch"  # of homes that do not say theirs: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # whole in every language that reads JSON numbers as floats
@@ -78,7 +80,7 @@ class HomeFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / TABLES).mkdir(exist_ok=True)  # wherever they are: who writes them is here
-            self.tables.mkdir(parents=True, exist_ok=True)
+            self._make_tables()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             problem = self.problem(trigger)
             if problem:
@@ -97,6 +99,14 @@ class HomeFolder:
                 _write(self.path / ABOUT, whole)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
+
+    def _make_tables(self) -> None:
+        """A home that has worked starts without them: the queues are not in them."""
+        try:
+            self.tables.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            if not (self.path / ABOUT).exists():
+                raise
 
     def problem(self, trigger: str | None = None) -> str:
         """Why this home must not be started, with what to do; empty when it may. Changes nothing.
@@ -204,7 +214,10 @@ class HomeFolder:
             if not file.exists():
                 draft = file.with_suffix(".draft")
                 draft.touch(0o600)
-                draft.write_bytes(secrets.token_bytes(SECRET_BYTES))
+                with draft.open("wb") as drawn:
+                    drawn.write(secrets.token_bytes(SECRET_BYTES))
+                    drawn.flush()
+                    os.fsync(drawn.fileno())
                 draft.replace(file)
             return file.read_bytes()
         except OSError as error:
@@ -239,6 +252,22 @@ class HomeFolder:
         if about.get(KAFKA) != cluster:
             _write(self.path / ABOUT, {**about, KAFKA: cluster})
 
+    def mend(self) -> None:
+        """Set back what a power loss has damaged to the newest whole batch. For the one engine that
+        runs on this home, before its queries start. Raises LakequeueError where there is none."""
+        if not isinstance(self.checkpoints, Path):
+            return
+        for place, number in self._checkpoints().items():
+            if done := set_back(self.checkpoints / place, number):
+                log.warning(
+                    "%s was damaged (%s): the query goes back to its newest whole batch, and what "
+                    "came after it is done again", self.checkpoints / place, done,
+                )  # fmt: skip
+        for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
+            tables = self.checkpoints / name
+            if tables.is_dir() and (done := set_back_or_drop(tables)):
+                log.warning("%s was damaged: %s", tables, done)
+
     # ------------------------------------------------------------ what was rebuilt (R3)
 
     def rebuilt(self, broker: str) -> str:
@@ -267,12 +296,16 @@ class HomeFolder:
 
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, as told from the home, and the number that Spark gave it."""
-        return {
-            f"{CHECKPOINT}/{file.parent.name}" if "/" in pattern else CHECKPOINT:
-                json.loads(file.read_text())["id"]
-            for pattern in _METADATA
-            for file in self.checkpoint.glob(pattern)
-        }  # fmt: skip
+        known = self._about().get("checkpoints", {})
+        found = {}
+        for pattern in _METADATA:
+            for file in self.checkpoint.glob(pattern):
+                place = f"{CHECKPOINT}/{file.parent.name}" if "/" in pattern else CHECKPOINT
+                try:
+                    found[place] = str(json.loads(file.read_text())["id"])
+                except (ValueError, KeyError, TypeError):  # damaged, see `mend`
+                    found[place] = str(known.get(place, ""))
+        return found
 
     # ------------------------------------------------------------ brokers
 
@@ -418,5 +451,8 @@ def _try(probe: Folder) -> None:
 def _write(file: Path, value: Any) -> None:
     """Write JSON whole or not at all: a crash must not leave half a file."""
     draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps(value))
+    with draft.open("w") as text:
+        text.write(json.dumps(value))
+        text.flush()
+        os.fsync(text.fileno())  # else a power loss may leave the new name and nothing in it
     draft.replace(file)

@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .causes import cause_of
 from .planning import QUERY_SETTINGS
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
 TABLES_RECORDS = 25_000  # up to eight messages in each
 HISTORY_RECORDS = 200_000
-# The last line of a Python worker's traceback, as it stands in Spark's error.
-_PYTHON_ERROR = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
 # What the loop says when it must not go on.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
@@ -104,7 +103,7 @@ def start_tables(
 
     create_tables(spark, tables)
     where = source.tables_topics(vpns, captured)
-    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS)
+    stream = source.read_stream(spark, bootstrap, where, TABLES_RECORDS, committed=True)
     writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
     return (
         stream.writeStream.foreachBatch(writer)
@@ -132,13 +131,20 @@ def start_history(
     from ..sinks.history import HistoryWriter
     from ..sinks.snapshots import SnapshotWriter
     from ..sources import kafka_source as source
+    from ..sources.live import kafka_client
 
-    snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s) if snapshots_s else None
+    # Without its checkpoint, tables may have been mended or brought back from a backup.
+    anew = not any(checkpoint.glob("commits/[0-9]*"))
+    snapshots = None
+    if snapshots_s:
+        snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, anew=anew)
     stream = source.read_stream(
         spark, bootstrap, source.history_topics(vpns, brokers, said), HISTORY_RECORDS
     )
+    kafka = kafka_client(bootstrap, HISTORY_QUERY)
+    writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)
     return (
-        stream.writeStream.foreachBatch(HistoryWriter(spark, tables, snapshots))
+        stream.writeStream.foreachBatch(writer)
         .queryName(HISTORY_QUERY)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{interval_s} seconds")
@@ -155,10 +161,8 @@ def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
 
 
 def reason(query: StreamingQuery) -> str:
-    """What a query failed with: of an error in a Python worker its own line."""
-    error = str(query.exception() or "no reason given").strip()
-    in_worker = _PYTHON_ERROR.findall(error)
-    return in_worker[-1] if in_worker else error.splitlines()[0]
+    """What a query failed with."""
+    return cause_of(query.exception())
 
 
 def refusal(query: StreamingQuery) -> str:

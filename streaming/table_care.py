@@ -19,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..protocol.folders import Folder, RemoteFolder
 from ..sinks.metrics import Metrics
 from ..sinks.queue_figures import Look
 from ..sinks.upkeep import Rules, Upkeep
+from .causes import cause_of
 from .engine_settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class TableCare(threading.Thread):
             self._mark.touch()
         except Exception as error:  # Spark ended, the disk is full, a query was in the way
             if not self._stopping.is_set():
-                log.warning("the tables were not tidied, it is tried again: %s", _line(error))
+                log.warning("the tables were not tidied, it is tried again: %s", cause_of(error))
             return False
         self._metrics.tidied(time.time())
         log.info("the tables were tidied in %.0f s", time.time() - begun)
@@ -119,9 +120,12 @@ class TableCare(threading.Thread):
 
     def measure(self) -> None:
         """What each table takes on the disk, into the metrics."""
-        for log_folder in self._tables.glob("*/_delta_log"):
-            table = log_folder.parent
-            self._metrics.table(table.name, *disk_use(table))
+        try:
+            for log_folder in self._tables.glob("*/_delta_log"):
+                table = log_folder.parent
+                self._metrics.table(table.name, *disk_use(table))
+        except OSError as error:  # an object store refuses; the next time
+            log.debug("the tables cannot be looked at: %s", error)
 
 
 def disk_use(folder: Folder) -> tuple[int, int]:
@@ -139,7 +143,3 @@ def disk_use(folder: Folder) -> tuple[int, int]:
             except OSError:  # it was deleted meanwhile
                 continue
     return size, files
-
-
-def _line(error: Any) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -26,7 +26,10 @@ class TablesLock:
         self._file: IO[str] | None = None
 
     def take(self) -> None:
-        """Have the tables for oneself; raises LakequeueError where another engine has them."""
+        """Have the tables for oneself; raises LakequeueError where another engine has them, OSError
+        where the file beside them cannot be written."""
+        if self._file is not None:
+            return
         file = (self._tables / LOCK).open("a+")
         try:
             # flock, not lockf: a second engine in this process is kept out too.

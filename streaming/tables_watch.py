@@ -1,17 +1,23 @@
 """Looks after the queries that write the Delta tables: whatever happens to them, the brokers go on.
 
-    a query ends ─▶ its disk is full  ─▶ alert, look every second whether there is room
-                    anything else     ─▶ alert at the second time, start again after longer pauses
-    it has written a batch again      ─▶ the alert is cleared
+    a query ends, or does not start
+      ─▶ its disk is full  ─▶ alert, look every second whether there is room
+         anything else     ─▶ alert at the second time, start again after longer pauses
+    it has written a batch again ─▶ the alert is cleared
 
 Nothing is lost meanwhile: a query that is started again goes on from its checkpoint, and writes
 what it missed, as far as Kafka still has it. The alert is a line in the log, an event of each VPN
-(`tables_stopped`, `tables_resumed`) and a metric.
+(`tables_stopped`, `tables_resumed`) and a metric. It names the damaged table and what mends it,
+where that can be seen, else the cause.
+
+An object store that is slow or refuses makes a start last minutes: it has a thread of its own, and
+nobody waits for it for longer than a moment.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +25,16 @@ from dataclasses import dataclass
 from ..protocol import LakequeueError
 from ..protocol.commands import Tables, encode_command
 from ..sinks.metrics import Metrics
+from ..sinks.table_damage import damage
 from .application import SparkApplication
+from .causes import cause_of
 from .home import HomeFolder
 from .queries import HISTORY_QUERY, TABLES_QUERY, reason
 
 log = logging.getLogger("lakequeue.tables")
 
 PAUSE_S_MAX = 30.0
+FIRST_S_MAX, START_S_MAX = 20.0, 1.0  # that a start is waited for: the engine's own, and later
 LOOK_S = 1.0
 WHY_CHARACTERS_MAX = 500
 
@@ -42,39 +51,52 @@ class Down:
     full: bool = False
 
 
+class Start(threading.Thread):
+    """The start of a query."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name=f"start-{name}")
+        self._work = work
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            self._work()
+        except Exception as error:
+            self.error = error
+
+
 class TablesWatch:
-    """Of one engine. tell: gives a command to the first broker, in each VPN."""
+    """Of one engine. tell: gives a command to the first broker, in each VPN; take: has the tables
+    for this engine, see `tables_lock`."""
 
     def __init__(
         self, application: SparkApplication, folder: HomeFolder, metrics: Metrics,
-        tell: Callable[[bytes], None],
+        tell: Callable[[bytes], None], take: Callable[[], None],
     ) -> None:  # fmt: skip
         self._application, self._folder = application, folder
-        self._metrics, self._tell = metrics, tell
+        self._metrics, self._tell, self._take = metrics, tell, take
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
+        self._starts: dict[str, Start] = {}
 
     def begin(self) -> None:
-        """Start what is to run. Raises LakequeueError for tables that must not be written."""
+        """Start what is to run."""
         application = self._application
         if application.tables_interval_s():
             self._wanted[TABLES_QUERY] = application.start_tables
         if application.history_interval_s():
             self._wanted[HISTORY_QUERY] = application.start_history
-        for name in self._wanted:
+        for name, start in self._wanted.items():
             self._metrics.tables_stopped(name, False)
-            try:
-                self._wanted[name]()
-            except LakequeueError:
-                raise
-            except Exception as error:
-                if not self._room_lacks():
-                    raise
-                self._ended(name, str(error))
+            self._try(name, start, FIRST_S_MAX)
 
     def look(self) -> None:
         """Once: start again what has ended and may run."""
         for name, start in self._wanted.items():
+            if name in self._starts and not self._has_started(name, 0.0):
+                continue
             query = self._application.table_queries.get(name)
             if query is not None and query.isActive:
                 continue
@@ -94,27 +116,41 @@ class TablesWatch:
             self._metrics.tables_stopped(name, False)
             self._say("")
 
-    def _try(self, name: str, start: Callable[[], None]) -> None:
+    def _try(self, name: str, start: Callable[[], None], wait_s: float = START_S_MAX) -> None:
         down = self._down.get(name)
         if down is not None and down.full and self._room_lacks():
             down.due = time.monotonic() + LOOK_S
             return
-        try:
+
+        def work() -> None:
+            self._take()
             start()
-        except Exception as error:
-            if self._application.java_ended():
-                raise
-            self._ended(name, str(error))
+
+        self._starts[name] = Start(name, work)
+        self._starts[name].start()
+        self._has_started(name, wait_s)
+
+    def _has_started(self, name: str, wait_s: float) -> bool:
+        """Whether the start of a query is over, with or without success."""
+        start = self._starts[name]
+        start.join(wait_s)
+        if start.is_alive():
+            return False
+        del self._starts[name]
+        if start.error is not None and not self._application.java_ended():
+            self._ended(name, cause_of(start.error))
+        return True
 
     def _ended(self, name: str, why: str) -> None:
         down = self._down.setdefault(name, Down())
         lacks = self._room_lacks()
         down.full, down.tries = bool(lacks), down.tries + 1
-        down.why = (lacks or why or "no reason given").strip().splitlines()[0][:WHY_CHARACTERS_MAX]
+        down.why = lacks or why
         pause_s = LOOK_S if down.full else min(2.0**down.tries / 2, PAUSE_S_MAX)
         down.due = time.monotonic() + pause_s
         if not down.alerted and (down.full or down.tries > 1):
             down.alerted = True
+            down.why = ((not lacks and self._damage()) or down.why)[:WHY_CHARACTERS_MAX]
             log.error(
                 "the query %r does not write the tables: %s; the queues go on, and what is missed "
                 "is written later", name, down.why,
@@ -126,6 +162,12 @@ class TablesWatch:
 
     def _room_lacks(self) -> str:
         return self._folder.unwritable(self._folder.tables)
+
+    def _damage(self) -> str:
+        try:
+            return damage(self._folder.tables)
+        except (OSError, LakequeueError):  # the store is away: the cause says it
+            return ""
 
     def _say(self, why: str) -> None:
         try:

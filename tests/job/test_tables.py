@@ -29,7 +29,6 @@ from lakequeue.protocol.journal import NO_END, Journal, Segment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
 from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
 from lakequeue.protocol.wire import STEP
-from lakequeue.sinks.batch_files import run_of
 from lakequeue.sinks.delta import TableWriter
 from lakequeue.sinks.delta_tables import (
     COLUMNS,
@@ -41,6 +40,7 @@ from lakequeue.sinks.delta_tables import (
     append,
     create_tables,
 )
+from lakequeue.sinks.kafka_records import run_of
 from lakequeue.sinks.run_items import run_items
 from lakequeue.sinks.run_rows import run_rows
 from lakequeue.sinks.upkeep import Rules, Upkeep

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import deltalake
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
@@ -52,6 +55,18 @@ def test_a_table_of_a_later_version(home: Path) -> None:
     deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "4"}, raise_if_not_exists=False)
     with pytest.raises(LakequeueError, match="journal has version '4' of its columns; this versio"):
         open_lake(home)
+
+
+def test_R1_a_time_of_the_year_9999_as_spark_wrote_it_is_read(home: Path) -> None:
+    """INT96, which Arrow takes for nanoseconds: they end in 2262."""
+    place = home / "tables" / "messages"
+    (file,) = place.rglob("*.parquet")
+    rows = pq.ParquetFile(file).read()
+    late = pa.array([datetime(9999, 12, 31, tzinfo=UTC)] * len(rows), pa.timestamp("us", "UTC"))
+    rows = rows.set_column(rows.schema.get_field_index("time"), "time", late)
+    pq.write_table(rows, file, use_deprecated_int96_timestamps=True, store_schema=False)
+    with open_lake(home) as lake:
+        assert lake.execute("SELECT year(max(time)) FROM messages").fetchone() == (9999,)
 
 
 def test_one_engine_writes_the_tables(home: Path) -> None:

@@ -17,7 +17,8 @@ from lake.on_files import MESSAGES
 from lakequeue.lake.opening import open_lake
 from lakequeue.protocol.journal import Journal, Segment, encode
 from lakequeue.protocol.messages import decode_run, encode_run
-from lakequeue.sinks.batch_files import RECORDS, BatchFiles, message_rows, records_of, run_of
+from lakequeue.sinks.batch_files import BatchFiles, message_rows
+from lakequeue.sinks.kafka_records import RECORDS, records_of, run_of
 from lakequeue.sinks.run_items import run_items
 from lakequeue.sinks.table_files import TableFiles
 

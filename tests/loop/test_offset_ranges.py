@@ -18,7 +18,7 @@ from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
-NAMES = ("plain", "cut", "emptied", "marked", "short", "two")
+NAMES = ("plain", "cut", "emptied", "marked", "short", "two", "open", "b.steps")
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +64,41 @@ def test_R1_records_that_kafka_removed_are_passed_over(bootstrap: str) -> None:
     assert read(bootstrap, {("emptied", 0): (0, 10)}) == []
 
 
-def test_R1_marks_of_transactions_end_a_range_too(bootstrap: str) -> None:
-    """As in Spark's source, what was aborted is there: the tables say what came in."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "t"})
+def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
+    """One record in each: c committed, a taken back, o still open, which must be the last."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
     producer.init_transactions(30)
-    for end in (producer.commit_transaction, producer.abort_transaction):
+    for end in ends:
         producer.begin_transaction()
-        producer.produce("marked", b"one", partition=0)
+        producer.produce(topic, end.encode(), partition=0)
         producer.flush(30)
-        end(30)
-    assert [at for _, at, _ in read(bootstrap, {("marked", 0): (0, 4)})] == [0, 2]
+        if end == "c":
+            producer.commit_transaction(30)
+        elif end == "a":
+            producer.abort_transaction(30)
+    return producer
+
+
+def test_R1_what_a_transaction_took_back_is_not_read(bootstrap: str) -> None:
+    """As the loop does not: a step's inputs are in the tables, those and no others."""
+    transactions(bootstrap, "marked", "caac")
+    assert [at for _, at, _ in read(bootstrap, {("marked", 0): (0, 8)})] == [0, 6]
+    assert read(bootstrap, {("marked", 0): (2, 6)}) == []
+    assert [at for _, at, _ in read(bootstrap, {("marked", 0): (0, 4)})] == [0]
+    transactions(bootstrap, "b.steps", "ca")
+    found = read(bootstrap, {("b.steps", 0): (0, 4), ("marked", 0): (0, 2)})
+    assert found == [("marked", 0, b"c"), ("b.steps", 0, b"c"), ("b.steps", 2, b"a")]
+
+
+def test_R1_an_open_transaction_is_waited_for(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 2.0)
+    producer = transactions(bootstrap, "open", "co")
+    with pytest.raises(NotConnected, match="records 1 to 2 of partition 0 of topic 'open'"):
+        read(bootstrap, {("open", 0): (0, 3)})
+    producer.commit_transaction(30)
+    assert [at for _, at, _ in read(bootstrap, {("open", 0): (0, 3)})] == [0, 2]
 
 
 def test_R1_a_topic_that_was_made_anew_is_not_waited_for(

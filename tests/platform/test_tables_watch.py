@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from lakequeue.protocol.errors import LakequeueError
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.streaming import tables_watch
 from lakequeue.streaming.home import HomeFolder
@@ -41,6 +44,7 @@ class World:
             folder,
             self.metrics,
             lambda value: tell(msgspec.json.decode(value)),  # type: ignore[arg-type]
+            lambda: None,
         )
 
     def tables_interval_s(self) -> int:
@@ -122,6 +126,42 @@ def test_a_start_on_a_full_disk_goes_on_without_tables(
     world.full, world.broken = "", False
     world.look(5)
     assert world.table_queries[TABLES_QUERY].isActive
+
+
+def test_a_start_that_takes_its_time_holds_nobody_up(world: World) -> None:
+    """An object store that is slow."""
+    answers = threading.Event()
+    world.watch._wanted[TABLES_QUERY] = lambda: (answers.wait(30), world.start_tables())[1]
+    world.table_queries.clear()
+    begun = time.perf_counter()
+    for _ in range(3):
+        world.watch.look()
+    assert time.perf_counter() - begun < 5
+    assert (world.starts, world.told) == (1, [])
+    answers.set()
+    for _ in range(100):
+        world.watch.look()
+        if world.table_queries:
+            break
+        time.sleep(0.05)
+    assert (world.starts, world.told) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no"), LakequeueError("a later version"), OSError()]
+)
+def test_tables_that_cannot_be_written_do_not_end_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    world = World(tmp_path, monkeypatch)
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(world, "start_tables", fail)
+    world.watch.begin()
+    world.look(5)
+    assert [t["stopped"] for t in world.told] == [str(error) or "OSError"]
 
 
 def test_after_spark_was_started_again_they_are_started_at_once(world: World) -> None:

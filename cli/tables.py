@@ -1,0 +1,72 @@
+"""`lakequeue tables`: are the Delta tables whole, and what mends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..protocol.home_places import tables_place
+from ..sinks.table_damage import Table, look_at_tables
+from .common import DEFAULT_HOME, counted, json_option, note, option, say_json
+from .environment_fault import EnvironmentFault
+
+
+@click.command()
+@option("--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
+        show_default=True, help="The home whose tables are looked at.")  # fmt: skip
+@option("--repair", is_flag=True, help="Mend what is damaged. Stop the engine first.")
+@json_option
+def tables(home: Path, repair: bool, as_json: bool) -> None:
+    """Look whether the Delta tables of a home are whole, also while the engine runs.
+
+    A table whose log is cut, or that lacks a file, cannot be written: the queues go on, and the
+    event `tables_stopped` says so. --repair mends it as little as possible. A version that cannot
+    be read is put aside, files that are lost are taken out of the table, and a table of which no
+    version is left is made anew at the next start. What is put aside stays in tables/.aside.
+
+    At the next start the engine writes what is missing at the end of a table again, as far as Kafka
+    has it. What was lost before stays lost: `at` cannot show moments that need it. From the next
+    snapshot on, a minute after the start, `at` and `rebuild` work again.
+
+    \b
+    Examples:
+      lakequeue tables
+      lakequeue tables --repair --home /srv/lakequeue
+    """
+    home = home.expanduser().absolute()
+    place, done = tables_place(home), []
+    try:
+        if repair:
+            from ..streaming.table_repair import repair as mended
+
+            done = mended(home)
+        found = look_at_tables(place)
+    except OSError as error:
+        raise EnvironmentFault(f"The tables {place} cannot be used: {error}") from error
+    if not found and not done:
+        raise EnvironmentFault(f"{place} has no tables: is {home} the home of an engine?")
+    if as_json:
+        said = {"repaired": done} if repair else {}
+        say_json({"tables": [_json(table) for table in found], **said})
+        return
+    for line in done:
+        note(line)
+    for table in found:
+        click.echo(table.sentence() or f"table {table.place.name!r}: whole, {_size(table)}")
+    if repair:
+        click.echo("Start the engine." if done else "Nothing is to be mended.")
+    elif not all(table.is_whole for table in found):
+        click.echo(f"Stop the engine and run: lakequeue tables --repair --home {home}")
+        raise click.exceptions.Exit(1)
+
+
+def _json(table: Table) -> dict[str, object]:
+    return {
+        "table": table.place.name, "version": table.version, "files": len(table.files),
+        "problem": table.sentence() or None,
+    }  # fmt: skip
+
+
+def _size(table: Table) -> str:
+    return f"version {table.version:,}, {counted(len(table.files), 'file')}"

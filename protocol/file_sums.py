@@ -1,0 +1,50 @@
+"""Whether a file is what was written: Hadoop's checksums, which Spark puts beside its local files.
+
+A power loss leaves files empty or cut that were closed and renamed before it. Java's readers notice
+by the file ``.NAME.crc`` and raise; here the same is asked beforehand.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+_MAGIC, _HEAD = b"crc\0", 8
+
+
+def sums_of(file: Path) -> Path:
+    """The file with a file's checksums."""
+    return file.with_name(f".{file.name}.crc")
+
+
+def damage_of(file: Path) -> str:
+    """What is wrong with a file; empty: nothing that can be seen. Raises OSError, but not for a
+    file that is missing."""
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    if not size:
+        return "is empty"
+    try:
+        sums = sums_of(file).read_bytes()
+    except FileNotFoundError:
+        return ""
+    if sums[:4] != _MAGIC or len(sums) < _HEAD:  # Java takes that for none, too
+        return ""
+    (chunk,) = struct.unpack_from(">I", sums, 4)
+    wanted = memoryview(sums)[_HEAD:]
+    at = 0
+    with file.open("rb") as data:
+        while part := data.read(chunk):
+            if bytes(wanted[at : at + 4]) != zlib.crc32(part).to_bytes(4, "big"):
+                return "is cut or damaged"
+            at += 4
+    return "" if at == len(wanted) else "is cut or damaged"
+
+
+def remove(file: Path) -> None:
+    """Remove a file with its checksums."""
+    file.unlink(missing_ok=True)
+    sums_of(file).unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""Records of Kafka as rows, read where nothing that somebody wrote can end a query (R1).
+
+Anybody may write to the topics that the tables are made of: times in nanoseconds, headers whose
+names are no text, values of any bytes. Spark's own reader ends its query at some of them, at each
+start again. So Spark plans what a batch takes (`offset_ranges`), and a Python worker reads it, with
+the same library as the brokers' loops, and makes columns of it that every reader knows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from ..protocol.messages import RUN_MAX
+from ..protocol.wire import STEP
+from ..sources.offset_ranges import Ranges, read_ranges
+from ..sources.step_batch import header_columns
+
+# Whole years, the first and the last that every reader of a timestamp knows: 1 and 9999.
+TIME_MS_BEGIN, TIME_MS_END = -62_135_596_800_000, 253_402_300_799_999
+RECORDS = pa.schema(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+        ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
+        ("lq", pa.string()), ("headers", pa.string()), ("run", pa.int32()), ("step", pa.string()),
+    ]
+)  # fmt: skip
+"""Of a Kafka record: `lq`, the header of that name; `headers`, the others as JSON; `run`, how many
+messages it holds, null where it is no run; `step`, of a journal record."""
+
+
+def records_of(messages: list[Any]) -> pa.RecordBatch:
+    """Messages of Kafka's client as columns (`RECORDS`)."""
+    metas, rests, steps, runs = [], [], [], []
+    keys, values = [m.key() for m in messages], [m.value() for m in messages]
+    for m, key, value in zip(messages, keys, values, strict=True):
+        meta, rest, headers = header_columns(m)
+        step = None if rest is None else next((v for k, v in headers if k == STEP), None)
+        metas.append(None if meta is None else meta.decode(errors="replace"))
+        rests.append(rest)
+        steps.append(None if step is None else step.decode(errors="replace"))
+        runs.append(run_of(meta, value) if key is None and rest is None else None)
+    said = np.array([m.timestamp()[1] for m in messages], np.int64)
+    times = np.clip(said, TIME_MS_BEGIN, TIME_MS_END)
+    columns = [
+        pa.array([m.topic() for m in messages]),
+        pa.array([m.partition() for m in messages], pa.int32()),
+        pa.array([m.offset() for m in messages], pa.int64()),
+        pa.array(times * 1000).cast(RECORDS.field("time").type),
+        pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(metas, pa.string()),
+        pa.array(rests, pa.string()), pa.array(runs, pa.int32()), pa.array(steps, pa.string()),
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+
+
+class _Counted(msgspec.Struct):
+    count: int | None = None
+
+
+_counted = msgspec.json.Decoder(_Counted)
+
+
+def run_of(meta: bytes | None, value: bytes | None) -> int | None:
+    """How many messages a record holds, by its header `lq`; None: it is no run, whatever that says
+    (`protocol.messages.decode_run`)."""
+    if value is None or meta is None or b'"count"' not in meta:
+        return None
+    try:
+        count = _counted.decode(meta).count
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if count is None or not 1 <= count <= min(RUN_MAX, len(value) // 4):
+        return None
+    ends = struct.unpack_from(f">{count}I", value)
+    is_one = ends[-1] == len(value) - 4 * count and list(ends) == sorted(ends)
+    return count if is_one else None
+
+
+# ---------------------------------------------------------------- for Spark
+
+_COLUMNS = (
+    "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, key BINARY, value BINARY, "
+    "lq STRING, headers STRING, run INT, step STRING"
+)
+
+
+def records_frame(spark: SparkSession, kafka: dict[str, Any], ranges: Ranges) -> DataFrame:
+    """The records of these offsets (`RECORDS`), read by a worker each time that it is carried
+    out. kafka: how that is reached."""
+
+    def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        list(rows)  # who leaves some of it unread ends the worker
+        yield from map(records_of, read_ranges(kafka, ranges))
+
+    return spark.range(0, 1, 1, 1).mapInArrow(read, _COLUMNS)

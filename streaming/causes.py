@@ -1,0 +1,42 @@
+"""What a failure of Spark, Delta or a Python worker comes from, in one line.
+
+An error that went through Java and Python carries all that it went through: its first line says
+"An error occurred while calling o123.save". What helps is the innermost cause.
+"""
+
+from __future__ import annotations
+
+import re
+
+DEPTH_MAX = 20
+# The last line of a traceback in Python, also of one that stands in an error of Java's.
+_PYTHON = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
+_CAUSED = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
+_CALLED = re.compile(r"^: (.+)$", re.MULTILINE)  # behind "An error occurred while calling …"
+_JAVA = re.compile(r"(?:java|org|io|com|scala|software)\.")
+_PASSED_ON = re.compile(r"(?:\w+\.)*Py4J\w*|(?:\w+\.)*\w+: An exception was raised by the Python")
+_PACKAGE = re.compile(r"(?:[a-z]\w*\.)+(?=[A-Z])")
+
+
+def cause_of(error: object) -> str:
+    """The innermost cause that an error tells of, without the package of its class."""
+    text = _all_of(error)
+    python = [t for t in _PYTHON.findall(text) if not (_JAVA.match(t) or _PASSED_ON.match(t))]
+    java = [t for t in _CAUSED.findall(text) if not _PASSED_ON.match(t)] or _CALLED.findall(text)
+    lines = python or java or text.splitlines() or ["no reason given"]
+    line = lines[-1] if python or java else lines[0]
+    return _PACKAGE.sub("", line.strip(), count=1) if _PACKAGE.match(line.strip()) else line.strip()
+
+
+def _all_of(error: object) -> str:
+    """Its text, and that of what it says that it comes from."""
+    texts = []
+    for _ in range(DEPTH_MAX):
+        if error is None:
+            break
+        text = str(error).strip()
+        if not text and isinstance(error, BaseException):
+            text = type(error).__name__
+        texts.append(text)
+        error = getattr(error, "_cause", None) or getattr(error, "__cause__", None)  # PySpark's own
+    return "\nCaused by: ".join(t for t in texts if t)

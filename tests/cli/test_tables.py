@@ -1,0 +1,65 @@
+"""`lakequeue tables`, on tables that an engine in memory has filled (R1)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from lakequeue.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lake.on_files import Recorded
+from rules.harness import Bench
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """One message."""
+    bench = Bench()
+    recorded = Recorded(bench.engine)
+    bench.define()
+    bench.send({"n": 1})
+    return recorded.write(tmp_path)
+
+
+def run(home: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["tables", *arguments, "--home", str(home)])
+
+
+def test_R1_whole_tables(home: Path) -> None:
+    done = run(home)
+    assert done.exit_code == 0
+    assert "table 'messages': whole, version " in done.stdout
+    assert "table 'journal': whole" in done.stdout
+    assert run(home, "--repair").stdout.endswith("Nothing is to be mended.\n")
+    said = json.loads(run(home, "--json").stdout)
+    assert {t["table"]: t["problem"] for t in said["tables"]} == {"messages": None, "journal": None}
+
+
+def test_R1_a_damaged_table_is_named_and_mended(home: Path) -> None:
+    (lost,) = (home / "tables" / "messages").rglob("*.parquet")
+    lost.unlink()
+    done = run(home)
+    assert done.exit_code == 1
+    assert f"{lost.name} is missing" in done.stdout
+    assert f"lakequeue tables --repair --home {home}" in done.stdout
+    assert (
+        f"{lost.name} is missing" in json.loads(run(home, "--json").stdout)["tables"][0]["problem"]
+    )
+    done = run(home, "--repair")
+    assert done.exit_code == 0
+    assert "the table goes on without 1 of its files (1 rows)" in done.stderr
+    assert done.stdout.endswith("Start the engine.\n")
+    assert run(home).exit_code == 0
+
+
+def test_a_home_without_tables(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.exit_code == 3
+    assert "has no tables: is " in done.stderr
+    done = run(tmp_path, "--repair")
+    assert done.exit_code == 3

@@ -1,0 +1,129 @@
+"""What other programs write to our topics, and the tables: nothing ends a query, no step is lost
+(R1)."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import lakequeue
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from job.conftest import Job, in_real_time
+from job.processes import until
+from lakequeue.cli.delta_reader import read_table
+from lakequeue.lake import open_lake
+from lakequeue.lake.past import as_of
+
+pytestmark = pytest.mark.job
+
+QUEUE = "tables"
+NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
+
+
+def payloads(job: Job) -> list[bytes]:
+    """Of our topic, in `messages`."""
+    rows = read_table(job.engine.tables / "messages", ["topic", "payload"]).to_pylist()
+    return sorted(row["payload"] for row in rows if row["topic"] == QUEUE)
+
+
+def put(producer: Producer, name: bytes, end: Any = None) -> None:
+    """One transaction."""
+    producer.begin_transaction()
+    producer.produce(QUEUE, name, partition=0)
+    producer.flush(30)
+    if end is not None:
+        end(30)
+
+
+@in_real_time
+def test_R1_what_a_transaction_took_back_is_in_no_table(
+    job: Job, connection: lakequeue.Connection
+) -> None:
+    """A step takes committed records, so the tables have these and no others. One that is open
+    keeps back what is behind it, and nothing else."""
+    bootstrap, home = job.kafka.bootstrap_servers, job.engine.tables.parent
+    before = payloads(job)
+    settings = {"bootstrap.servers": bootstrap, "transactional.id": "foreign"}
+    foreign = Producer(settings)
+    foreign.init_transactions(30)
+    for number, end in enumerate(
+        (foreign.commit_transaction, foreign.abort_transaction, foreign.commit_transaction)
+    ):
+        put(foreign, b"tx %d" % number, end)
+    put(foreign, b"open")
+    sent = connection.producer().send(QUEUE, "beside it").message_id
+    until(lambda: payloads(job) == sorted([*before, b"tx 0", b"tx 2"]), 60, "they are there")
+
+    def is_there() -> Any:
+        rows = read_table(job.engine.tables / "journal", ["event", "message_id"]).to_pylist()
+        return any(r["event"] == "spooled" and r["message_id"] == sent for r in rows)
+
+    until(is_there, 30, "the journal goes on")
+    foreign.abort_transaction(30)
+    put(foreign, b"tx 4", foreign.commit_transaction)
+    wanted = sorted([*before, b"tx 0", b"tx 2", b"tx 4"])
+    until(lambda: payloads(job) == wanted, 60, "what came behind it")
+    connection.admin().purge(QUEUE)
+    last = connection.now()
+
+    def reached() -> Any:
+        connection.admin().describe(QUEUE)
+        found = asked(home, "SELECT max(now) FROM steps")
+        return found and found > last
+
+    until(reached, 120, "the steps are there")
+    with open_lake(home) as lake:
+        (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
+        for (step,) in lake.execute(
+            "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
+            "WHERE r.topic = 'tables' AND step > $1", [first]
+        ).fetchall():  # fmt: skip
+            assert as_of(lake, home, "broker-0", step=step).step == step
+
+
+def asked(home: Path, question: str) -> Any:
+    """The one answer of the tables; None where they are not there yet."""
+    with contextlib.suppress(duckdb.CatalogException), open_lake(home) as lake:
+        found = lake.execute(question).fetchone()
+        return found and found[0]
+
+
+def let_any_time_in(bootstrap: str, *topics: str) -> None:
+    """As every Kafka before 4.0 does it."""
+    most = str(2**63 - 1)
+    entry = ConfigEntry(
+        "message.timestamp.after.max.ms", most, incremental_operation=AlterConfigOpType.SET
+    )
+    changes = [ConfigResource("topic", topic, incremental_configs=[entry]) for topic in topics]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for done in admin.incremental_alter_configs(changes).values():
+        done.result(30)
+
+
+@in_real_time
+def test_R1_a_time_in_nanoseconds_ends_no_query(job: Job, connection: lakequeue.Connection) -> None:
+    bootstrap, home = job.kafka.bootstrap_servers, job.engine.tables.parent
+    let_any_time_in(bootstrap, "default.commands", "default.journal")
+    foreign = Producer({"bootstrap.servers": bootstrap})
+    heartbeat = b'{"command":"heartbeat","session":"nobody"}'
+    foreign.produce("default.commands", heartbeat, b"nobody", 0, timestamp=NS)
+    foreign.produce("default.journal", b"no journal", b"nobody", 0, timestamp=NS)
+    foreign.produce("broker-0.steps", b"no step", None, 0)
+    foreign.flush(30)
+    now = connection.now()
+
+    def goes_on() -> Any:
+        connection.admin().describe(QUEUE)
+        reached = asked(home, "SELECT max(now) FROM steps")
+        odd = asked(home, "SELECT max(time) FROM commands WHERE key = 'nobody'::BLOB")
+        return reached and reached > now and odd and odd.year == 9999
+
+    until(goes_on, 120, "the history goes on, and has the command")
+    told = [event["event"] for event in connection.admin().events()]
+    assert "tables_stopped" not in told
+    with open_lake(home) as lake:
+        assert as_of(lake, home, "broker-0").notes == []

@@ -1,0 +1,76 @@
+"""Two readers of one topic: a step says which records of a span it got, and takes these again,
+whatever the tables have beside them (R1)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lake.history import message_rows
+from lake.on_files import MESSAGES
+from lakequeue.lake.inputs import FromTables, Lost, steps_between
+from lakequeue.protocol import steplog
+from lakequeue.protocol.steplog import Range, StepRecord, parts_of
+from lakequeue.sinks.history import STEP_ROWS, step_row
+from lakequeue.sources.step_batch import to_batch
+from loop.memory import Message
+
+PLACE = "t", 0
+
+
+def message(offset: int) -> Message:
+    return Message(*PLACE, offset, 1_000, None, b"%d" % offset, None)
+
+
+def lake_of(offsets: list[int], record: StepRecord) -> duckdb.DuckDBPyConnection:
+    """Tables with messages of these offsets and one step."""
+    lake = duckdb.connect()
+    lake.execute("SET TimeZone = 'UTC'")
+    rows = [row for at in offsets for row in message_rows(message(at))]
+    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
+    step = step_row("b.steps", 0, datetime(2026, 1, 1, tzinfo=UTC), steplog.encode(record))
+    lake.register("steps", pa.Table.from_pylist([step], STEP_ROWS))
+    return lake
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_R1_the_offsets_of_a_step_come_back(found: set[int]) -> None:
+    offsets = sorted(found)
+    (r,) = to_batch({PLACE: [message(at) for at in offsets]}).ranges
+    assert r.offsets() == offsets
+    assert (r.parts == ()) == (offsets[-1] - offsets[0] + 1 == len(offsets))
+    assert len(parts_of(offsets)) <= 2 * len(offsets), "a record of the log stays small"
+
+
+@pytest.mark.parametrize("taken", [[0, 2, 5], [0, 1, 2], [3], [1, 2, 4, 5]])
+def test_R1_what_the_tables_have_besides_is_left_out(taken: list[int]) -> None:
+    """Compacted away after the tables had it, and before the loop did."""
+    ranges = to_batch({PLACE: [message(at) for at in taken]}).ranges
+    record = StepRecord(steplog.FORMAT, 1, 1, 0, 0, 0, "code", ranges)
+    lake = lake_of([*range(6)], record)
+    (again,) = steps_between(lake, "b", 0, 1)
+    assert again == record
+    inputs = FromTables(lake, [again])
+    assert inputs.take(ranges).publishes.offsets == taken
+
+
+def test_R1_what_they_lack_is_told() -> None:
+    ranges = to_batch({PLACE: [message(at) for at in (0, 2, 5)]}).ranges
+    record = StepRecord(steplog.FORMAT, 1, 1, 0, 0, 0, "code", ranges)
+    inputs = FromTables(lake_of([0, 1, 3, 4, 5], record), [record])
+    with pytest.raises(Lost, match=r"took 3 records, 0 to 5, .* 'messages' has 2 of them"):
+        inputs.take(ranges)
+
+
+def test_a_log_of_an_earlier_version_is_read() -> None:
+    old = Range("t", 0, 3, 7, 4)
+    assert old.offsets() == [3, 4, 5, 6, 7]
+    value = steplog.encode(StepRecord(steplog.FORMAT, 1, 1, 0, 0, 0, "code", (old,)))
+    shorter = value.replace(b"\x96\xa1t", b"\x95\xa1t").replace(b"\x04\x90", b"\x04")
+    assert len(shorter) == len(value) - 1
+    assert steplog.decode(shorter).ranges == (old,)

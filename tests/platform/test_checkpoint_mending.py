@@ -1,0 +1,156 @@
+"""What a power loss leaves of a checkpoint: the newest whole batch is gone back to (R1)."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.streaming.checkpoint_mending import set_back, set_back_or_drop
+
+CHUNK = 512
+LAST = 7  # the newest batch that is done
+STORE = "state/0/0"
+
+
+def put(file: Path, data: bytes) -> None:
+    """As Spark writes a local file, with Hadoop's checksums beside it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    sums = [zlib.crc32(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)]
+    head = b"crc\0" + struct.pack(">I", CHUNK)
+    file.with_name(f".{file.name}.crc").write_bytes(head + struct.pack(f">{len(sums)}I", *sums))
+
+
+def put_whole(store: Path, version: int) -> None:
+    """A state that was written whole."""
+    sst = f"{version:06}-x.sst"
+    put(store / "SSTs" / sst, b"s" * 100)
+    said = {"sstFiles": [{"localFileName": "1.sst", "dfsSstFileName": sst, "sizeBytes": 100}]}
+    draft = store / "draft"
+    with zipfile.ZipFile(draft, "w") as inside:
+        inside.writestr("metadata", f"v1\n{json.dumps(said)}")
+    put(store / f"{version}.zip", draft.read_bytes())
+    draft.unlink()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Batches 3 to 7 are done and 8 has begun; the state was written whole behind 0 and 4."""
+    place = tmp_path / "checkpoint" / "broker-0"
+    put(place / "metadata", b'{"id":"a-number"}')
+    for n in range(3, LAST + 1):
+        put(place / f"commits/{n}", b'v1\n{"nextBatchWatermarkMs":0}')
+    for n in range(3, LAST + 2):
+        put(place / f"offsets/{n}", b'v1\n{"batchTimestampMs":1}\n{"offset":%d}' % n)
+    for n in range(1, LAST + 2):
+        put(place / STORE / f"{n}.changelog", b"LZ4Block" * 100)
+    for n in (1, 5):
+        put_whole(place / STORE, n)
+    return place
+
+
+def numbers(place: Path, folder: str) -> list[int]:
+    return sorted(int(f.name) for f in (place / folder).iterdir() if f.name.isdecimal())
+
+
+def versions(place: Path) -> int:
+    """The newest version of the state."""
+    return max(int(f.stem) for f in (place / STORE).glob("[0-9]*.changelog"))
+
+
+def test_R1_a_whole_checkpoint_is_left_as_it_is(checkpoint: Path) -> None:
+    before = sorted(checkpoint.rglob("*"))
+    assert set_back(checkpoint, "a-number") == ""
+    assert sorted(checkpoint.rglob("*")) == before
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+    file.with_name(f".{file.name}.crc").write_bytes(b"")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:10])
+
+
+def cut_without_sums(file: Path) -> None:
+    """As another file system than Hadoop's own leaves it."""
+    cut(file)
+    file.with_name(f".{file.name}.crc").unlink()
+
+
+LOGS = [("offsets/8", 7, 7, 8), ("offsets/7", 6, 6, 7), ("commits/7", 6, 7, 7)]
+CHANGES = [(f"{STORE}/8.changelog", 6, 7, 7), (f"{STORE}/7.changelog", 5, 6, 6)]
+CASES = [
+    *((harm, *case) for harm in (empty, cut, cut_without_sums) for case in LOGS),
+    *((harm, *case) for harm in (empty, cut, Path.unlink) for case in CHANGES),
+]  # fmt: skip
+"""Of a file: what is done to it, and then the newest batch that is done, the newest that has begun,
+and the newest version of the state."""
+
+
+@pytest.mark.parametrize(("harm", "file", "done", "begun", "state"), CASES)
+def test_R1_the_newest_whole_batch_is_gone_back_to(
+    checkpoint: Path, harm: Callable[[Path], None], file: str, done: int, begun: int, state: int
+) -> None:
+    harm(checkpoint / file)
+    said = set_back(checkpoint, "a-number")
+    assert file in said
+    assert numbers(checkpoint, "commits")[-1] == done
+    assert numbers(checkpoint, "offsets")[-1] == begun
+    assert versions(checkpoint) == state
+    assert set_back(checkpoint) == "", "nothing is left to be done"
+
+
+def test_R1_a_state_that_was_written_whole_may_be_made_of_an_earlier_one(checkpoint: Path) -> None:
+    cut(checkpoint / STORE / "5.zip")
+    assert f"{STORE}/5.zip" in set_back(checkpoint)
+    assert numbers(checkpoint, "commits")[-1] == LAST, "no batch runs again"
+    assert not (checkpoint / STORE / "5.zip").exists()
+    empty(checkpoint / STORE / "SSTs" / "000001-x.sst")
+    put_whole(checkpoint / STORE, 4)
+    cut(checkpoint / STORE / "SSTs" / "000004-x.sst")
+    said = set_back(checkpoint)
+    assert "4.zip names 000004-x.sst, which is missing or cut" in said
+
+
+def test_R1_where_no_batch_is_whole_the_command_is_named(checkpoint: Path) -> None:
+    for n in range(1, 5):
+        (checkpoint / STORE / f"{n}.changelog").unlink()
+    (checkpoint / STORE / "1.zip").unlink()
+    cut(checkpoint / STORE / "5.zip")
+    with pytest.raises(LakequeueError, match=r"5.zip is cut or damaged.*`lakequeue rebuild --from"):
+        set_back(checkpoint)
+
+
+def test_R1_what_has_only_begun_begins_anew(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoint" / "broker-0"
+    put(place / "offsets/0", b"")
+    set_back(place)
+    assert numbers(place, "offsets") == []
+    put(place / "offsets/0", b"v1\n{}\n{}")
+    put(place / "commits/0", b"v1\n{}")
+    put(place / STORE / "1.changelog", b"")
+    set_back(place)
+    assert (numbers(place, "offsets"), numbers(place, "commits")) == ([0], [])
+
+
+def test_R1_the_querys_number_is_written_again(checkpoint: Path) -> None:
+    empty(checkpoint / "metadata")
+    assert "metadata" in set_back(checkpoint, "a-number")
+    assert json.loads((checkpoint / "metadata").read_text()) == {"id": "a-number"}
+
+
+def test_R1_a_query_of_tables_begins_anew_where_nothing_helps(checkpoint: Path) -> None:
+    cut(checkpoint / "commits/7")
+    assert "commits/7" in set_back_or_drop(checkpoint)
+    assert numbers(checkpoint, "commits")[-1] == 6
+    empty(checkpoint / "metadata")
+    assert "made anew" in set_back_or_drop(checkpoint)
+    assert not checkpoint.exists()
