@@ -34,7 +34,7 @@ COMMANDS = {
     "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
     "trace": ("lakequeue.cli.trace:trace", "The life of a message, and why it waited."),
     "at": ("lakequeue.cli.at:at", "The queues as they were at any time, or behind any step."),
-    "tables": ("lakequeue.cli.tables:tables", "Are the Delta tables whole? Mend them."),
+    "tables": ("lakequeue.cli.whole_tables:tables", "Are the Delta tables whole? Mend them."),
     "rebuild": ("lakequeue.cli.rebuild:rebuild", "A working home from the Delta tables."),
     "monitor": ("lakequeue.cli.monitor:monitor", "The queues on a web page, and why they wait."),
     "top": ("lakequeue.cli.top:top", "The queues in this terminal, and why they wait."),

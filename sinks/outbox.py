@@ -103,7 +103,7 @@ class Outbox:
                 except BufferError:
                     self._serve(0.05)
                 except KafkaException as error:  # refused on the spot
-                    done(error.args[0], _Named(r.topic))
+                    done(error.args[0], _NamedTopic(r.topic))
                     break
         self._serve(0)
 
@@ -130,7 +130,7 @@ class Outbox:
             raise KafkaException(self.failure)
 
 
-class _Named:
+class _NamedTopic:
     """What a delivery report would say of a record."""
 
     def __init__(self, topic: str) -> None:

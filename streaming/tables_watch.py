@@ -51,7 +51,7 @@ class Down:
     full: bool = False
 
 
-class Start(threading.Thread):
+class TablesStart(threading.Thread):
     """The start of a query."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class TablesWatch:
         self._metrics, self._tell, self._take = metrics, tell, take
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
-        self._starts: dict[str, Start] = {}
+        self._starts: dict[str, TablesStart] = {}
 
     def begin(self) -> None:
         """Start what is to run."""
@@ -126,7 +126,7 @@ class TablesWatch:
             self._take()
             start()
 
-        self._starts[name] = Start(name, work)
+        self._starts[name] = TablesStart(name, work)
         self._starts[name].start()
         self._has_started(name, wait_s)
 

@@ -129,7 +129,8 @@ def test_queues_at_a_glance(blocked: Served) -> None:
     text = blocked.get("/")
     for case in CASES:
         assert f'<a href="/queue?name={case.code}">{case.code}</a>' in text
-    for word in ("egress shut down", "partition_key", "no consumer", "filters", "max_backlog"):
+    filters = "no consumer&#39;s filter matches"
+    for word in ("egress shut down", "partition_key", "no consumer", filters, "max_backlog"):
         assert f'<span class="badge bad">{word}</span>' in text
 
 
