@@ -81,7 +81,7 @@ class Inline:
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
         """See `Runner.session_of`."""
-        own = self._own(subscription)
+        own = self._own(session, subscription)
         self._engine.live(vpn, own)
         return own
 
@@ -91,8 +91,10 @@ class Inline:
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """See `Runner.silence`."""
-        self._engine.silence(vpn, self._own(subscription))
+        self._engine.silence(vpn, self._own(session, subscription))
 
-    def _own(self, subscription: str) -> str:
-        """The session of one subscription: as short as one over Kafka, whose names are bounded."""
-        return f"{self.tag}/{subscription}"
+    @staticmethod
+    def _own(session: str, subscription: str) -> str:
+        """The part of a session that has one subscription. Its name is bounded, as over Kafka: what
+        both names begin with stands there once."""
+        return f"{session}/{subscription.removeprefix(session)}"
