@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import threading
 import time
@@ -33,6 +34,7 @@ from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
 from ..state import Batch, DictStore, Home, Limits
 from .joined_homes import JoinedHomes
+from .live_broker import LiveBroker
 from .memory_broker import MemoryBroker
 
 log = logging.getLogger("lakequeue.memory")
@@ -61,7 +63,7 @@ class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time. BROKER: what a broker is made
     of, for tests in which brokers die."""
 
-    BROKER = MemoryBroker
+    BROKER: type = LiveBroker if os.environ.get('LAKEQUEUE_CORE') == 'live' else MemoryBroker
 
     def __init__(
         self, configuration: Configuration | None = None, limits: Limits | None = None

@@ -160,7 +160,7 @@ class Search:
         matches become live."""
         queue = self.queue
         for segment in queue.cold.segments():
-            first = segment.first_key()
+            first = segment.first
             if row is not None and first > row.key:
                 return False
             if self.below is not None and first >= self.below:

@@ -135,7 +135,7 @@ class Broker:
         self._due: list[tuple[int, int]] = []  # heap: queues
         self._changed: dict[str, set[int]] = {"s": set(), "p": set()}  # buckets to be written
         self._new_events = 0
-        self._routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
+        self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
         self.begin(header.time)
 
     @classmethod

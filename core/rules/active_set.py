@@ -24,7 +24,7 @@ def first_inactive(queue: Queue) -> int | None:
     live = sorted(row.seq for row in queue.live.values())
     passed = 0  # cold rows that come before
     for segment in queue.cold.segments():
-        first, last = segment.first_key(), segment.last_key()
+        first, last = segment.first, segment.last
         before = _below(live, first)
         if before + passed > limit:
             break
