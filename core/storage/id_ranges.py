@@ -124,4 +124,3 @@ class IdRanges:
         until, first, last = end
         found = self.find(first)
         return found is not None and found == IdRange(first, last, until)
-

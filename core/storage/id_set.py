@@ -15,6 +15,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeAlias
 
 from .store import Store
 
@@ -23,7 +24,7 @@ LOW_MASK = (1 << LOW_BITS) - 1
 BITMAP_BYTES = 1 << LOW_BITS - 3
 ARRAY_MOST = BITMAP_BYTES // 2 - 1  # of more ids a bitmap is smaller, and never of equal length
 
-Group = "array[int] | bytearray"
+Group: TypeAlias = "array[int] | bytearray"
 
 
 class IdSet:
@@ -31,9 +32,9 @@ class IdSet:
 
     __slots__ = ("_changed", "_counts", "_groups", "_numbers", "_prefix", "_store")
 
-    def __init__(self, store: Store, prefix: str, state: Iterable[list[int]] = ()) -> None:
+    def __init__(self, store: Store, prefix: str, state: Iterable[tuple[int, int]] = ()) -> None:
         self._store, self._prefix = store, prefix
-        self._counts: dict[int, int] = {number: count for number, count in state}
+        self._counts: dict[int, int] = dict(state)
         self._numbers = sorted(self._counts)
         self._groups: dict[int, Group] = {}  # those that were read or changed
         self._changed: dict[int, None] = {}
@@ -100,17 +101,12 @@ class IdSet:
         if group is None:
             page = self._store.get(f"{self._prefix}{number}")
             assert page is not None, f"page {self._prefix}{number} of ids is missing"
-            if len(page) == BITMAP_BYTES:
-                group = bytearray(page)
-            else:
-                group = array("H")
-                group.frombytes(page)
-            self._groups[number] = group
+            group = self._groups[number] = _unpacked(page)
         return group
 
     # ------------------------------------------------------------ storing
 
-    def state(self) -> list[list[int]]:
+    def state(self) -> list[tuple[int, int]]:
         """Write the pages that changed; returns what the constructor wants."""
         for number in self._changed:
             if number in self._counts:
@@ -118,13 +114,21 @@ class IdSet:
             else:
                 self._store.delete(f"{self._prefix}{number}")
         self._changed.clear()
-        return [[number, self._counts[number]] for number in self._numbers]
+        return [(number, self._counts[number]) for number in self._numbers]
 
     def drop(self) -> None:
         """Take all ids out, and delete the pages."""
         for number in sorted({*self._counts, *self._changed}):
             self._store.delete(f"{self._prefix}{number}")
         self._counts, self._numbers, self._groups, self._changed = {}, [], {}, {}
+
+
+def _unpacked(page: bytes) -> Group:
+    if len(page) == BITMAP_BYTES:
+        return bytearray(page)
+    lows = array("H")
+    lows.frombytes(page)
+    return lows
 
 
 def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
@@ -145,7 +149,11 @@ def _flip(bitmap: bytearray, lows: Iterable[int], present: bool) -> None:
 def _bits(bitmap: bytearray) -> list[int]:
     """The ids in a bitmap, ascending."""
     return [
-        at << 3 | bit for at, byte in enumerate(bitmap) if byte for bit in range(8) if byte >> bit & 1
+        at << 3 | bit
+        for at, byte in enumerate(bitmap)
+        if byte
+        for bit in range(8)
+        if byte >> bit & 1
     ]
 
 

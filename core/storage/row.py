@@ -43,10 +43,10 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     deliveries: int = 0
     cancels: int = 0
     number: int = 0  # of its latest delivery
-    # Where its content lies in the spool: payload, then key, then headers.
+    # Where its content lies in the spool, and the bytes of its parts. Set when it is settled.
     block: int = IN_MEMORY
-    offset: int = 0
-    length: int = 0
+    index: int = 0  # in the block
+    length: int = 0  # of the payload
     key_length: int = NO_KEY
     header_length: int = 0
     extras: dict[str, Any] | None = None  # of dead and of edited messages
