@@ -13,6 +13,9 @@ from ...definitions import QueueDefinition
 from ..storage.row import NEVER
 
 
+Digest = bytes  # `QueueHeader.bytes` hides the name
+
+
 class Subscription(msgspec.Struct):
     """One consumer's flow bound to the queue. What stands above `max_backlog` never changes."""
 
@@ -68,7 +71,7 @@ class QueueHeader(msgspec.Struct):
     definition: QueueDefinition  # by a definition (Q9)
     created: int
     pointed: int = 0  # when a definition changed its recovery point; 0: never (R2)
-    given: bytes = b""  # the digest of the definition as it was given last (Q9)
+    given: Digest = b""  # the digest of the definition as it was given last (Q9)
     deleted: bool = False  # its messages are being removed; nobody finds it by its name
     faulted: str = ""  # what failed in it; it is left alone until it is defined again
     next_seq: int = 0

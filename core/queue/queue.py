@@ -365,7 +365,8 @@ class Queue:
 
     def settle(self) -> None:
         """Contents of live rows get places in blocks: a mark finds them still here."""
-        self.spool.settle([row for row in self.live.values() if row.block == IN_MEMORY])
+        rows = [row for row in self.live.values() if row.block == IN_MEMORY]
+        self.spool.settle(rows, live=True)
 
     def pack(self) -> None:
         """Write the queue's page, if it changed."""

@@ -31,7 +31,7 @@ __all__ = ["Runs", "RunsState", "Segment"]
 
 FAN = 4  # groups of one level that are merged into one
 MOVED_COST = 16  # rows that a segment counts as which is moved without being read
-SPARSE = 4  # a group whose segments are filled to less than a quarter is rewritten
+SPARSE = 3  # a group whose segments are filled to less than a third is rewritten
 
 _encode = msgspec.msgpack.encode
 _decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
@@ -262,7 +262,8 @@ class Runs:
         group = merge.inputs[fronts[0][1]]
         segment = group.segments[0]
         alone = len(fronts) == 1 or segment.last < fronts[1][0]
-        if alone and 2 * segment.rows >= self._limits.segment_rows:
+        tail = merge.output.segments[-1:]
+        if alone and all(2 * s.rows >= self._limits.segment_rows for s in (segment, *tail)):
             self._move_whole(merge, group)
             return MOVED_COST
         heads = [group.segments[0] for group in merge.inputs]
@@ -414,8 +415,8 @@ class Runs:
             group.segments.remove(segment)
         del self._segments[segment.number]
         self._held.pop(segment.number, None)
-        if self._unwritten.pop(segment.number, None) is None:
-            self._store.delete(f"{self._prefix}{segment.number}")
+        self._unwritten.pop(segment.number, None)
+        self._store.delete(f"{self._prefix}{segment.number}")
         if self._latest[0] == segment.number:
             self._latest = (0, [])
 

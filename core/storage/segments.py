@@ -16,7 +16,7 @@ LEVEL_BITS = 2  # a level has this many bits more rows than the one below
 class Segment:
     """What is known of a segment without reading it. Only `Runs` changes it, but for `looked`."""
 
-    group: Group
+    group: Group = field(repr=False)
     number: int
     first: int  # keys
     last: int

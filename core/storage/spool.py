@@ -196,7 +196,7 @@ class Spool:
         home = table.home_of(at.block)
         is_open = home == table.open != 0
         if is_open:  # what dies in the open block takes no room
-            index = at.index if home == at.block else self._moved.pop(name)
+            index = at.index if home == at.block else self._moved[name]
             self._open[index] = b""
             self._changed = True
         table.release(name, stored_length(at))
@@ -239,10 +239,10 @@ class Spool:
         """Contents of rows get places in blocks, and the rows say where. live: the rows stay live,
         so they may be read soon."""
         contents, places = self._contents, self._places
-        self._soon = self._soon or live
         for row in rows:
             if row.block:
                 continue
+            self._soon = self._soon or live
             place = places.get(row.id) if places else None
             if place is None:
                 content = contents.get(row.id)
@@ -302,6 +302,7 @@ class Spool:
     def mark(self) -> None:
         """Settle what no queue has settled, and write the open block."""
         for number in [n for n in self._contents if n not in self._places]:
+            self._soon = True
             place = self._append(self._contents[number], self._matches.get(number))
             self._places[number] = place
             self._kept += 1
@@ -362,7 +363,7 @@ class Spool:
         names = {index: name for name, index in block.moved.items()}
         for index in range(len(block)):
             name = names.get(index, (source.number, index))
-            if not table.lives(name) or table.home_of(name[0]) != source.number:
+            if not table.lives(name):
                 continue
             data = block[index]
             self._moved[name] = len(self._open)
