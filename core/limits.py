@@ -30,10 +30,7 @@ class Limits:
     looks: int = 20_000  # messages that consumers' filters look at
     look_bytes: int = 16_000_000  # payloads, and filters, that they read
     merge_rows: int = 2_000  # cold rows that a step merges
-    compact_bytes_per_step: int = 1_000_000
-    compact_looks_per_step: int = 16  # pages and blocks read
-    deletes_per_step: int = 256  # pages of a dropped queue
-    beside: int = 16  # a step that brings little does so much less of bulk, due and compact
+    beside: int = 16  # a step that brings little does so much less of bulk, due and merge
     alone: int = 8  # one that brings nothing: a record that comes meanwhile waits for its end
     # Of each bridge (H1–H3).
     bridge_rows: int = 10_000  # messages on their way, unanswered
@@ -60,10 +57,9 @@ class Limits:
     # What is kept in memory.
     live_rows: int = 8_192  # of one queue; above that half of them go to its cold part
     memory_bytes: int = 64_000_000  # contents; above that the spool writes them to blocks
-    blocks_cached: int = 4  # blocks that were read and are kept
+    blocks_cached: int = 16  # blocks of contents that were read and are kept
     # What is stored in one page, one block, one file.
     segment_rows: int = 1_024  # rows of a segment of a run
-    page_entries: int = 256  # entries of a page of the spool's tables
     block_bytes: int = 1_000_000
     file_bytes: int = 8_000_000
     store_slack_bytes: int = 64_000_000  # stored may be twice what lives, and this
@@ -96,7 +92,6 @@ def _divided(limits: Limits, by: int) -> Limits:
         bulk_bytes=max(limits.bulk_bytes // by, 1),
         due_rows=max(limits.due_rows // by, 1),
         merge_rows=max(limits.merge_rows // by, 1),
-        compact_bytes_per_step=max(limits.compact_bytes_per_step // by, 1),
     )
 
 

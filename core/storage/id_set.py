@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
@@ -22,6 +22,7 @@ from .store import Store
 LOW_BITS = 16
 LOW_MASK = (1 << LOW_BITS) - 1
 BITMAP_BYTES = 1 << LOW_BITS - 3
+RUN_LEAST = 64  # ids that are changed as one run
 ARRAY_MOST = BITMAP_BYTES // 2 - 1  # of more ids a bitmap is smaller, and never of equal length
 
 Group: TypeAlias = "array[int] | bytearray"
@@ -138,8 +139,16 @@ def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
         yield number, [low for _, low in group]
 
 
-def _flip(bitmap: bytearray, lows: Iterable[int], present: bool) -> None:
-    """Change the bits of ids that are all present, or all absent."""
+def _flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:
+    """Change the bits of ascending ids that are all present, or all absent."""
+    n = len(lows)
+    if n >= RUN_LEAST and lows[-1] - lows[0] == n - 1:  # they follow each other: one operation
+        bits = int.from_bytes(bitmap, "little")
+        before = bits.bit_count()
+        bits ^= ((1 << n) - 1) << lows[0]
+        assert bits.bit_count() == (before - n if present else before + n), "ids in a wrong state"
+        bitmap[:] = bits.to_bytes(BITMAP_BYTES, "little")
+        return
     for low in lows:
         bit = 1 << (low & 7)
         assert bool(bitmap[low >> 3] & bit) is present, f"id …{low} is {not present} already"

@@ -53,19 +53,19 @@ class Row(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def key(self) -> int:
-        """Its place in delivery order: the smaller one comes first.
-
-        Generations part the order, a higher level comes first, then who came first. `seq` and
-        `level` have 64 bits each, so no part reaches into the next.
-        """
-        if self.level or self.generation:
-            return (self.generation << 128) - (self.level << 64) + self.seq
-        return self.seq
+        """Its place in delivery order: the smaller one comes first."""
+        return by_key(self)
 
 
 def by_key(row: Row) -> int:
-    """The order of ready rows."""
-    return row.key
+    """The order of ready rows.
+
+    Generations part the order, a higher level comes first, then who came first. `seq` and `level`
+    have 64 bits each, so no part reaches into the next.
+    """
+    if row.level or row.generation:
+        return (row.generation << 128) - (row.level << 64) + row.seq
+    return row.seq
 
 
 def by_until(row: Row) -> int:

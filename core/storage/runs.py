@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
 import msgspec
 
@@ -298,9 +297,15 @@ class Runs:
         if n == len(rows):
             self._delete(group, head)
             return
+        moved, rest = rows[:n], rows[n:]
+        self._held[head.number] = rest
         head.skip += n
-        self._held[head.number] = rest = rows[n:]
-        self._sum_up(head, rest)
+        head.first = self.by(rest[0])
+        head.rows -= n
+        head.bytes -= sum([row.size for row in moved])
+        if head.expires != NEVER and head.expires == min([row.expires for row in moved]):
+            head.expires = min([row.expires for row in rest])
+            self._watch(head)
 
     def _extend(self, output: Group, rows: list[Row], looked: set[int]) -> None:
         """Append rows to the last segment of an output, and to new ones when it is full."""
@@ -313,11 +318,10 @@ class Runs:
                 at += tail.rows
             else:
                 part = rows[at : at + step - tail.rows]
-                held = [*self._hold(tail), *part]
+                self._held[tail.number] = [*self._hold(tail), *part]
                 tail.looked = [number for number in tail.looked if number in looked]
                 tail.skip = 0
-                self._held[tail.number] = held
-                self._sum_up(tail, held)
+                self._count_in(tail, part)
                 at += len(part)
             self._unwritten[tail.number] = tail
             if tail.rows >= step:
@@ -386,13 +390,22 @@ class Runs:
         return segment
 
     def _sum_up(self, segment: Segment, rows: Sequence[Row]) -> None:
-        segment.first, segment.last = self.by(rows[0]), self.by(rows[-1])
-        segment.rows = len(rows)
-        segment.bytes = sum([row.size for row in rows])
+        """A segment has these rows."""
+        segment.first, segment.rows, segment.bytes = self.by(rows[0]), 0, 0
+        segment.id_first = segment.id_last = rows[0].id
+        segment.expires = NEVER
+        self._count_in(segment, rows)
+
+    def _count_in(self, segment: Segment, rows: Sequence[Row]) -> None:
+        """Rows came to the end of a segment."""
+        segment.last = self.by(rows[-1])
+        segment.rows += len(rows)
+        segment.bytes += sum([row.size for row in rows])
         ids = [row.id for row in rows]
-        segment.id_first, segment.id_last = min(ids), max(ids)
+        segment.id_first = min(segment.id_first, min(ids))
+        segment.id_last = max(segment.id_last, max(ids))
         expires = min([row.expires for row in rows])
-        if expires != segment.expires:
+        if expires < segment.expires:
             segment.expires = expires
             self._watch(segment)
 
@@ -458,25 +471,6 @@ class Runs:
 
     def _is_due(self, expires: int, number: int) -> bool:
         return number in self._segments and self._segments[number].expires == expires
-
-    # ------------------------------------------------------------ for tests
-
-    def check(self) -> None:
-        """Assert what must hold between two calls; reads everything."""
-        every = list(self._segments.values())
-        ids: set[int] = set()
-        for segment in every:
-            rows = self._held.get(segment.number) or self._decoded(segment)
-            keys = [self.by(row) for row in rows]
-            assert all(a < b for a, b in pairwise(keys)), "a segment is out of order"
-            assert (keys[0], keys[-1], len(keys)) == (segment.first, segment.last, segment.rows)
-            assert segment.bytes == sum(row.size for row in rows)
-            assert segment.expires == min(row.expires for row in rows)
-            ids |= {row.id for row in rows}
-        assert len(ids) == self.rows == sum(s.rows for s in every) == len(self._ids)
-        assert all(self.has(number) for number in ids)
-        for group in self._all_groups():
-            assert all(a.last < b.first for a, b in pairwise(group.segments)), "groups overlap"
 
 
 def _first_of(segment: Segment) -> int:

@@ -22,7 +22,7 @@ class Segment:
     last: int
     rows: int
     bytes: int  # their sizes (Q8)
-    id_first: int
+    id_first: int  # its ids are in this range
     id_last: int
     expires: int  # the earliest, or NEVER
     looked: list[int]  # filters that have looked at it, by number, and took what they want

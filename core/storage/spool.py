@@ -248,38 +248,37 @@ class Spool:
                 content = contents.get(row.id)
                 if content is None:
                     continue  # lost
-                count = self._matches.get(row.id)
-                place = self._append(content, count)
-                if count == 1:
+                self._append(content, row)
+                pages = self._matches.pages
+                count = self._matches.get(row.id) if pages else 1
+                if count == 1:  # most often
                     del contents[row.id]
-                else:
-                    places[row.id] = place
-                    self._kept += 1
+                    continue
+                place = places[row.id] = _place_of(row, count)
+                self._kept += 1
             row.block, row.index, row.length = place.block, place.index, place.length
             row.key_length, row.header_length = place.key_length, place.header_length
-            if row.id in places:
-                self._learn(row.id, place)
+            self._learn(row.id, place)
 
-    def _append(self, content: Content, waiting: int) -> Place:
+    def _append(self, content: Content, at: Row | Place) -> None:
         """Put a content into the open block."""
-        data = joined(content)
         payload, key, headers = content
-        info = self._open_info()
-        place = Place(
-            info.number, len(self._open), len(payload), NO_KEY if key is None else len(key),
-            0 if headers is None else len(headers), waiting,
-        )  # fmt: skip
+        data = joined(content)
+        length = len(data)
+        table = self._table
+        info = table.infos[table.open] if table.open else self._begin()
+        at.block, at.index, at.length = info.number, len(self._open), len(payload)
+        at.key_length = NO_KEY if key is None else len(key)
+        at.header_length = 0 if headers is None else len(headers)
         self._open.append(data)
-        self._table.append(info, len(data), own=True)
-        self._unplaced -= len(data)
+        table.append(info, length, own=True)
+        self._unplaced -= length
         self._changed = True
         if info.bytes >= self._limits.block_bytes:
             self._close()
-        return place
 
-    def _open_info(self) -> BlockInfo:
-        if self._table.open:
-            return self._table.infos[self._table.open]
+    def _begin(self) -> BlockInfo:
+        """A new block is open."""
         self._next_block += 1
         return self._table.begin(self._next_block - 1)
 
@@ -303,7 +302,8 @@ class Spool:
         """Settle what no queue has settled, and write the open block."""
         for number in [n for n in self._contents if n not in self._places]:
             self._soon = True
-            place = self._append(self._contents[number], self._matches.get(number))
+            place = Place(0, 0, 0, NO_KEY, 0, self._matches.get(number))
+            self._append(self._contents[number], place)
             self._places[number] = place
             self._kept += 1
         info = self._table.infos.get(self._table.open)
@@ -359,7 +359,8 @@ class Spool:
 
     def _empty(self, source: BlockInfo, block: Block) -> None:
         table = self._table
-        share, target = table.share(source), self._open_info()
+        share = table.share(source)
+        target = table.infos[table.open] if table.open else self._begin()
         names = {index: name for name, index in block.moved.items()}
         for index in range(len(block)):
             name = names.get(index, (source.number, index))
@@ -384,3 +385,7 @@ class Spool:
             "stored_bytes": self.stored(), "live_bytes": self._unplaced + table.live_bytes,
             "blocks": sum(info.messages > 0 for info in table.infos.values()),
         }  # fmt: skip
+
+
+def _place_of(row: Row, waiting: int) -> Place:
+    return Place(row.block, row.index, row.length, row.key_length, row.header_length, waiting)

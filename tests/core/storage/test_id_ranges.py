@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from lakequeue.core.storage.id_ranges import IdRange, IdRanges
 from lakequeue.core.storage.row import NEVER
 

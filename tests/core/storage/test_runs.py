@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
-
 from lakequeue.core.limits import Limits
 from lakequeue.core.storage.row import NEVER, Row, by_key, by_until
 from lakequeue.core.storage.runs import Runs, RunsState
@@ -16,6 +16,26 @@ from lakequeue.core.storage.store import CountingStore, DictStore
 TINY = replace(Limits(), segment_rows=4)
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.Decoder(RunsState).decode
+
+
+def check(runs: Runs) -> None:
+    """What must hold between two calls; reads everything."""
+    ids: set[int] = set()
+    by, segments = runs.by, list(runs._segments.values())
+    for segment in segments:
+        rows = runs._held.get(segment.number) or runs._decoded(segment)
+        keys = [by(row) for row in rows]
+        assert all(a < b for a, b in pairwise(keys)), "a segment is out of order"
+        assert (keys[0], keys[-1], len(keys)) == (segment.first, segment.last, segment.rows)
+        assert segment.bytes == sum(row.size for row in rows)
+        assert segment.expires == min(row.expires for row in rows)
+        assert all(segment.id_first <= row.id <= segment.id_last for row in rows)
+        ids |= {row.id for row in rows}
+    assert len(ids) == runs.rows == sum(s.rows for s in segments) == len(runs._ids)
+    assert all(runs.has(number) for number in ids)
+    for group in runs._all_groups():
+        assert all(a.last < b.first for a, b in pairwise(group.segments)), "a group overlaps itself"
+    assert runs.segments() == sorted(segments, key=lambda s: s.first)
 
 
 class Walk:
@@ -46,7 +66,9 @@ class Walk:
     def add(self) -> None:
         rows = sorted((self.row() for _ in range(self.random.randrange(1, 30))), key=self.by)
         self.model = sorted(self.model + rows, key=self.by)
-        self.runs.add(rows)
+        looked = self.random.sample(range(-5, 0), 2)
+        self.looked |= {(number, row.id) for number in looked for row in rows}
+        self.runs.add(rows, looked)
 
     def take(self) -> None:
         first = self.runs.first()
@@ -115,7 +137,7 @@ class Walk:
         self.runs = Runs.load(self.store, "r/", state, TINY, self.by)
 
     def check(self) -> None:
-        self.runs.check()
+        check(self.runs)
         assert self.runs.rows == len(self.model)
         assert self.runs.bytes == sum(row.size for row in self.model)
         assert self.runs.due() == min((row.expires for row in self.model), default=NEVER)
@@ -134,7 +156,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "priority", "delayed"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_runs_hold_what_a_sorted_list_holds(kind: str, seed: int) -> None:
     walk = Walk(seed, kind)
     walk.run(150)
@@ -148,7 +170,7 @@ def test_runs_hold_what_a_sorted_list_holds(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "priority", "delayed"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> None:
     """Two walk on from one mark: one that goes on, and one that was loaded."""
     first = Walk(seed, kind)
@@ -197,7 +219,7 @@ def test_random_priorities_are_rewritten_a_few_times() -> None:
     assert len(writes) <= 2 * 1024 * 6  # each put has its delete
     groups = runs.state().groups
     assert len(groups) <= 3 * 6
-    runs.check()
+    check(runs)
 
 
 def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
@@ -224,7 +246,7 @@ def test_segments_that_lost_most_of_their_rows_are_joined() -> None:
     while runs.merge(4):
         pass
     assert len(runs.segments()) <= 6
-    runs.check()
+    check(runs)
 
 
 def test_a_merge_keeps_its_budget() -> None:
@@ -238,4 +260,4 @@ def test_a_merge_keeps_its_budget() -> None:
     while runs.merge(100):
         slices += 1
     assert 4096 / 100 <= slices <= 4096 / 100 + 2
-    runs.check()
+    check(runs)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-
 from lakequeue.core.limits import Limits
 from lakequeue.core.storage.blocks import Content
 from lakequeue.core.storage.row import Row
