@@ -52,18 +52,19 @@ def _check_room(queue: Queue, present: int, new: list[str]) -> None:
 
 def check_definition(queue: Queue, new: QueueDefinition) -> None:
     """Raise ValueError if `follow_definition` could not be done."""
-    kept = _kept(queue, queue.definition, new)
-    _check_room(queue, len(kept), sorted(set(new.subscriptions) - kept))
+    present = set(queue.header.topics)
+    after = _followed(queue, queue.definition, new)
+    _check_room(queue, len(present & after), sorted(after - present))
 
 
 def follow_definition(
     broker: Broker, queue: Queue, old: QueueDefinition | None, new: QueueDefinition
 ) -> None:
     """Apply what a definition's ``subscriptions`` gained and lost; those added since stay."""
-    set_topics(broker, queue, _kept(queue, old, new) | set(new.subscriptions))
+    set_topics(broker, queue, _followed(queue, old, new))
 
 
-def _kept(queue: Queue, old: QueueDefinition | None, new: QueueDefinition) -> set[str]:
-    """The topics that stay: those of the queue that the definition does not take away."""
-    before = set() if old is None else set(old.subscriptions)
-    return set(queue.header.topics) - (before - set(new.subscriptions))
+def _followed(queue: Queue, old: QueueDefinition | None, new: QueueDefinition) -> set[str]:
+    """The topics of a queue that gets this definition."""
+    before, after = set(() if old is None else old.subscriptions), set(new.subscriptions)
+    return set(queue.header.topics) - (before - after) | (after - before)
