@@ -14,7 +14,7 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.queue import Queue
 from ..queue.ready import View
-from ..rules.active_set import first_inactive
+from ..rules.active_set import SEQ_MASK, first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.looking import matching
 from ..rules.returning import expire
@@ -74,6 +74,7 @@ class Search:
     def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
         self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
         self.below = _fence(queue)
+        self.end = first_inactive(queue)  # a place
         self.unfinished = False
 
     def take(self, text: str | None, most: int) -> list[Row]:
@@ -104,6 +105,8 @@ class Search:
         while True:
             row = self._first_of_all() if text is None else self._first_of(text)
             if row is None or (self.below is not None and row.key >= self.below):
+                return None
+            if self.end is not None and row.seq >= self.end:
                 return None
             if row.expires > self.broker.now:
                 return row
@@ -165,6 +168,8 @@ class Search:
                 return False
             if self.below is not None and first >= self.below:
                 return False
+            if self.end is not None and first & SEQ_MASK >= self.end:
+                return False
             if view.number in segment.looked:
                 continue
             if self.looks.spent:
@@ -205,11 +210,12 @@ class Search:
 
 
 def _fence(queue: Queue) -> int | None:
-    """The key from which on messages are held back: behind a barrier, or not active yet."""
-    header = queue.header
-    if header.barriers:  # all of the barrier's generation stand before it
-        return (next(iter(header.barriers)) + 1 << 128) - (((1 << 64) - 1) << 64)
-    return first_inactive(queue) if queue.definition.target_queue_depth is not None else None
+    """The key from which on messages are held back by a barrier: all of its generation go out
+    before."""
+    barriers = queue.header.barriers
+    if not barriers:
+        return None
+    return (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64)
 
 
 def _one_by_one(

@@ -11,6 +11,8 @@ from ..queue.broker import Broker
 def tidy(broker: Broker) -> None:
     """As much as one step may."""
     for _, queue in sorted(broker.touched.items()):
+        if queue.dropped:
+            continue
         broker.at = queue
         queue.spill_over()
         for runs in (queue.cold, queue.later):

@@ -317,7 +317,6 @@ class Broker:
         """An empty queue that was deleted goes."""
         queue.drop()
         del self.queues[queue.number]
-        self.touched.pop(queue.number, None)
 
     def _know(self, queue: Queue) -> None:
         self.queues[queue.number] = queue

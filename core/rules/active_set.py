@@ -15,6 +15,8 @@ from heapq import nsmallest
 
 from ..queue.queue import Queue
 
+SEQ_MASK = (1 << 64) - 1  # of a key without a level: what is left is the place
+
 
 def first_inactive(queue: Queue) -> int | None:
     """The place of the first message that is not active; None where all are."""
@@ -24,7 +26,7 @@ def first_inactive(queue: Queue) -> int | None:
     live = sorted(row.seq for row in queue.live.values())
     passed = 0  # cold rows that come before
     for segment in queue.cold.segments():
-        first, last = segment.first, segment.last
+        first, last = segment.first & SEQ_MASK, segment.last & SEQ_MASK
         before = _below(live, first)
         if before + passed > limit:
             break
