@@ -247,12 +247,13 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
                 break
             if (inactive is not None and row.seq >= inactive) or state not in (None, row.state):
                 continue
-            size = row.size + len(command.where or "")
+            content = broker.spool.content(row) or (b"", None, None)
+            size = sum(map(_length, content)) + len(command.where or "")
             if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
                 return PartialAnswer(out, str(_place(queue, row)))
             budget.take(0, size)
             if command.where is None or matching(broker, queue, [row], command.where)[0]:
-                out.append(_shown(broker, queue, row))
+                out.append(_shown(queue, row, content))
     return PartialAnswer(out, None)
 
 
@@ -275,13 +276,16 @@ def _place(queue: Queue, row: Row) -> int:
     return LATER + queue.later.by(row) if is_later else row.key
 
 
-def _shown(broker: Broker, queue: Queue, row: Row) -> dict[str, Any]:
+def _length(part: bytes | None) -> int:
+    return len(part or b"")
+
+
+def _shown(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
     names = {s.number: s.name for s in queue.header.subscriptions}
-    content = broker.spool.content(row)
     return {
         "id": str(row.id),
         "state": NAMES[row.state],
-        **_fitting((b"", None, None) if content is None else edited(row, content)),
+        **_fitting(edited(row, content)),
         "priority": row.priority,
         "delivery_count": row.deliveries,
         "entered": row.entered,

@@ -33,6 +33,7 @@ from .looking import matching
 LOWEST = -(1 << 191)  # below all keys
 FEW_IDS = 1_024  # are looked up one by one, however few messages there are
 IDS_AT_ONCE = 256  # where there are cold rows: each id may cost a read
+FEW_RANGES = 64  # are looked up exactly; of more the nearest to each segment
 PASSED_OVER = 8  # rows that are read and not meant cost this much less
 
 
@@ -72,7 +73,11 @@ def window(
     """The rows from a key on: live ones, and cold ones up to the end of the first segment. ranges:
     rows of other ids are not wanted, and may be missing. most: about so many are enough."""
     by = runs.by
-    segments = runs.segments() if ranges is None else runs.with_ids(ranges)
+    segments = runs.segments()
+    if ranges is not None and len(ranges) <= FEW_RANGES:
+        segments = runs.with_ids(ranges)
+    elif ranges is not None:
+        segments = [one for one in segments if _meets(ranges, one.id_first, one.id_last)]
     ahead = [segment for segment in segments if segment.last >= start]
     end = ahead[0].last if ahead else None
     cold: list[tuple[Segment, list[Row]]] = []
@@ -174,6 +179,12 @@ def is_within(number: int, ranges: Ranges) -> bool:
     """Whether an id is in ascending ranges."""
     at = bisect_right(ranges, (number, ID_MAX)) - 1
     return at >= 0 and number <= ranges[at][1]
+
+
+def _meets(ranges: Ranges, first: int, last: int) -> bool:
+    """Whether ascending ranges have an id in common with one from first to last."""
+    at = bisect_right(ranges, (last, ID_MAX)) - 1
+    return at >= 0 and ranges[at][1] >= first
 
 
 # ---------------------------------------------------------------- by ids
