@@ -5,7 +5,6 @@ is crossed. A step does at most this much in each of its phases; the rest goes o
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,11 +80,18 @@ def beside(limits: Limits, records: int) -> Limits:
     a record may come in the next moment.
     """
     most = max(limits.due_rows // (16 * records), 1) if records else limits.alone
-    return _divided(limits, min(limits.beside, most))
+    by = min(limits.beside, most)
+    known = _divided.get((id(limits), by))
+    if known is None or known[0] is not limits:
+        known = _divided[id(limits), by] = limits, _divide(limits, by)
+    return known[1]
 
 
-@functools.cache
-def _divided(limits: Limits, by: int) -> Limits:
+# By identity: a hash of all limits would cost more than many a step.
+_divided: dict[tuple[int, int], tuple[Limits, Limits]] = {}
+
+
+def _divide(limits: Limits, by: int) -> Limits:
     return dataclasses.replace(
         limits,
         bulk_rows=max(limits.bulk_rows // by, 1),

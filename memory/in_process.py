@@ -63,7 +63,7 @@ class MemoryEngine:
     """One engine; steps run in the caller's thread, one at a time. BROKER: what a broker is made
     of, for tests in which brokers die."""
 
-    BROKER: type = LiveBroker if os.environ.get('LAKEQUEUE_CORE') == 'live' else MemoryBroker
+    BROKER: type = LiveBroker if os.environ.get("LAKEQUEUE_CORE") == "live" else MemoryBroker
 
     def __init__(
         self, configuration: Configuration | None = None, limits: Limits | None = None

@@ -15,7 +15,6 @@ from ..state import Limits as OldLimits
 STEPS_PER_MARK = 100
 
 
-
 class LiveBroker:
     """A broker; `MemoryEngine` runs its steps, one at a time. deadline: when it wants the next."""
 

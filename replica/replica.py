@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 
 from ..core import Batch, Broker, Home, Limits, StepFailed, Store, step
 from ..protocol.journal import Journal
-from ..protocol.outputs import Alert, Capture, Deadline, InVain, Output, RejectedRecord
+from ..protocol.outputs import (
+    Alert,
+    Capture,
+    Deadline,
+    Deliveries,
+    InVain,
+    Output,
+    Receipts,
+    RejectedRecord,
+)
 
 TRIES = 16  # records and queues that one step leaves out, before it is given up
 
@@ -34,35 +43,27 @@ class Decided:
 
 def sorted_out(outputs: list[Output]) -> Decided:
     """A step's outputs, by who gets them."""
-    decided = Decided(notes=notes_of(outputs))
-    for output in outputs:
-        match output:
-            case Deadline():
-                decided.deadline = output.at
-            case Capture():
-                decided.captures.append(output.topic)
-            case InVain():
-                place = output.topic, output.partition
-                decided.in_vain[place] = decided.in_vain.get(place, 0) + output.count
-            case Alert():
-                pass
-            case Journal():
-                decided.journal = output
-            case _:
-                decided.said.append(output)
-    return decided
-
-
-def notes_of(outputs: list[Output]) -> list[str]:
-    """What the driver process is told of a step."""
-    notes = []
+    decided = Decided()
     malformed: Counter[str] = Counter()
     for output in outputs:
-        if isinstance(output, Capture):
-            notes.append(f"capture:{output.topic}")
-        elif isinstance(output, RejectedRecord):
-            malformed[output.vpn] += 1
-    return notes + [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]
+        if isinstance(output, Deliveries | Receipts):  # most often
+            decided.said.append(output)
+        elif isinstance(output, Deadline):
+            decided.deadline = output.at
+        elif isinstance(output, Journal):
+            decided.journal = output
+        elif isinstance(output, Capture):
+            decided.captures.append(output.topic)
+            decided.notes.append(f"capture:{output.topic}")
+        elif isinstance(output, InVain):
+            place = output.topic, output.partition
+            decided.in_vain[place] = decided.in_vain.get(place, 0) + output.count
+        elif not isinstance(output, Alert):
+            decided.said.append(output)
+            if isinstance(output, RejectedRecord):
+                malformed[output.vpn] += 1
+    decided.notes += [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]
+    return decided
 
 
 def put_aside(batch: Batch, failed: StepFailed) -> None:

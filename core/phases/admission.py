@@ -26,7 +26,6 @@ from ..rules.lifetime import expires_at
 from ..rules.recovery_points import recovers
 from ..rules.routing import queues_of_destination, queues_of_record
 from ..storage.row import NEVER, NO_KEY, Row
-
 from .incoming import Incoming, payloads_of
 from .judging import (
     NACK,

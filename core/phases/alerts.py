@@ -57,8 +57,10 @@ def mark(marks: Marks, now: int, *levels: int) -> None:
 def watch(broker: Broker) -> None:
     """Set and clear alerts of all that this step touched."""
     vpns: set[int] = set()
-    for _, queue in sorted(broker.touched.items()):
-        vpns.add(queue.header.vpn_number)
+    touched = sorted(broker.touched.items()) if len(broker.touched) > 1 else broker.touched.items()
+    for _, queue in touched:
+        if broker.header.vpn_limits:
+            vpns.add(queue.header.vpn_number)
         if queue.dropped or queue.header.deleted:
             _clear_all(broker, queue)
         else:
@@ -105,7 +107,7 @@ def level_of(queue: Queue) -> tuple[int, int, str, int]:
 
 
 def _watch_queue(broker: Broker, queue: Queue) -> None:
-    header, d = queue.header, queue.definition
+    header, d = queue.header, queue.header.definition
     level, limit, unit, place = level_of(queue)
     high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
     over = is_over(level, limit, high, clear, header.usage_high)
@@ -190,6 +192,13 @@ def _watch_broker(broker: Broker) -> None:
     vpn = next(iter(header.vpns))  # whose journal tells of what concerns the whole broker
     marks = header.marks.setdefault("broker", [])
     files, unacked = broker.spool.files_in_use(), broker.unacked
+    if not header.alerts and (
+        broker.spool.bytes * 100 < system.spool_usage_high_percent * system.max_spool_usage
+        and files * 100 < system.spool_files_high_percent * system.max_spool_files
+        and unacked * 100 < system.delivered_unacked_high_percent * system.max_delivered_unacked
+    ):
+        mark(marks, broker.now, broker.spool.bytes, files, unacked)
+        return  # most often
     _watch_one(
         broker, "spool_usage", "spool_usage", "broker", vpn,
         broker.spool.bytes, system.max_spool_usage,

@@ -34,7 +34,8 @@ def deliver(broker: Broker) -> None:
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks, broker.limits.look_bytes)
     broker.header.unserved = False
-    _serve_waiting(broker, budget, looks)
+    if broker.header.waiting:
+        _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
         wanting = [q for q in broker.active() if q.wanted]
         if not wanting or budget.spent or looks.spent:
@@ -45,9 +46,10 @@ def deliver(broker: Broker) -> None:
                 break
             _serve(broker, queue, budget, looks, len(wanting) - at)
             broker.header.turn = queue.number
-    for queue in broker.active():
+    for queue in broker.touched.values():
         queue.header.again = queue.wanted
-    _serve_waiting(broker, budget, looks)
+    if broker.header.waiting:
+        _serve_waiting(broker, budget, looks)
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
@@ -74,7 +76,9 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     broker.at = queue
     broker.touch(queue)
     header = queue.header
-    share, own_looks = budget.share(sharers), looks.share(sharers)
+    share, own_looks = budget, looks
+    if sharers > 1:
+        share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     queue.wanted = False
     served = header.barriers or any(not s.ending for s in header.subscriptions)
@@ -83,8 +87,9 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     ready = header.depth - header.leased - header.delayed
     if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
         broker.header.waiting[queue.number] = True
-    budget.take(before[0] - share.rows, before[1] - share.bytes)
-    looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
+    if sharers > 1:
+        budget.take(before[0] - share.rows, before[1] - share.bytes)
+        looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
     broker.at = None
 
 
@@ -111,9 +116,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
     return True
 
 
-def _lose(
-    broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]
-) -> None:
+def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
     """Messages whose payloads are missing from the state are lost, and that is said. The others
     find their place again."""
     gone = [row for row, content in zip(rows, contents, strict=True) if content is None]
@@ -130,9 +133,7 @@ def _lose(
 # ---------------------------------------------------------------- sending
 
 
-def _send(
-    broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]
-) -> None:
+def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> None:
     """Lease the messages to who gets them and say so; remove those that leave on send."""
     definition = queue.header.definition
     period = definition.lease_period_ms

@@ -7,8 +7,6 @@ refused by all queues if one refuses it with a nack; a plain record enters every
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
 from ..queue.broker import Broker
@@ -21,16 +19,18 @@ MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, besi
 NACK, DISCARD = "nack", "discard"
 
 
-@dataclass(slots=True)
 class Judged:
     """What becomes of a message at its matches. size: as quotas count it (Q8); refused: queues that
     refuse it with a nack, and why; no_json: `json` queues for which it is no JSON."""
 
-    size: int
-    kept: list[Match] = field(default_factory=list)
-    discards: list[tuple[Queue, Reason]] = field(default_factory=list)
-    refused: list[tuple[Queue, Reason]] = field(default_factory=list)
-    no_json: list[Queue] = field(default_factory=list)
+    __slots__ = ("discards", "kept", "no_json", "refused", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.kept: list[Match] = []
+        self.discards: list[tuple[Queue, Reason]] = []
+        self.refused: list[tuple[Queue, Reason]] = []
+        self.no_json: list[Queue] = []
 
 
 def judge(
@@ -49,6 +49,9 @@ def judge(
         queue = one.queue
         why = reason or refusal(queue, size, priority)
         d = queue.header.definition
+        if why is None and d.message_type != "json":  # most often
+            judged.kept.append(one)
+            continue
         if d.message_type == "json":
             if valid is None:
                 valid = is_json(record.value)

@@ -329,10 +329,9 @@ class Broker:
 
     def active(self) -> list[Queue]:
         """The queues of this step in which something may happen by itself, by number."""
-        return [
-            q for _, q in sorted(self.touched.items())
-            if not (q.dropped or q.header.deleted or q.header.faulted)
-        ]  # fmt: skip
+        touched = self.touched
+        queues = touched.values() if len(touched) < 2 else [q for _, q in sorted(touched.items())]
+        return [q for q in queues if not (q.dropped or q.header.deleted or q.header.faulted)]
 
     # ------------------------------------------------------------ sessions and producers
 

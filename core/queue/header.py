@@ -12,7 +12,6 @@ import msgspec
 from ...definitions import QueueDefinition
 from ..storage.row import NEVER
 
-
 Digest = bytes  # `QueueHeader.bytes` hides the name
 
 

@@ -71,7 +71,8 @@ class Queue:
 
     __slots__ = (
         "_by_id", "_listed", "active_end", "cold", "deadlines", "dirty", "dropped", "due_at",
-        "early", "header", "later", "leases", "limits", "live", "number", "program", "program_of",
+        "early", "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
+        "program_of",
         "ready", "spool", "store", "wanted",
     )  # fmt: skip
 
@@ -93,6 +94,7 @@ class Queue:
         self.due_at = NEVER  # when the broker looks at it, unless something happens before
         self.active_end: int | None = -1  # see `active_set`; -1: not known
         self.program: Any = None  # its expressions, see `entering`
+        self.plain_match: Any = None  # likewise
         self.program_of: QueueDefinition | None = None
         self._listed: list[Subscription] | None = None  # what the next line is of
         self._by_id: dict[str, Subscription] = {}

@@ -126,10 +126,11 @@ class Ready:
         """Put the next message of a lane into the heaps, unless it stands there. row: what has
         changed, whose earlier entries may have been taken."""
         first = lane.first(self.live)
-        if first is not None and first.state == READY:
-            if first is row or first.id != lane.announced:
-                lane.announced = first.id
-                self._push(first)
+        if first is None or first.state != READY:
+            return
+        if first is row or first.id != lane.announced:
+            lane.announced = first.id
+            self._push(first)
 
     def _push(self, row: Row) -> None:
         entry = row.key, row.id

@@ -25,9 +25,7 @@ from .lifetime import expires_at
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
 
 
-def bury(
-    broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str = ""
-) -> None:
+def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str = "") -> None:
     """Messages have left the queue as dead: their matches move, or are let go."""
     if not rows:
         return

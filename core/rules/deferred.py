@@ -44,13 +44,13 @@ def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscri
 
 def settle_arrival(broker: Broker, queue: Queue, row: Row) -> None:
     """A message that has entered goes at once, if it was acknowledged before it came."""
-    if len(queue.early) and _came_early(broker, queue, row.id):
+    if queue.early.ranges and _came_early(broker, queue, row.id):
         apply(broker, queue, [row], Event.ACKNOWLEDGE, reason=WHY)
 
 
 def will_leave(queue: Queue, number: int, now: int) -> bool:
     """Whether a message with this id would go at once: then it is no barrier for anybody."""
-    found = queue.early.find(number) if len(queue.early) else None
+    found = queue.early.find(number) if queue.early.ranges else None
     return found is not None and found.until > now
 
 

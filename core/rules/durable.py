@@ -1,8 +1,8 @@
 """Receipts that wait until the Delta tables have the messages (`durability: delta`, S1, P3).
 
 Which records the tables have is an input of a later step: the engine says it with a command, behind
-each commit of the tables. Until then a receipt waits, first in, first out. A message that is refused
-is told at once. What a producer sends again is a record of its own, and its answer waits for that
+each commit of the tables. Until then a receipt waits, first in, first out. A refusal is told at
+once. What a producer sends again is a record of its own, and its answer waits for that
 one: what stands before it in its partition is in the tables then, too.
 
 Where nobody ever spoke of tables (in memory), there are none to wait for.

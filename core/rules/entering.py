@@ -75,11 +75,19 @@ class Match(NamedTuple):
     lane: int = 0
 
 
+def plain_match(queue: Queue) -> Match:
+    """How a message enters a queue without expressions: made once for each queue."""
+    known: Match | None = queue.plain_match
+    if known is None:
+        known = queue.plain_match = Match(queue)
+    return known
+
+
 def match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match | None:
     """How a message enters a queue; None if its filter keeps it out (Q4)."""
     program = program_of(queue)
     if program is None:
-        return Match(queue)
+        return plain_match(queue)
     passes, level, barrier, lane = program.run(payload, priority, key)
     d = queue.definition
     if d.filter is not None and not is_true(passes):

@@ -16,6 +16,7 @@ from ..queue.queue import Queue
 
 _COUNTER = (1 << 48) - 1  # of a message id; above it is the broker's number
 
+
 def recovers(queue: Queue, published: int, next_counter: int) -> bool:
     """Whether a record enters that was published at this time, epoch ms, and would get an id with
     this counter."""
@@ -30,6 +31,7 @@ def recovers(queue: Queue, published: int, next_counter: int) -> bool:
     if point.isdecimal():
         return next_counter >= int(point) & _COUNTER
     return published >= _ms(point)
+
 
 @lru_cache(maxsize=1_000)
 def _ms(point: str) -> int:

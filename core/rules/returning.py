@@ -63,7 +63,5 @@ def _die(
     broker: Broker, queue: Queue, rows: list[Row], event: Event, reason: Reason,
     subscription: str = "", detail: str = "",
 ) -> None:  # fmt: skip
-    apply(
-        broker, queue, rows, event, subscription=subscription, reason=reason.value, detail=detail
-    )
+    apply(broker, queue, rows, event, subscription=subscription, reason=reason.value, detail=detail)
     bury(broker, queue, rows, reason.value, detail)

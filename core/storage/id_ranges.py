@@ -34,19 +34,19 @@ def _first(one: IdRange) -> int:
 class IdRanges:
     """The ranges of one owner, ascending."""
 
-    __slots__ = ("_ends", "_ranges")
+    __slots__ = ("_ends", "ranges")
 
     def __init__(self, state: Iterable[list[int]] = ()) -> None:
-        self._ranges = [IdRange(*one) for one in state]
-        self._ends = [(one.until, one.first, one.last) for one in self._ranges]
+        self.ranges = [IdRange(*one) for one in state]
+        self._ends = [(one.until, one.first, one.last) for one in self.ranges]
         heapify(self._ends)
 
     def __len__(self) -> int:
-        return len(self._ranges)
+        return len(self.ranges)
 
     def state(self) -> list[list[int]]:
         """Every range as ``[first, last, until]``, ascending."""
-        return [[one.first, one.last, one.until] for one in self._ranges]
+        return [[one.first, one.last, one.until] for one in self.ranges]
 
     # ------------------------------------------------------------ changes
 
@@ -71,7 +71,7 @@ class IdRanges:
 
     def exchange(self, old: Iterable[IdRange], new: Iterable[IdRange]) -> None:
         """Take ranges out that are there, and put others in that have no id in common with any."""
-        ranges = self._ranges
+        ranges = self.ranges
         for one in old:
             at = bisect_left(ranges, one.first, key=_first)
             assert ranges[at : at + 1] == [one], f"{one} is not there"
@@ -90,16 +90,16 @@ class IdRanges:
 
     def find(self, number: int) -> IdRange | None:
         """The range in which an id is, or None."""
-        at = bisect_right(self._ranges, number, key=_first)
-        if not at or self._ranges[at - 1].last < number:
+        at = bisect_right(self.ranges, number, key=_first)
+        if not at or self.ranges[at - 1].last < number:
             return None
-        return self._ranges[at - 1]
+        return self.ranges[at - 1]
 
     def meeting(self, first: int, last: int) -> list[IdRange]:
         """The ranges that have an id in common with this one, ascending."""
-        begin = bisect_left(self._ranges, first, key=_last)
-        end = bisect_right(self._ranges, last, key=_first)
-        return self._ranges[begin:end]
+        begin = bisect_left(self.ranges, first, key=_last)
+        end = bisect_right(self.ranges, last, key=_first)
+        return self.ranges[begin:end]
 
     def next_end(self) -> int:
         """When the first of them is over, or NEVER."""
