@@ -2,8 +2,8 @@
 
 At the end of a step every queue in which something changed is served, all with an equal share of
 the step's budget, beginning behind the one that was served last. Messages go out in order; nothing
-behind a waiting barrier goes out (O3), nor what is not active yet (R5), nor what has expired or lost
-its payload. Who gets what is decided in `selection`.
+behind a waiting barrier goes out (O3), nor what is not active yet (R5), nor what has expired or
+lost its payload. Who gets what is decided in `selection`.
 """
 
 from __future__ import annotations

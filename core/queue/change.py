@@ -73,7 +73,7 @@ def apply(
     """Let an event happen to live messages of a queue.
 
     subscription: who did it, for the journal; holder: the subscription that gets them; until: epoch
-    ms, the end of the lease or of the delay. Raises IllegalTransition, and has changed nothing then.
+    ms, the end of the lease or of the delay. Raises IllegalTransition before anything changes.
     """
     if not rows:
         return

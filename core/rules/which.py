@@ -152,8 +152,9 @@ def _afforded(
     following = None if found.end is None else found.end + 1
     if n < len(rows):
         following = runs.by(rows[n])
-    passed = (sum(len(all_rows) for _, all_rows in found.cold) - n) // PASSED_OVER
-    budget.take(n + max(passed, 0) + 1, sum(sizes[:n]))
+    passed = sum(len(all_rows) for _, all_rows in found.cold) - n
+    cost = n + max(passed // PASSED_OVER, 1) if found.cold else n
+    budget.take(cost, sum(sizes[:n]))
     return rows[:n], following
 
 
