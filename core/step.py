@@ -7,8 +7,9 @@ is left goes on in the next step, which is asked for at once: `Deadline(at=now)`
 inputs and time give the same outputs, byte for byte.
 
 Check, then apply: whatever a client sends is checked before anything changes, so a refusal changes
-nothing. If something fails all the same it is our mistake, and the state is spoiled: `StepFailed` says what was being done. Whoever drives the broker throws it away, takes the logged
-steps again, and leaves out what failed (`Batch.skipped`).
+nothing. If something fails all the same it is our mistake, and the state is spoiled: `StepFailed`
+says what was being done. Whoever drives the broker throws it away, takes the logged steps again,
+and leaves out what failed (`Batch.skipped`).
 """
 
 from __future__ import annotations
