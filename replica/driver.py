@@ -134,6 +134,17 @@ class OutputWriter(Protocol):
         """The newest step of which, and of all before, nothing is on its way; None: nothing is."""
 
 
+def digest_of(batch: Batch) -> int:
+    """What a step takes in, as a number."""
+    digest = 0
+    for records in (batch.commands, batch.publishes):
+        for column in (records.values, records.metas, records.keys):
+            for value in column:
+                if value:
+                    digest = crc32c(value, digest)
+    return digest
+
+
 class Driver:
     """One broker's steps, from a snapshot on. store: the pages of that snapshot."""
 
@@ -201,7 +212,7 @@ class Driver:
         acked = self._outbox.acked()
         record = StepRecord(
             steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, 0,
-            self._digest, self.code, taken.ranges, self._news, self._marked,
+            self._digest, self.code, taken.ranges, self._news, digest_of(taken.batch), self._marked,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         before = self.cost_s
@@ -269,6 +280,8 @@ class Driver:
             if record.marked:
                 self._replica.mark()
             batch = again.take(record.ranges)
+            if digest_of(batch) != record.inputs:
+                raise self._other(record.step, "took other records", begins)
             batch.skipped = {(t, p, o): why for t, p, o, why in record.skipped}
             batch.faulted = dict(record.faulted)
             decided = (self._first_try if at == todo[-1][0] else self._compute)(record, batch)
@@ -297,17 +310,20 @@ class Driver:
                 "home, or begin with an empty one and a Kafka with fresh topics"
             )
         if not silent and record.outputs != self._digest:
-            do = "keep the home and report it"
-            if begins:
-                do = (
-                    "this home has no snapshot, so the log is most likely another home's; use that "
-                    "home, make one from its tables (lakequeue rebuild), or begin with a Kafka "
-                    "with fresh topics"
-                )
-            raise Refused(
-                f"step {self.step} of broker {self.home.name!r} came out differently when it was "
-                f"taken again: {do}"
+            raise self._other(self.step, "came out differently", begins)
+
+    def _other(self, step: int, what: str, begins: bool) -> Refused:
+        """A step is not what it was."""
+        do = "keep the home and report it"
+        if begins:
+            do = (
+                "this home has no snapshot, so the log is most likely another home's; use that "
+                "home, make one from its tables (lakequeue rebuild), or begin with a Kafka with "
+                "fresh topics"
             )
+        return Refused(
+            f"step {step} of broker {self.home.name!r} {what} when it was taken again: {do}"
+        )
 
     # ------------------------------------------------------------ both
 

@@ -348,6 +348,11 @@ class Broker:
         known = self.producers.get(key)
         if known is None:
             known = self.producers[key] = ProducerHistory(vpn, name, self.home.number)
+        idle = self.limits.producer_idle_ms
+        if known.forgotten_at < self.now + idle - idle // 8:  # not in every step
+            if not known.forgotten_at:
+                self.watch("p", key, self.now + idle)
+            known.forgotten_at = self.now + idle
         known.begin()
         self.receipts[key] = known
         self._changed["p"].add(bucket(key))
