@@ -36,7 +36,8 @@ class LiveBroker:
     @property
     def store(self) -> DictStore:
         """The state, as a mark writes it."""
-        self._mark()
+        if self._replica.broker.header.step:
+            self._mark()
         store = self._replica.store
         assert isinstance(store, DictStore)
         return store

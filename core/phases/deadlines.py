@@ -15,7 +15,7 @@ from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.deferred import forget
 from ..rules.returning import expire, give_back
-from ..storage.row import DELAYED, LEASED, NEVER
+from ..storage.row import DELAYED, LEASED, NEVER, Row
 from ..storage.runs import Runs
 from .delivery import send_again
 
@@ -57,7 +57,7 @@ def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
 def _of_live(broker: Broker, queue: Queue, budget: Budget) -> bool:
     """Some live rows that are due; whether there were any."""
     now = broker.now
-    rows = queue.due(now, budget.rows)
+    rows = sorted(queue.due(now, budget.rows), key=_seq)
     budget.take(len(rows))
     expire(broker, queue, [row for row in rows if row.expires <= now])
     over = [row for row in rows if row.until <= now]
@@ -67,6 +67,10 @@ def _of_live(broker: Broker, queue: Queue, budget: Budget) -> bool:
         if row.id in queue.live and row.expires != NEVER:
             queue.watch(row)
     return bool(rows)
+
+
+def _seq(row: Row) -> int:
+    return row.seq
 
 
 def _expire_cold(broker: Broker, queue: Queue, runs: Runs, budget: Budget) -> None:

@@ -10,13 +10,17 @@ from ..queue.broker import Broker
 
 def tidy(broker: Broker) -> None:
     """As much as one step may."""
-    for _, queue in sorted(broker.touched.items()):
-        if queue.dropped:
+    header = broker.header
+    merging, header.merging = header.merging, []
+    for number in sorted({*merging, *broker.touched}) if merging else list(broker.touched):
+        queue = broker.queue(number)
+        if queue is None:
             continue
         broker.at = queue
         queue.spill_over()
         for runs in (queue.cold, queue.later):
-            if runs.rows and runs.merge(broker.limits.merge_rows):
+            if runs.is_merging and runs.merge(broker.limits.merge_rows):
+                header.merging.append(number)
                 broker.more_to_do = queue.dirty = True
     broker.at = None
     if broker.spool.held_in_memory() > broker.limits.memory_bytes:

@@ -89,6 +89,7 @@ class BrokerHeader(msgspec.Struct):
     waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
     unserved: bool = False  # a budget ended before all of these were served
     more_to_do: bool = False  # the next step is due at once
+    merging: list[int] = []  # queues whose cold part is being merged
     pending: dict[int, bool] = {}  # queues with commands that go on, the next first: in bulk?
     turn: int = 0  # the queue that delivery served last
     alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
@@ -187,7 +188,7 @@ class Broker:
         self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
         self.receipts: dict[Name, ProducerHistory] = {}  # producers that are answered in this step
         self.reconfigured = False
-        self.more_to_do = self.header.more_to_do
+        self.more_to_do = False  # in the next step, at once
         self.command_budget = Budget(self.limits.command_rows)
         self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
         self.speaker: Speaker | None = None  # who says what is being carried out

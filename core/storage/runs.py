@@ -241,6 +241,11 @@ class Runs:
 
     # ------------------------------------------------------------ merging
 
+    @property
+    def is_merging(self) -> bool:
+        """Whether a merge has more to do."""
+        return bool(self._merges)
+
     def merge(self, budget_rows: int) -> bool:
         """Go on with the merges, at most about so many rows; whether more is left."""
         left = budget_rows
