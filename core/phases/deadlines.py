@@ -28,6 +28,8 @@ def act_on_deadlines(broker: Broker) -> None:
         else:
             broker.forget_producer(name)
     due = broker.due_queues(broker.limits.due_names)
+    if not due:
+        return
     budget = Budget(broker.limits.due_rows)
     again = Budget(broker.limits.again_rows, broker.limits.again_bytes)
     for at, queue in enumerate(due):

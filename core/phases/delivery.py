@@ -31,13 +31,17 @@ ROUNDS = 64
 def deliver(broker: Broker) -> None:
     """Serve what waits for others' acks, then every queue that changed; dead messages may change
     others in turn."""
+    broker.header.unserved = False
+    if not broker.header.waiting and not _wanting(broker):  # most often
+        for queue in broker.touched.values():
+            queue.header.again = False
+        return
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks, broker.limits.look_bytes)
-    broker.header.unserved = False
     if broker.header.waiting:
         _serve_waiting(broker, budget, looks)
     for _ in range(ROUNDS):
-        wanting = [q for q in broker.active() if q.wanted]
+        wanting = _wanting(broker)
         if not wanting or budget.spent or looks.spent:
             break
         after = [q for q in wanting if q.number > broker.header.turn]
@@ -50,6 +54,26 @@ def deliver(broker: Broker) -> None:
         queue.header.again = queue.wanted
     if broker.header.waiting:
         _serve_waiting(broker, budget, looks)
+
+
+def _wanting(broker: Broker) -> list[Queue]:
+    """The queues in which a message may go out, by number; those without one want nothing."""
+    found = []
+    for queue in broker.touched.values():
+        if not queue.wanted:
+            continue
+        header = queue.header
+        if header.depth == header.leased + header.delayed:
+            queue.wanted = False
+        elif not (queue.dropped or header.deleted or header.faulted):
+            found.append(queue)
+    if len(found) > 1:
+        found.sort(key=_number)
+    return found
+
+
+def _number(queue: Queue) -> int:
+    return queue.number
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
