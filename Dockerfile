@@ -24,6 +24,7 @@ COPY bench bench
 COPY cli cli
 COPY client client
 COPY conf conf
+COPY core core
 COPY dataframes dataframes
 COPY definitions definitions
 COPY examples examples
@@ -32,6 +33,7 @@ COPY lake lake
 COPY memory memory
 COPY monitor monitor
 COPY protocol protocol
+COPY replica replica
 COPY sinks sinks
 COPY sources sources
 COPY state state

@@ -71,6 +71,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     the step before wrote and said; code: which version took it; sizes: numbers of partitions that
     became known with this step (a reply to a place that is not there is refused, so they decide
     too), 0 for a topic that is gone.
+    inputs: digest of the records that it took; marked: a mark was made before this step; skipped:
+    records that it leaves out because they failed, as ``[topic, partition, offset, why]``; faulted:
+    queues that it leaves alone from now on, by number, and why. A record whose step has failed is
+    followed by another one of the same step.
     """
 
     format: int
@@ -83,6 +87,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     ranges: tuple[Range, ...] = ()
     sizes: dict[str, int] = {}
     opened: tuple[Opened, ...] = ()
+    inputs: int = 0
+    marked: bool = False
+    skipped: tuple[tuple[str, int, int, str], ...] = ()
+    faulted: dict[int, str] = {}
 
 
 _encode = msgspec.msgpack.encode

@@ -1,0 +1,1 @@
+"""Every command and how it is carried out."""

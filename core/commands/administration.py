@@ -1,0 +1,269 @@
+"""Definitions and what an administrator does: define, delete, shut down, purge (Q1–Q9, S7, H5, R6).
+
+A definition is checked as a whole before anything is changed, so one that is refused leaves
+everything as it was. At each start the engine gives every queue of its configuration again. Nearly
+all are as they were given last: their digests say so, and nothing is read for them (Q9).
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from ...definitions import (
+    QueueDefinition,
+    dead_message_ring,
+    parse_configuration,
+    parse_definition,
+    redefine,
+    wrong_hosts,
+)
+from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
+from ...protocol import topics
+from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
+from ...protocol.errors import ConfigError, Problem
+from ...protocol.ids import parse_ranges
+from ...protocol.outputs import DirectoryEntry
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import QueueHeader, Task
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
+from ..rules.which import wanted
+from .moving import because
+from .topic_subscriptions import check_definition, follow_definition
+from .turns import begin, cancel_all, resume
+
+DIGEST_BYTES = 8
+THERE = "there"  # what the directory says of a queue that can be used
+
+_encode = msgspec.msgpack.encode
+
+
+def configure(broker: Broker, vpn: str, command: Configure) -> None:
+    """Set limits of the system and of VPNs."""
+    configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
+    broker.header.system = configuration.system
+    broker.reconfigured = True
+    for name, limits in configuration.vpns.items():
+        broker.vpn_number(name)
+        broker.header.vpn_limits[name] = limits
+    forget_found(broker)
+
+
+# ---------------------------------------------------------------- define
+
+
+def define(broker: Broker, vpn: str, command: Define) -> None:
+    """Define a queue, or define it again (Q9); the same definition again changes nothing."""
+    given = blake2b(_encode(command.definition), digest_size=DIGEST_BYTES).digest()
+    identity = name_of(command.definition)
+    existing = None if identity is None else broker.find(vpn, identity[1])
+    if existing is not None and existing.header.given == given:
+        return
+    before = None if existing is None else existing.definition
+    definition = parse_definition({"vpn": vpn, **_owned(broker, before, command.definition)})
+    _check(broker, vpn, definition)
+    if existing is None:
+        existing = _create(broker, vpn, definition)
+    else:
+        _define_again(broker, vpn, existing, definition)
+    existing.header.given = given
+    broker.touch(existing)
+    if before is None or _entry(before) != _entry(definition):
+        _say_where(broker, vpn, definition.name, definition.type)
+
+
+def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """Raise what is wrong with a definition beside others."""
+    if is_protected(definition) and not broker.header.auth:
+        raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
+    if definition.vpn != vpn:
+        raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+    where = f"queue {definition.name!r}"
+    names = (broker.header.name,)
+    found = wrong_hosts(definition, names, {}, "allowed are the home's brokers")
+    problems = [Problem(where, *one) for one in found]
+    if problems:
+        raise ConfigError(problems)
+
+    def target_of(name: str) -> str | None:
+        queue = broker.find(vpn, name)
+        return None if queue is None else queue.definition.dead_message_queue
+
+    ring = dead_message_ring(definition, target_of)  # X5: dead messages would come back to it
+    if ring:
+        target = definition.dead_message_queue
+        raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
+
+
+def _owned(
+    broker: Broker, before: QueueDefinition | None, mapping: dict[str, Any]
+) -> dict[str, Any]:
+    """A definition by a client who has proven who it is: the queue is its own, and one that is
+    there keeps its owner and its permissions where they are not named."""
+    speaker = broker.speaker
+    if speaker is None:
+        return mapping
+    if before is None:
+        return mapping if speaker.admin else {"owner": speaker.client, **mapping}
+    if not is_protected(before):
+        return mapping
+    permissions = dict(before.permissions)
+    kept = {"owner": before.owner, "permission": before.permission, "permissions": permissions}
+    return {**kept, **mapping}
+
+
+def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
+    """A queue that did not exist."""
+    most = broker.limits.queues
+    if len(broker.names) >= most and sum(name == vpn for name, _ in broker.names) >= most:
+        raise ValueError(
+            f"queue: {definition.name!r} – VPN {vpn!r} has {most} queues, at most {most} are "
+            f"allowed"
+        )
+    number = broker.header.next_queue
+    broker.header.next_queue += 1
+    queue = broker.add_queue(
+        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
+    )
+    add_route(broker, definition, number)
+    follow_definition(broker, queue, None, definition)
+    broker.event("defined", vpn, definition.name)
+    _write_down(broker, vpn, definition)
+    return queue
+
+
+def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) -> None:
+    """A queue that is there gets another definition. Raises what is wrong with that."""
+    header, old = queue.header, queue.definition
+    check_definition(queue, new)
+    if old == new and not header.faulted:
+        return
+    problems = redefine(old, new) + _check_last_value(queue, new)
+    if problems:
+        raise ConfigError(problems)
+    drop_route(broker, old, queue.number)
+    add_route(broker, new, queue.number)
+    follow_definition(broker, queue, old, new)
+    header.definition = new
+    if old.recovery_point != new.recovery_point:
+        header.pointed = broker.now
+    if header.faulted:
+        header.faulted = ""
+        resume(broker, queue)
+    queue.wanted = True
+    broker.event("defined", vpn, new.name, again=True)
+    _write_down(broker, vpn, new)
+
+
+def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
+    """S10: quota 0 keeps one message; a definition does not throw the others away."""
+    depth = queue.header.depth
+    if new.max_spool_usage or depth < 2:
+        return []
+    allowed = f"keeps the last message only, and {depth} are stored: consume or purge them before"
+    return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
+
+
+def _write_down(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """The definition as it now is, into the journal."""
+    text = msgspec.json.encode(definition).decode()
+    broker.note("definition", vpn, definition.name, "", text)
+
+
+def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
+    """What the directory keeps of a definition."""
+    d = definition
+    return (
+        d.type, d.dead_message_queue, d.default_publish_target, d.underlying_topic, d.owner,
+        d.permission, d.permissions,
+    )  # fmt: skip
+
+
+def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
+    """Write into the directory that a queue is here, or that it is gone (kind: empty)."""
+    header = broker.header
+    hosts = {header.name: header.number} if kind else {}
+    state = THERE if kind else ""
+    # Each definition and each deletion is an event, so their number names this word.
+    broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, header.epoch, header.events))
+
+
+# ---------------------------------------------------------------- delete
+
+
+def delete(broker: Broker, vpn: str, command: Delete) -> None:
+    """Delete a queue: from now on nobody finds it, and its name is free; its messages are gone, not
+    delivered (S7). They are removed in turn (`remove_messages`)."""
+    queue = broker.find(vpn, command.queue)
+    if queue is None:
+        raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
+    set_topics(broker, queue, [])
+    broker.forget_name(queue)
+    drop_route(broker, queue.definition, queue.number)
+    broker.header.waiting.pop(queue.number, None)
+    cancel_all(broker, queue)
+    queue.header.deleted = True
+    queue.header.faulted = ""
+    broker.touch(queue)
+    broker.event("deleted", vpn, queue.definition.name)
+    begin(broker, vpn, queue, Delete(queue=queue.definition.name), bounded=False)
+    _say_where(broker, vpn, command.queue, "")
+
+
+def remove_messages(
+    broker: Broker, queue: Queue, task: Task, command: Delete, budget: Budget
+) -> bool:
+    """Remove what a deleted queue holds, and then the queue."""
+    part = wanted(broker, queue, task, None, None, budget)
+    apply(broker, queue, part.rows, Event.DELETE)
+    if part.last:
+        broker.drop_queue(queue)
+    return part.last
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
+    """Shut down or open ingress and egress, each on its own (H5)."""
+    queue.header.ingress = not command.ingress
+    queue.header.egress = not command.egress
+    queue.wanted = True
+    broker.touch(queue)
+    broker.event(
+        "shutdown", vpn, queue.definition.name, ingress=command.ingress, egress=command.egress
+    )
+
+
+def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budget) -> bool:
+    """Remove messages by predicate (active ones, R5), by ids, or all; answers how many."""
+    ranges = parse_ranges(command.ids) if command.ids is not None else None
+    change = not command.dry_run
+    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=change)
+    if change:
+        reason = because(command, command.where or "")
+        apply(broker, queue, part.rows, Event.PURGE, reason=reason)
+    task.result = task.done["n"] = task.done.get("n", 0) + len(part.rows)
+    return part.last
+
+
+def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
+    """Retention was shorter than the engine's rest: an event of the VPN, where the topic is its
+    own, or else of each of its queues that captures the topic."""
+    own = topics.split(command.topic)
+    if own is not None:
+        names = [""] if own[0] == vpn else []
+    else:
+        of_vpns = dict(queues_of_record(broker, command.topic))
+        names = [queue.definition.name for queue in of_vpns.get(vpn, ())]
+    for name in names[: broker.limits.events]:
+        broker.event(
+            "records_lost", vpn, name, topic=command.topic, records=command.records,
+            reader=command.reader,
+        )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Every command, how it is carried out, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol import commands as c
+from ..rules.durable import tables_have
+from . import administration, home, inspection, leases, moving, sessions, topic_subscriptions
+from .beginning_again import begin_again
+from .redriving import redrive
+from .turns import IN_TURN
+
+OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
+    c.Begin: lambda broker, vpn, command: None,  # see `intake`
+    c.Clients: lambda broker, vpn, command: None,  # see `intake`
+    c.Configure: administration.configure,
+    c.Peers: home.peers,
+    c.Define: administration.define,
+    c.MoveQueue: home.move_queue,
+    c.RemoveBroker: home.remove_broker,
+    c.CloseBroker: home.close_broker,
+    c.Delete: administration.delete,  # its messages go in turn
+    c.Heartbeat: sessions.heartbeat,
+    c.Bye: sessions.bye,
+    c.RecordsLost: administration.records_lost,
+    c.Tables: tables_have,
+    c.Tick: lambda broker, vpn, command: None,
+    c.Queues: inspection.queues,
+    c.Captures: inspection.captures,
+    c.Usage: inspection.usage,
+    c.Events: inspection.events,
+    c.Bridge: home.bridge,
+    c.DeleteBridge: home.concerning_bridge,
+    c.DescribeBridge: home.concerning_bridge,
+    c.Bridges: lambda broker, vpn, command: [],
+}
+OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
+    c.Subscribe: sessions.subscribe,
+    c.SetBacklog: sessions.set_backlog,
+    c.TransportAck: leases.has_arrived,
+    c.Shutdown: administration.shutdown,
+    c.SubscribeTopic: topic_subscriptions.subscribe_topic,
+    c.UnsubscribeTopic: topic_subscriptions.unsubscribe_topic,
+    c.Describe: inspection.describe_one,
+    c.Browse: inspection.browse,
+}
+IN_TURN.update(  # (broker, queue, task, command, budget) → done?
+    {
+        c.Ack: leases.acknowledge,
+        c.Cancel: leases.cancel,
+        c.Reject: leases.reject,
+        c.Renew: leases.renew,
+        c.Returned: leases.hand_back,
+        c.Unsubscribe: sessions.unsubscribe,
+        c.Purge: administration.purge,
+        c.Move: moving.move,
+        c.Edit: moving.edit,
+        c.Redrive: redrive,
+        c.BeginAgain: begin_again,
+        c.Delete: administration.remove_messages,
+    }
+)
+INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do

@@ -1,0 +1,316 @@
+"""Inspection: describe, queues, usage, events, browse (R6). They change nothing, and see what the
+step has done. A long answer is given in parts: ``more`` says where the next one begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...definitions import is_regex
+from ...expressions import compile_program
+from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
+from ..limits import Budget
+from ..queue.broker import BUCKETS, Broker, bucket
+from ..queue.header import Subscription
+from ..queue.queue import Queue
+from ..queue.table import COUNTERS, NAMES
+from ..rules.active_set import first_inactive
+from ..rules.edits import dead_part, edited
+from ..rules.fairness import backlog_of
+from ..rules.looking import matching
+from ..rules.which import LOWEST, window
+from ..storage.row import DELAYED, GONE, LEASED, NEVER, Row
+from ..storage.spool import Content
+from .answers import PartialAnswer
+from .permissions import READ_ONLY, may
+
+LEVEL_MAX = (1 << 64) - 1
+LOOKED_TOGETHER = 256
+LATER = 1 << 191  # browse shows what is delayed for long behind all else
+
+
+def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> dict[str, Any]:
+    """Carry out the command."""
+    return describe(broker, queue)
+
+
+def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
+    """The queues of a VPN, by name, from ``after`` on."""
+    names = sorted(n for name, n in broker.names if name == vpn and n > command.after)
+    part = names[: broker.limits.queues_listed]
+    found = [broker.names[vpn, name] for name in part]
+    more = part[-1] if len(part) < len(names) else None
+    seen = [q for q in found if may(broker.speaker, q.definition, READ_ONLY)]
+    return PartialAnswer([describe(broker, q) for q in seen], more)
+
+
+def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
+    """What the queues of a VPN capture: its expressions, and bucket for bucket the topics."""
+    topics = {q.definition.underlying_topic for (name, _), q in broker.names.items() if name == vpn}
+    buckets: dict[int, list[str]] = {}
+    for topic in sorted(topics):
+        number = -1 if is_regex(topic) else bucket((vpn, topic))
+        buckets.setdefault(number, []).append(topic)
+    texts = buckets.get(-1, []) if command.start == 0 else []
+    for number in range(command.start, BUCKETS):
+        texts = texts + buckets.get(number, [])
+        if len(texts) >= broker.limits.captures_listed and number + 1 < BUCKETS:
+            return PartialAnswer(texts, number + 1)
+    return PartialAnswer(texts, None)
+
+
+def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
+    """The newest notable events; what concerns the whole broker is told in every VPN."""
+    told = [e for e in broker.recent if e[1] == vpn or e[4].get("scope") == "broker"]
+    return [
+        {"event": event, "vpn": name, "queue": queue, "time": time, **details}
+        for event, name, queue, time, details in told[-max(command.limit, 0) :]
+    ]
+
+
+def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
+    """What a VPN and the broker use, of how much, and which alerts are set (S3, S8, S9, B4)."""
+    header, system, spool = broker.header, broker.header.system, broker.spool
+    number, limits = header.vpns.get(vpn, 0), header.vpn_limits.get(vpn)
+    return {
+        "vpn": {
+            "name": vpn,
+            "spool_bytes": spool.vpn_bytes.get(number, 0),
+            "max_spool_usage": None if limits is None else limits.max_spool_usage,
+            "alerts": ["spool_usage"] if f"vpn:{number}" in header.alerts else [],
+            "refused": dict(header.refused.get(vpn, {})),
+        },
+        "broker": {
+            "name": header.name,
+            "spool_bytes": spool.bytes,
+            "max_spool_usage": system.max_spool_usage,
+            "spool_files": spool.files_in_use(),
+            "max_spool_files": system.max_spool_files,
+            "delivered_unacked": broker.unacked,
+            "max_delivered_unacked": system.max_delivered_unacked,
+            "alerts": sorted(name for name in header.alerts if ":" not in name),
+        },
+    }
+
+
+# ---------------------------------------------------------------- describe
+
+
+def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
+    """Everything about one queue, for people and programs."""
+    header, definition = queue.header, queue.definition
+    counters: dict[str, Any] = {name: header.counters.get(name, 0) for name in COUNTERS}
+    counters["invalid"] = header.invalid
+    counters["rejected"] = dict(header.rejected)
+    counters["discarded_on_entry"] = dict(header.discarded)
+    return {
+        "name": definition.name,
+        "vpn": definition.vpn,
+        "broker": broker.header.name,
+        "depth": header.depth,
+        "ready": _ready(queue),
+        "leased": header.leased,
+        "delayed": header.delayed,
+        "moving": 0,
+        "active": min(header.depth, definition.target_queue_depth or header.depth),
+        "spool_bytes": header.bytes,
+        "oldest_age_s": _oldest_age_s(broker, queue),
+        "blocked": _blocked(broker, queue),
+        "consumers": [_consumer(broker, queue, s) for s in header.subscriptions],
+        "ingress": header.ingress,
+        "egress": header.egress,
+        "subscriptions": list(header.topics),
+        "alerts": ["spool_usage"] * header.usage_high
+        + ["delivered_unacked"] * bool(header.flows_high),
+        "faulted": header.faulted or None,
+        "counters": counters,
+        **counters,
+        "definition": msgspec.to_builtins(definition),
+    }
+
+
+def _ready(queue: Queue) -> int:
+    return queue.header.depth - queue.header.leased - queue.header.delayed
+
+
+def _oldest_age_s(broker: Broker, queue: Queue) -> float | None:
+    """How long the message is here that came first. Of the cold part one segment is read: that with
+    the lowest id, which is nearly always the message that came first."""
+    if not queue.header.depth:
+        return None
+    rows = list(queue.live.values())
+    for runs in (queue.cold, queue.later):
+        if runs.rows:
+            rows += runs.read(min(runs.segments(), key=lambda segment: segment.id_first))
+    return (broker.now - min(row.entered for row in rows)) / 1000
+
+
+def _blocked(broker: Broker, queue: Queue) -> str | None:
+    """Why ready messages wait, or None."""
+    header, definition = queue.header, queue.definition
+    if not _ready(queue):
+        return None
+    if not header.egress:
+        return "egress shut down"
+    if not header.subscriptions:
+        return "no consumer"
+    if definition.max_backlog is not None and header.leased >= definition.max_backlog:
+        return "max_backlog"
+    if _at_limit(broker) and not any(_leaves_on_send(queue, s) for s in header.subscriptions):
+        return "max_delivered_unacked"
+    if header.faulted:
+        return f"faulted: {header.faulted}"
+    first = _first_key(queue)
+    if first is None and queue.ready.lanes:
+        return "partition_key"  # the key of each ready message has one under way (O4)
+    if header.barriers:
+        behind = (next(iter(header.barriers)) + 1 << 128) - (LEVEL_MAX << 64)
+        if first is None or first >= behind:
+            return "barrier"
+    if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
+        return "every consumer's backlog is full"
+    if first_inactive(queue) is not None and not header.again:
+        return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
+    return None
+
+
+def _first_key(queue: Queue) -> int | None:
+    """Where the message stands that is next, whoever may take it."""
+    row, cold = queue.ready.first(), queue.cold.first()
+    keys = [key for key in (None if row is None else row.key, cold) if key is not None]
+    return min(keys, default=None)
+
+
+def _at_limit(broker: Broker) -> bool:
+    return broker.unacked >= broker.header.system.max_delivered_unacked
+
+
+def _leaves_on_send(queue: Queue, subscription: Subscription) -> bool:
+    return queue.definition.semantics == "at-most-once" or subscription.removes_on_send
+
+
+def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
+    backlog = backlog_of(queue.definition, subscription)
+    why = None
+    if _leaves_on_send(queue, subscription):
+        pass  # takes no lease, so no limit of leases blocks it
+    elif _at_limit(broker):
+        why = "max_delivered_unacked"
+    elif subscription.held >= backlog:
+        flow = queue.definition.max_delivered_unacked_per_flow
+        why = "max_delivered_unacked_per_flow" if backlog == flow else "backlog"
+    return {
+        "name": subscription.name,
+        "subscription": subscription.id,
+        "held": subscription.held,
+        "backlog": backlog,
+        "filter": subscription.filter,
+        "blocked": why is not None,
+        "why": why,
+    }
+
+
+# ---------------------------------------------------------------- browse
+
+
+def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAnswer:
+    """Active messages in the queue's order, without taking them (R5, R6), from ``start`` on. What
+    is delayed and cold comes behind all else, by when it is due.
+
+    One answer looks at `Limits.browse_rows`, and reads `Limits.browse_bytes` of payloads and
+    `Limits.browse_pages` segments, at most; more: where to go on.
+    """
+    states = {name: code for code, name in NAMES.items() if code != GONE}
+    if command.state is not None and command.state not in states:
+        raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(states))}")
+    if command.where is not None:
+        compile_program((command.where,))
+    state = None if command.state is None else states[command.state]
+    budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
+    pages = broker.limits.browse_pages
+    inactive = first_inactive(queue)
+    out: list[dict[str, Any]] = []
+    start: int | None = LOWEST if command.start is None else int(command.start)
+    while start is not None and len(out) < command.limit:
+        if budget.spent or pages <= 0:
+            return PartialAnswer(out, str(start))
+        most = min(budget.rows, max(command.limit, LOOKED_TOGETHER))
+        rows, start, read = _next_in_order(queue, start, most)
+        pages -= read
+        if len(rows) > budget.rows:
+            start = _place(queue, rows[budget.rows])
+            del rows[budget.rows :]
+        budget.take(len(rows))
+        for row in rows:
+            if len(out) >= command.limit:
+                break
+            if (inactive is not None and row.seq >= inactive) or state not in (None, row.state):
+                continue
+            content = broker.spool.content(row) or (b"", None, None)
+            size = sum(map(_length, content)) + len(command.where or "")
+            if size > budget.bytes and budget.bytes < broker.limits.browse_bytes:
+                return PartialAnswer(out, str(_place(queue, row)))
+            budget.take(0, size)
+            if command.where is None or matching(broker, queue, [row], command.where)[0]:
+                out.append(_shown(queue, row, content))
+    return PartialAnswer(out, None)
+
+
+def _next_in_order(queue: Queue, start: int, most: int) -> tuple[list[Row], int | None, int]:
+    """The next rows from a place on, the place to go on with, and how many segments were read."""
+    if start < LATER:
+        found = window(queue.live.values(), queue.cold, start, most)
+        following = LATER if found.end is None else found.end + 1
+        if found.end is None and not queue.later.rows:
+            return found.rows, None, len(found.cold)
+        return found.rows, following, len(found.cold)
+    found = window((), queue.later, start - LATER, most)
+    end = None if found.end is None else LATER + found.end + 1
+    return found.rows, end, len(found.cold)
+
+
+def _place(queue: Queue, row: Row) -> int:
+    """Where a row stands in the order that browse shows."""
+    is_later = row.state == DELAYED and row.id not in queue.live
+    return LATER + queue.later.by(row) if is_later else row.key
+
+
+def _length(part: bytes | None) -> int:
+    return len(part or b"")
+
+
+def _shown(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
+    names = {s.number: s.name for s in queue.header.subscriptions}
+    return {
+        "id": str(row.id),
+        "state": NAMES[row.state],
+        **_fitting(edited(row, content)),
+        "priority": row.priority,
+        "delivery_count": row.deliveries,
+        "entered": row.entered,
+        "expires": row.expires if row.expires < NEVER else None,
+        "lease_until": row.until if row.state == LEASED and row.until < NEVER else None,
+        "ready_at": row.until if row.state == DELAYED else None,
+        "holder": names.get(row.holder),
+        "is_barrier": row.barrier,
+        "dead": dead_part(row.extras),
+    }
+
+
+SHOWN_BYTES_MAX = 4_000_000  # of one message; an answer is a record, and has them as base64
+
+
+def _fitting(content: Content) -> dict[str, Any]:
+    """Payload, key and headers as far as they fit into an answer; cut: what of them does not."""
+    payload, key, headers = content
+    left = SHOWN_BYTES_MAX
+    shown: dict[str, bytes | None] = {"key": key, "headers": headers, "payload": payload}
+    cut = []
+    for name, whole in shown.items():
+        if whole is not None and len(whole) > left:
+            # Headers are JSON: a part of them says nothing.
+            shown[name] = None if name == "headers" else whole[:left]
+            cut.append(name)
+        left -= len(shown[name] or b"")
+    return {**shown, "cut": cut}

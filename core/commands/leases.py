@@ -1,0 +1,215 @@
+"""Settling: acknowledge, cancel, reject; and renew, return (L1, L5–L11, L13, C7).
+
+These name messages by id (`which`). An ack that has no effect is counted and journaled (L8); an ack
+for an id that this queue never held is kept for a while (L9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from ...protocol.bounds import DURATION_MS_MAX
+from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
+from ...protocol.ids import format_ranges, parse_ranges
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import Subscription, Task
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules import transport_acks
+from ..rules.returning import cancel_last, give_back
+from ..rules.returning import reject as reject_rows
+from ..rules.which import Part, by_ids, ignore, keep_early, wanted, without_effect
+from ..storage.row import LEASED, NEVER, Row
+
+
+def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
+    """Remove messages; answers how many went. Raises ValueError unless exactly one of ids, up_to
+    and where says which (L13)."""
+    if not task.done:
+        _one_choice(command)
+        ranges = parse_ranges(command.ids) if command.ids is not None else []
+        task.done = {"n": 0}
+        subscription = queue.subscription(command.subscription)
+        if command.received and subscription is not None:
+            _confirm(broker, queue, subscription, command.received)
+        keep_early(broker, queue, ranges, command.subscription)
+    done = False
+    while not done and not budget.spent:
+        part = _next_part(broker, queue, task, command, budget)
+        done = part.last
+        task.done["n"] += _remove(broker, queue, part.rows, command.subscription)
+        if not command.quiet:
+            without_effect(broker, queue, part, command.subscription)
+    task.result = task.done["n"]
+    if done and not task.result:
+        broker.in_vain()
+    return done
+
+
+def _next_part(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> Part:
+    if command.where is not None:
+        return wanted(broker, queue, task, command.where, None, budget)
+    if command.ids is not None:
+        return by_ids(broker, queue, task, parse_ranges(command.ids), budget)
+    last = _one_id(command.up_to or "")
+    subscription = queue.subscription(command.subscription)
+    return _held_up_to(queue, subscription, last, budget)
+
+
+def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budget: Budget) -> Part:
+    """Messages that a subscription leases, with ids up to this one."""
+    held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
+    found = [row for row in held.values() if row.id <= last]
+    rows = found[: max(budget.rows, 1)]
+    budget.take(len(rows) + 1)
+    return Part(sorted(rows, key=_seq), last=len(rows) == len(found))
+
+
+def _seq(row: Row) -> int:
+    return row.seq
+
+
+def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
+    """The client has what was sent up to a number (C1); an unknown subscription has ended."""
+    subscription = queue.subscription(command.subscription)
+    if subscription is None:
+        broker.in_vain()
+    else:
+        _confirm(broker, queue, subscription, command.received)
+
+
+def _confirm(broker: Broker, queue: Queue, subscription: Subscription, received: int) -> None:
+    transport_acks.confirm(subscription, received, broker.now)
+    broker.touch(queue)
+
+
+def _one_choice(command: Ack) -> None:
+    given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise ValueError(f"ack: {found} – exactly one of ids, up_to, where is given")
+    if command.up_to is not None:
+        _one_id(command.up_to)
+
+
+def _one_id(text: str) -> int:
+    ranges = parse_ranges(text)
+    if len(ranges) != 1 or ranges[0][0] != ranges[0][1]:
+        raise ValueError(f"up_to: {text[:60]!r} – allowed is one message id, such as '17'")
+    return ranges[0][1]
+
+
+def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
+    """Acknowledge messages; under `strict` those that nobody else leases (L8)."""
+    if queue.definition.leasing == "strict":
+        subscription = queue.subscription(name)
+        number = subscription.number if subscription is not None else 0
+        foreign = [row.id for row in rows if row.state == LEASED and row.holder != number]
+        if foreign:
+            ignore(broker, queue, foreign, name, "leased to another")
+            rows = [row for row in rows if row.state != LEASED or row.holder == number]
+    apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=name)
+    return len(rows)
+
+
+# ---------------------------------------------------------------- of leased messages
+
+
+def _held_parts(
+    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget
+) -> Iterator[list[Row]]:
+    """Of the named messages those that this subscription leases, part by part; others are passed
+    over and counted. ``task.done["over"]`` says in the end whether that was all."""
+    holder = queue.subscription(command.subscription)
+    number = holder.number if holder is not None else -1
+    ranges = parse_ranges(command.ids)
+    task.done["over"], found = False, False
+    while not task.done["over"] and not budget.spent:
+        part = by_ids(broker, queue, task, ranges, budget, thaw=False)
+        task.done["over"] = part.last
+        mine = [row for row in part.rows if row.holder == number]
+        others = [row.id for row in part.rows if row.holder != number]
+        ignore(broker, queue, others, command.subscription, "not leased to it")
+        found = found or bool(mine)
+        yield mine
+    if not found:
+        broker.in_vain()
+
+
+def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Budget) -> bool:
+    """Return messages, counting the cancel (L6), after a delay (L11)."""
+    most, name = queue.definition.max_cancels, command.subscription
+    for rows in _held_parts(broker, queue, task, command, budget):
+        last = [row for row in rows if most and row.cancels + 1 >= most]
+        rest = [row for row in rows if not most or row.cancels + 1 < most]
+        cancel_last(broker, queue, last, name)
+        delays = [_delay(queue, row, command.delay_ms) for row in rest]
+        give_back(broker, queue, rest, Event.CANCEL, subscription=name, delays=delays)
+    return bool(task.done["over"])
+
+
+def _delay(queue: Queue, row: Row, asked: int | None) -> int:
+    """How long a canceled message waits, ms: as asked, or the queue's back-off (L11)."""
+    if asked is not None:
+        return asked
+    definition = queue.definition
+    base = definition.redelivery_delay_ms or 0
+    if not base:
+        return 0
+    most = definition.redelivery_delay_max_ms or DURATION_MS_MAX
+    factor = min(definition.redelivery_delay_multiplier ** min(row.deliveries - 1, 64), 1e15)
+    return int(min(base * factor, most))
+
+
+def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Budget) -> bool:
+    """Messages go straight to the dead message queue, or are discarded (C7)."""
+    for rows in _held_parts(broker, queue, task, command, budget):
+        reject_rows(broker, queue, rows, command.subscription, command.reason)
+    return bool(task.done["over"])
+
+
+def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budget) -> bool:
+    """Extend leases that the subscription holds; the new period counts from now (L10). A lease
+    without end stays without end. Answers with what is left, and which were renewed."""
+    period = command.period_ms
+    if period is None:
+        period = queue.definition.lease_period_ms
+    until = NEVER if period is None else broker.now + max(period, 1)
+    renewed: list[int] = []
+    for rows in _held_parts(broker, queue, task, command, budget):
+        endless = [row for row in rows if row.until == NEVER]
+        others = [row for row in rows if row.until != NEVER]
+        for some, end in ((endless, NEVER), (others, until)):
+            apply(broker, queue, some, Event.RENEW, until=end, subscription=command.subscription)
+        renewed += [row.id for row in rows]
+    parts = [task.done.get("renewed", ""), format_ranges(renewed)]
+    task.done["renewed"] = ",".join(part for part in parts if part)
+    task.result = {"lease_ms": period, "renewed": task.done["renewed"]}
+    return bool(task.done["over"])
+
+
+def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
+    """Messages that the client never showed to anyone return: no attempt (L5, C3)."""
+    for rows in _held_parts(broker, queue, task, command, budget):
+        apply(
+            broker, queue, rows, Event.HAND_BACK, subscription=command.subscription,
+            reason="untouched",
+        )  # fmt: skip
+    return bool(task.done["over"])
+
+
+def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:
+    """Everything that a subscription holds returns, in place (L1, C3); whether that is all."""
+    if subscription.held:
+        held = queue.leases[subscription.number]
+        rows = sorted(islice(held.values(), max(budget.rows, 0)), key=_seq)
+        budget.take(len(rows) + 1)
+        give_back(
+            broker, queue, rows, Event.RETURN, subscription=subscription.id,
+            reason=subscription.ending,
+        )  # fmt: skip
+    return not subscription.held

@@ -1,0 +1,270 @@
+"""Subscriptions and the sessions that keep them alive (L1, B2, B3, C3).
+
+A session is one connection. As long as its heartbeats come, its consumers may take as long as they
+like; when they stop for `heartbeat_timeout`, or the session says goodbye, all that its
+subscriptions hold returns to the queues.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...expressions import compile_program
+from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
+from ..limits import Budget
+from ..queue.broker import Broker, Name, Session
+from ..queue.header import Subscription, Task
+from ..queue.queue import Queue
+from ..rules.fairness import backlog_of, own_backlog
+from .leases import return_held
+from .turns import begin
+
+BACKLOG_MAX = 1_000_000
+PRIORITY_MAX = 255
+
+
+def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
+    """Bind a consumer; the same command again changes nothing. Raises ValueError with a sentence,
+    also when the id is bound already in another way: what it asks for would not happen.
+
+    Answers whether messages are removed as they are sent, the backlog that holds (B2, C6), and
+    within which time the engine wants heartbeats.
+    """
+    if command.framing not in ("single", "batch"):
+        raise ValueError(f"framing: {command.framing!r} – allowed are 'single' and 'batch'")
+    if command.acks not in ("explicit", "none"):
+        raise ValueError(f"acks: {command.acks!r} – allowed are 'explicit' and 'none'")
+    if command.filter is not None:
+        kind = queue.definition.message_type
+        if compile_program((command.filter,)).needs_payload and kind != "json":  # Q1
+            raise ValueError(
+                f"filter: {command.filter!r} – reads fields, which needs message_type 'json', not "
+                f"{kind!r}; allowed are /@priority and @key"
+            )
+    if command.max_backlog is not None:
+        _check_backlog(command.max_backlog)
+    _check_priority(queue, command.priority)
+    removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
+    bound = queue.subscription(command.subscription)
+    if bound is not None:
+        if bound.ending:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – is ending, what it held is being "
+                f"returned; take another id"
+            )
+        _same_again(bound, command, removes)
+        return _answer(broker, queue, bound)
+    _check_room(broker, vpn, queue, command)
+    header = queue.header
+    subscription = Subscription(
+        id=command.subscription,
+        number=header.next_subscription,
+        name=command.name or command.subscription,
+        session=command.session,
+        topic=command.inbox.topic,
+        partition=command.inbox.partition,
+        framing=command.framing,
+        removes_on_send=command.acks == "none",
+        filter=command.filter,
+        max_backlog=command.max_backlog,
+        transport_acks=command.transport_acks and not removes,
+        priority=command.priority,
+        client="" if broker.speaker is None else broker.speaker.client,
+    )
+    header.subscriptions.append(subscription)
+    header.next_subscription += 1
+    queue.wanted = True
+    broker.touch(queue)
+    if command.session:
+        _bind(broker, (vpn, command.session), queue, command.subscription)
+    broker.event(
+        "subscribed", vpn, queue.definition.name, subscription=subscription.id,
+        backlog=None if removes else own_backlog(subscription), consumer=subscription.name,
+    )  # fmt: skip
+    return _answer(broker, queue, subscription)
+
+
+def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
+    definition = queue.definition
+    return {
+        "removes_on_send": subscription.removes_on_send or definition.semantics == "at-most-once",
+        "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
+        "backlog": backlog_of(definition, subscription),
+        "epoch": broker.header.epoch,
+        "lease_ms": definition.lease_period_ms,
+    }
+
+
+def _same_again(bound: Subscription, command: Subscribe, removes: bool) -> None:
+    """Raise ValueError if a subscription is bound in another way than this command says. Its
+    backlog may have been changed since (B3), so it is not compared."""
+    wanted = {
+        "inbox": (command.inbox.topic, command.inbox.partition),
+        "session": command.session,
+        "framing": command.framing,
+        "acks": command.acks,
+        "filter": command.filter,
+        "transport_acks": command.transport_acks and not removes,
+        "priority": command.priority,
+    }
+    found = {
+        "inbox": (bound.topic, bound.partition),
+        "session": bound.session,
+        "framing": bound.framing,
+        "acks": "none" if bound.removes_on_send else "explicit",
+        "filter": bound.filter,
+        "transport_acks": bound.transport_acks,
+        "priority": bound.priority,
+    }
+    for key, value in wanted.items():
+        if value != found[key]:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – is bound already with {key} "
+                f"{found[key]!r}, not {value!r}; take another id, or unsubscribe first"
+            )
+
+
+def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
+    """Every step reads a queue's subscriptions, and a session ends in one step."""
+    limits, bound = broker.limits, queue.header.subscriptions
+    session = broker.sessions.get((vpn, command.session))
+    own = [] if session is None else session.bound
+    here = sum(number == queue.number for number, _ in own)
+    for what, there, most in (
+        ("the queue has", len(bound), limits.subscriptions),
+        ("the session has", len(own), limits.subscriptions),
+        ("the session has to this queue", here, limits.session_queue_subscriptions),
+    ):
+        if there >= most:
+            raise ValueError(
+                f"subscription: {command.subscription!r} – {what} {there} subscriptions, "
+                f"at most {most} are allowed"
+            )
+    if not command.filter:  # each of a flood of subscriptions would count those before it
+        return
+    characters = sum(len(s.filter or "") for s in bound) + len(command.filter)
+    if characters > limits.filter_characters:
+        raise ValueError(
+            f"filter: {command.filter[:60]!r} – the queue's filters would have {characters} "
+            f"characters, at most {limits.filter_characters} are allowed"
+        )
+
+
+def _check_priority(queue: Queue, priority: int) -> None:
+    """A consumer's own priority says who is asked first, which only `fast` asks (F1)."""
+    if not 0 <= priority <= PRIORITY_MAX:
+        raise ValueError(f"priority: {priority} – allowed are 0 to {PRIORITY_MAX}")
+    model = queue.definition.fairness_model
+    if priority and model != "fast":
+        raise ValueError(
+            f"priority: {priority} – allowed with fairness_model 'fast' only; queue "
+            f"{queue.definition.name!r} has {model!r}"
+        )
+
+
+def _check_backlog(backlog: int) -> None:
+    if not 0 <= backlog <= BACKLOG_MAX:
+        raise ValueError(f"max_backlog: {backlog} – allowed are 0 to {BACKLOG_MAX}")
+
+
+def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> None:
+    """Change a subscription's backlog; below what it holds, delivery waits (B3)."""
+    _check_backlog(command.max_backlog)
+    subscription = queue.subscription(command.subscription)
+    if subscription is None:
+        broker.in_vain()
+    else:
+        subscription.max_backlog = command.max_backlog
+        text = f"backlog={command.max_backlog}"
+        broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
+        queue.wanted = True
+        broker.touch(queue)
+
+
+def unsubscribe(
+    broker: Broker, queue: Queue, task: Task, command: Unsubscribe, budget: Budget
+) -> bool:
+    """A subscription ends: what it holds returns, then it is gone (L1)."""
+    header = queue.header
+    found = queue.subscription(command.subscription)
+    if found is None:
+        broker.in_vain()
+        return True
+    if not return_held(broker, queue, found, budget):
+        return False
+    header.subscriptions = [s for s in header.subscriptions if s is not found]
+    queue.forget_view(found.filter)
+    queue.leases.pop(found.number, None)
+    queue.wanted = True
+    broker.touch(queue)
+    vpn = broker.vpn_of(queue)
+    broker.event(
+        "unsubscribed", vpn, queue.definition.name, subscription=found.id, why=found.ending
+    )
+    if found.session:
+        _unbind(broker, (vpn, found.session), (queue.number, found.id))
+    return True
+
+
+def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
+    """A session has one subscription more; it is alive."""
+    session = broker.sessions.get(name)
+    until = broker.now + broker.header.system.heartbeat_timeout_ms
+    if session is None:
+        session = broker.sessions[name] = Session(until)
+        broker.watch("s", name, until)
+    session.until = until
+    session.bound.append((queue.number, subscription))
+    broker.session_changed(name)
+
+
+def _unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
+    """A session has one subscription less; without any it needs no heartbeats."""
+    session = broker.sessions.get(name)
+    if session is None:
+        return
+    session.bound = [one for one in session.bound if one != bound]
+    if not session.bound:
+        del broker.sessions[name]
+    broker.session_changed(name)
+
+
+def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
+    """The session is alive; False when it is not known (its subscriptions have ended)."""
+    name = vpn, command.session
+    session = broker.sessions.get(name)
+    if session is None:
+        broker.in_vain()
+        return False
+    session.until = broker.now + broker.header.system.heartbeat_timeout_ms
+    broker.session_changed(name)
+    return True
+
+
+def bye(broker: Broker, vpn: str, command: Bye) -> None:
+    """The session ends in good order."""
+    name = vpn, command.session
+    if name not in broker.sessions:
+        broker.in_vain()
+    _end_session(broker, name, "closed")
+
+
+def lost(broker: Broker, name: Name) -> None:
+    """A session's heartbeats have stopped."""
+    if name not in broker.sessions:
+        return
+    broker.event("session_lost", name[0], session=name[1])
+    _end_session(broker, name, "heartbeats missed")
+
+
+def _end_session(broker: Broker, name: Name, why: str) -> None:
+    """All its subscriptions end, each in its queue's turn."""
+    session = broker.sessions.pop(name, None)
+    if session is None:
+        return
+    broker.session_changed(name)
+    for number, subscription in session.bound:
+        queue = broker.queue(number)
+        if queue is not None and not queue.header.deleted:
+            command = Unsubscribe(queue=queue.definition.name, subscription=subscription)
+            begin(broker, name[0], queue, command, why, bounded=False)

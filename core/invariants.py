@@ -1,0 +1,187 @@
+"""What must hold of a broker after every step. Reads everything: for tests, and for an operator who
+wants to be sure.
+
+Each message is in exactly one state per queue; counts are the sums of the rows; leases stay within
+backlog limits; spool bytes are the sum of what is stored; counters add up; nothing behind a waiting
+barrier is leased; every ready row can be found by whoever may get it.
+"""
+
+from __future__ import annotations
+
+from .phases.alerts import is_over, level_of
+from .queue.broker import Broker
+from .queue.header import Subscription
+from .queue.queue import Queue
+from .queue.ready import is_fresh
+from .queue.table import ENDINGS
+from .rules.active_set import first_inactive
+from .rules.fairness import backlog_of
+from .storage.row import DELAYED, LEASED, NEVER, READY, Row
+
+
+def check(broker: Broker) -> None:
+    """Raises AssertionError naming what does not hold."""
+    matches: dict[int, int] = {}
+    sizes: dict[int, tuple[int, int]] = {}  # by id: the VPN, the size
+    for queue in broker.queues.values():
+        rows = _rows(queue)
+        _check_queue(broker, queue, rows)
+        for row in rows:
+            matches[row.id] = matches.get(row.id, 0) + 1
+            sizes[row.id] = queue.header.vpn_number, row.size
+    _check_spool(broker, matches, sizes)
+    leased = sum(queue.header.leased for queue in broker.queues.values())
+    assert broker.unacked == leased, f"delivered and unacked: {broker.unacked}, leased {leased}"
+    assert set(broker.header.waiting) <= set(broker.queues), "a deleted queue waits for acks"
+    full = broker.header.unserved or broker.unacked >= broker.header.system.max_delivered_unacked
+    assert full or not broker.header.waiting, f"there is room for: {broker.header.waiting}"
+    _check_alerts(broker)
+
+
+def _rows(queue: Queue) -> list[Row]:
+    rows = list(queue.live.values())
+    for runs in (queue.cold, queue.later):
+        found = [row for segment in runs.segments() for row in runs.read(segment)]
+        assert len(found) == runs.rows, f"{queue.definition.name}: {runs.rows} cold rows"
+        state = READY if runs is queue.cold else DELAYED
+        assert all(row.state == state for row in found), f"{queue.definition.name}: a cold state"
+        rows += found
+    return rows
+
+
+def _check_queue(broker: Broker, queue: Queue, rows: list[Row]) -> None:
+    header, name = queue.header, queue.definition.name
+    states = [row.state for row in rows]
+    assert len({row.id for row in rows}) == len(rows), f"{name}: a message stands there twice"
+    assert header.depth == len(rows), f"{name}: depth {header.depth}, rows {len(rows)}"
+    assert header.leased == states.count(LEASED), f"{name}: leased"
+    assert header.delayed == states.count(DELAYED), f"{name}: delayed"
+    size = sum(row.size for row in rows)
+    assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
+    endings = sum(header.counters.get(ending, 0) for ending in ENDINGS)
+    spooled = header.counters.get("spooled", 0)
+    assert spooled == header.depth + endings, f"{name}: {spooled} spooled, {endings} gone"
+    _check_leases(queue, rows)
+    _check_order(queue)
+    _check_deadlines(queue)
+    limit = queue.definition.max_backlog
+    if limit is not None and queue.definition.semantics == "at-least-once":
+        assert header.leased <= limit or queue.header.counters, f"{name}: max_backlog"
+    if broker.header.waiting.get(queue.number):
+        assert not header.deleted, f"{name}: a deleted queue waits"
+
+
+def _check_leases(queue: Queue, rows: list[Row]) -> None:
+    header, name = queue.header, queue.definition.name
+    held: dict[int, set[int]] = {}
+    for row in rows:
+        if row.state == LEASED:
+            held.setdefault(row.holder, set()).add(row.id)
+        else:
+            assert not row.holder, f"{name}: {row.id} has a holder, but no lease"
+        if header.barriers and row.state == LEASED:
+            first = next(iter(header.barriers))
+            assert row.generation <= first, f"{name}: {row.id} went out past a barrier"
+    numbers = {s.number: s for s in header.subscriptions}
+    assert set(held) <= set(numbers), f"{name}: leased to nobody known"
+    for number, subscription in numbers.items():
+        own = held.get(number, set())
+        assert subscription.held == len(own), f"{name}: {subscription.id} holds {len(own)}"
+        assert set(queue.leases.get(number, {})) == own, f"{name}: leases of {subscription.id}"
+        _check_backlog(queue, subscription)
+    generations: dict[int, int] = {}
+    for row in rows:
+        generations[row.generation] = generations.get(row.generation, 0) + 1
+    if header.generations:
+        assert header.generations == generations, f"{name}: {header.generations} {generations}"
+    barriers = {row.generation: row.id for row in rows if row.barrier}
+    assert header.barriers == barriers, f"{name}: barriers"
+
+
+def _check_backlog(queue: Queue, subscription: Subscription) -> None:
+    """A backlog may have been lowered below what is held (B3), so only the flow's limit holds."""
+    most = queue.definition.max_delivered_unacked_per_flow
+    fine = subscription.held <= max(backlog_of(queue.definition, subscription), most)
+    assert fine or queue.header.counters, f"{queue.definition.name}: {subscription.id}"
+
+
+def _check_order(queue: Queue) -> None:
+    """Every ready row stands where it is looked for, and of a lane only the next one does."""
+    name, ready = queue.definition.name, queue.ready
+    entries = set(ready.heap)
+    lanes: dict[int, list[Row]] = {}
+    for row in queue.live.values():
+        if row.lane and not row.barrier:
+            lanes.setdefault(row.lane, []).append(row)
+        elif row.state == READY and not row.barrier:
+            assert (row.key, row.id) in entries, f"{name}: {row.id} is ready, and not in order"
+    for lane, members in lanes.items():  # O4
+        first = min(members, key=lambda row: (is_fresh(row), row.key))
+        assert ready.lanes[lane].first(queue.live) is first, f"{name}: next of lane {lane}"
+        if first.state == READY:
+            assert (first.key, first.id) in entries, f"{name}: {first.id} is next in its lane"
+        leased = [row for row in members if row.state == LEASED]
+        assert len(leased) <= 1, f"{name}: {len(leased)} messages of one key are leased"
+    assert set(ready.lanes) == set(lanes), f"{name}: lanes"
+    for view in ready.views.values():
+        seen = {entry[1] for entry in (*view.unseen, *view.matched, *view.held_back)}
+        for row in queue.live.values():
+            if row.state == READY and not row.barrier and ready.is_next(row):
+                known = row.id in seen or view.seen.get(row.id) is False
+                assert known, f"{name}: filter {view.text!r} does not know of {row.id}"
+    end = first_inactive(queue)
+    if end is not None:
+        active = sum(row.seq < end for row in _rows(queue))
+        assert active == queue.definition.target_queue_depth, f"{name}: {active} are active"
+
+
+def _check_deadlines(queue: Queue) -> None:
+    """What is due of live rows is watched for."""
+    watched = set(queue.deadlines)
+    for row in queue.live.values():
+        for at in (row.expires, row.until):
+            assert at == NEVER or (at, row.id) in watched, (
+                f"{queue.definition.name}: nobody looks at {row.id} at {at}"
+            )
+
+
+def _check_spool(
+    broker: Broker, matches: dict[int, int], sizes: dict[int, tuple[int, int]]
+) -> None:
+    spool = broker.spool
+    for number, n in matches.items():
+        assert spool.matches(number) == n, f"{number} has {n} matches, not {spool.matches(number)}"
+    assert spool.messages == len(matches), f"spool: {spool.messages} messages, {len(matches)} live"
+    total = sum(size for _, size in sizes.values())
+    assert spool.bytes == total, f"spool: {spool.bytes} bytes, messages hold {total}"
+    of_vpns: dict[int, int] = {}
+    for vpn, size in sizes.values():
+        of_vpns[vpn] = of_vpns.get(vpn, 0) + size
+    counted = {vpn: size for vpn, size in spool.vpn_bytes.items() if size}
+    assert counted == {vpn: size for vpn, size in of_vpns.items() if size}, "spool: bytes of VPNs"
+
+
+def _check_alerts(broker: Broker) -> None:
+    """An alert is set exactly where its level says so (S9)."""
+    header, system = broker.header, broker.header.system
+
+    def check(name: str, there: bool, level: int, limit: int, high: float, clear: float) -> None:
+        assert is_over(level, limit, high, clear, there) == there, f"alert {name}: {level}/{limit}"
+
+    for queue in broker.queues.values():
+        if queue.header.deleted:
+            continue
+        level, limit, _, _ = level_of(queue)
+        d = queue.definition
+        high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
+        check(d.name, queue.header.usage_high, level, limit, high, clear)
+        flows = {s.id for s in queue.header.subscriptions}
+        assert set(queue.header.flows_high) <= flows, f"alert of a flow that ended: {d.name}"
+    for what, level, limit in (
+        ("spool_usage", broker.spool.bytes, system.max_spool_usage),
+        ("spool_files", broker.spool.files_in_use(), system.max_spool_files),
+        ("delivered_unacked", broker.unacked, system.max_delivered_unacked),
+    ):
+        high = getattr(system, f"{what}_high_percent")
+        clear = getattr(system, f"{what}_clear_percent")
+        check(what, what in header.alerts, level, limit, high, clear)

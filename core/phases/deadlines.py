@@ -1,0 +1,88 @@
+"""Deadlines: expiry, ends of leases and delays, late transport acks (L4, L11, L12, X1–X3, C2).
+
+What is due is acted on before delivery in every step. Expiry comes first: a message whose lease and
+whose life end together has expired. What a step's budget leaves is due in the next one; until then
+delivery passes over what has expired (`selection`), so nothing goes out after its time.
+"""
+
+from __future__ import annotations
+
+from ..commands.sessions import lost
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules.deferred import forget
+from ..rules.returning import expire, give_back
+from ..storage.row import DELAYED, LEASED, NEVER, Row
+from ..storage.runs import Runs
+from .delivery import send_again
+
+
+def act_on_deadlines(broker: Broker) -> None:
+    """Act on what is due, the longest overdue first; the budget is shared out over the queues."""
+    for kind, name in broker.due_names(broker.limits.due_names):
+        if kind == "s":
+            lost(broker, name)
+        else:
+            broker.forget_producer(name)
+    due = broker.due_queues(broker.limits.due_names)
+    if not due:
+        return
+    budget = Budget(broker.limits.due_rows)
+    again = Budget(broker.limits.again_rows, broker.limits.again_bytes)
+    for at, queue in enumerate(due):
+        if queue.header.deleted or queue.header.faulted:
+            continue
+        broker.at = queue
+        share = Budget(max(budget.rows // (len(due) - at), 1))
+        before = share.rows
+        _of_queue(broker, queue, share)
+        budget.take(before - share.rows)
+        send_again(broker, queue, again)
+    broker.at = None
+
+
+def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
+    broker.touch(queue)
+    forget(queue, broker.now, budget)
+    if queue.header.again:
+        queue.wanted = True
+    for runs in (queue.cold, queue.later):
+        _expire_cold(broker, queue, runs, budget)
+    queue.thaw_due(broker.now, budget)
+    while not budget.spent and _of_live(broker, queue, budget):
+        pass
+
+
+def _of_live(broker: Broker, queue: Queue, budget: Budget) -> bool:
+    """Some live rows that are due; whether there were any."""
+    now = broker.now
+    rows = sorted(queue.due(now, budget.rows), key=_seq)
+    budget.take(len(rows))
+    expire(broker, queue, [row for row in rows if row.expires <= now])
+    over = [row for row in rows if row.until <= now]
+    give_back(broker, queue, [r for r in over if r.state == LEASED], Event.LEASE_END)
+    apply(broker, queue, [row for row in over if row.state == DELAYED], Event.DUE)
+    for row in rows:  # a lease ended, and the end of its life is still to come
+        if row.id in queue.live and row.expires != NEVER:
+            queue.watch(row)
+    return bool(rows)
+
+
+def _seq(row: Row) -> int:
+    return row.seq
+
+
+def _expire_cold(broker: Broker, queue: Queue, runs: Runs, budget: Budget) -> None:
+    """Segments in which something has expired, as many as the budget allows."""
+    now = broker.now
+    for segment in runs.due_segments(now) if runs.rows and runs.due() <= now else ():
+        if budget.spent:
+            return
+        rows = runs.read(segment)
+        over = [row for row in rows if row.expires <= now]
+        budget.take(len(over))
+        queue.thaw(runs, segment, over, [row for row in rows if row.expires > now])
+        expire(broker, queue, over)

@@ -1,0 +1,313 @@
+"""Delivery: ready messages go to subscriptions with room (L2–L4, B1–B4, F1–F5, O1–O3, R5).
+
+At the end of a step every queue in which something changed is served, all with an equal share of
+the step's budget, beginning behind the one that was served last. Messages go out in order; nothing
+behind a waiting barrier goes out (O3), nor what is not active yet (R5), nor what has expired or
+lost its payload. Who gets what is decided in `selection`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol.outputs import Deliveries
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.change import apply
+from ..queue.header import Subscription
+from ..queue.queue import Queue
+from ..queue.table import Event
+from ..rules import transport_acks
+from ..rules.edits import dead_part, edited
+from ..rules.fairness import Candidate
+from ..rules.looking import matching
+from ..storage.row import NEVER, READY, Row
+from ..storage.spool import Content
+from .selection import Chosen, choose_messages
+
+ROUNDS = 64
+
+
+def deliver(broker: Broker) -> None:
+    """Serve what waits for others' acks, then every queue that changed; dead messages may change
+    others in turn."""
+    broker.header.unserved = False
+    if not broker.header.waiting and not _wanting(broker):  # most often
+        for queue in broker.touched.values():
+            queue.header.again = False
+        return
+    budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
+    looks = Budget(broker.limits.looks, broker.limits.look_bytes)
+    if broker.header.waiting:
+        _serve_waiting(broker, budget, looks)
+    for _ in range(ROUNDS):
+        wanting = _wanting(broker)
+        if not wanting or budget.spent or looks.spent:
+            break
+        after = [q for q in wanting if q.number > broker.header.turn]
+        for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
+            if budget.spent or looks.spent:
+                break
+            _serve(broker, queue, budget, looks, len(wanting) - at)
+            broker.header.turn = queue.number
+    for queue in broker.touched.values():
+        queue.header.again = queue.wanted
+    if broker.header.waiting:
+        _serve_waiting(broker, budget, looks)
+
+
+def _wanting(broker: Broker) -> list[Queue]:
+    """The queues in which a message may go out, by number; those without one want nothing."""
+    found = []
+    for queue in broker.touched.values():
+        if not queue.wanted:
+            continue
+        header = queue.header
+        if header.depth == header.leased + header.delayed:
+            queue.wanted = False
+        elif not (queue.dropped or header.deleted or header.faulted):
+            found.append(queue)
+    if len(found) > 1:
+        found.sort(key=_number)
+    return found
+
+
+def _number(queue: Queue) -> int:
+    return queue.number
+
+
+def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:
+    """Queues that `max_delivered_unacked` held back, the longest waiting first, while there is
+    room (B4). One that finds none again goes to the end."""
+    waiting = broker.header.waiting
+    while waiting and broker.unacked < broker.header.system.max_delivered_unacked:
+        if budget.spent or looks.spent:
+            broker.more_to_do = broker.header.unserved = True
+            return
+        number = next(iter(waiting))
+        del waiting[number]
+        queue = broker.queue(number)
+        if queue is not None and not queue.header.deleted and not queue.header.faulted:
+            _serve(broker, queue, budget, looks, 1)
+
+
+def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers: int) -> None:
+    """Serve one queue with its share of what is left.
+
+    Leases of all queues together stay within `max_delivered_unacked` (B4): what waits for other
+    queues' acks is noted in the broker's header and served when they come.
+    """
+    broker.at = queue
+    broker.touch(queue)
+    header = queue.header
+    share, own_looks = budget, looks
+    if sharers > 1:
+        share, own_looks = budget.share(sharers), looks.share(sharers)
+    before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
+    queue.wanted = False
+    served = header.barriers or any(not s.ending for s in header.subscriptions)
+    if header.egress and served:
+        queue.wanted = _serve_within(broker, queue, share, own_looks)
+    ready = header.depth - header.leased - header.delayed
+    if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
+        broker.header.waiting[queue.number] = True
+    if sharers > 1:
+        budget.take(before[0] - share.rows, before[1] - share.bytes)
+        looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
+    broker.at = None
+
+
+def free_unacked(broker: Broker) -> int:
+    """How many more messages may be leased, of all that the broker allows (B4)."""
+    return broker.header.system.max_delivered_unacked - broker.unacked
+
+
+def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
+    """Deliver what can be delivered now; whether a budget ended it."""
+    while not share.spent:
+        while queue.header.barriers and not share.spent and _barrier(broker, queue, looks):
+            share.take(1)
+        chosen = choose_messages(broker, queue, free_unacked(broker), share, looks)
+        if not chosen.rows:
+            return chosen.unfinished or share.spent  # by barriers
+        contents = [broker.spool.content(row) for row in chosen.rows]
+        if None in contents:
+            _lose(broker, queue, chosen.rows, contents)
+            continue
+        _send(broker, queue, chosen, contents)
+        if chosen.unfinished:
+            return True
+    return True
+
+
+def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content | None]) -> None:
+    """Messages whose payloads are missing from the state are lost, and that is said. The others
+    find their place again."""
+    gone = [row for row, content in zip(rows, contents, strict=True) if content is None]
+    apply(broker, queue, gone, Event.LOSE, reason="payload missing")
+    for row in rows:
+        if row.state == READY:
+            queue.ready.changed(row)
+    broker.event(
+        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(gone),
+        first=str(gone[0].id),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- sending
+
+
+def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> None:
+    """Lease the messages to who gets them and say so; remove those that leave on send."""
+    definition = queue.header.definition
+    period = definition.lease_period_ms
+    until = NEVER if period is None else broker.now + period
+    for subscription, rows, own in _by_receiver(chosen.rows, chosen.receivers, contents):
+        fresh = [row for row in rows if not row.deliveries]
+        again = rows if not fresh else [row for row in rows if row.deliveries]
+        apply(
+            broker, queue, fresh, Event.DELIVER, holder=subscription, until=until,
+            subscription=subscription.id,
+        )  # fmt: skip
+        apply(
+            broker, queue, again, Event.REDELIVER, holder=subscription, until=until,
+            subscription=subscription.id,
+        )  # fmt: skip
+        _say(broker, queue, subscription, rows, own, until)
+        if definition.semantics == "at-most-once" or subscription.removes_on_send:
+            apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)
+
+
+def _by_receiver(
+    rows: list[Row], receivers: list[Candidate], contents: list[Any]
+) -> list[tuple[Subscription, list[Row], list[Any]]]:
+    """What each subscription gets, in the order of subscribing."""
+    first = receivers[0].subscription
+    if all(one is receivers[0] for one in receivers):  # most often
+        return [(first, rows, contents)]
+    parts: dict[int, tuple[Subscription, list[Row], list[Any]]] = {}
+    for row, one, content in zip(rows, receivers, contents, strict=True):
+        subscription = one.subscription
+        part = parts.setdefault(subscription.number, (subscription, [], []))
+        part[1].append(row)
+        part[2].append(content)
+    return [part for _, part in sorted(parts.items())]
+
+
+def _say(
+    broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
+    contents: list[Any], until: int, again: bool = False,
+) -> None:  # fmt: skip
+    """Say that these messages go out. again: as they went out before; nothing is counted (C2)."""
+    flow = None
+    if subscription.transport_acks:
+        flow = transport_acks.number(subscription, rows, broker.now)
+    _emit(
+        broker, queue, subscription, rows, contents,
+        counts=[row.deliveries for row in rows], numbers=[row.number for row in rows],
+        lease_ms=0 if until == NEVER else max(until - broker.now, 1), flow=flow, again=again,
+    )  # fmt: skip
+    if again:
+        queue.count("retransmitted", len(rows))
+
+
+def _emit(
+    broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row],
+    contents: list[Any], **more: Any,
+) -> None:  # fmt: skip
+    dead = {}
+    for at, row in enumerate(rows):
+        if row.extras is not None:
+            contents = contents if at else list(contents)
+            contents[at] = edited(row, contents[at])
+            part = dead_part(row.extras)
+            if part is not None:
+                dead[at] = part
+    broker.emit(
+        Deliveries(
+            queue=queue.header.definition.name,
+            subscription=subscription.id,
+            topic=subscription.topic,
+            partition=subscription.partition,
+            framing=subscription.framing,
+            epoch=broker.header.epoch,
+            ids=[row.id for row in rows],
+            priorities=[row.priority for row in rows],
+            expires=[0 if row.expires == NEVER else row.expires for row in rows],
+            times=[row.time for row in rows],
+            payloads=[content[0] for content in contents],
+            keys=[content[1] for content in contents],
+            headers=[content[2] for content in contents],
+            dead=dead,
+            **more,
+        )
+    )
+
+
+def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:
+    """Send what a client did not confirm in time once more, as it was (C2). What the budget leaves
+    is due in the next step, and until then the client gets nothing new: its order stays."""
+    for subscription in queue.header.subscriptions:
+        if subscription.again_at() > broker.now:
+            continue
+        queue.wanted = True  # it may take new ones as soon as this is done
+        while not budget.spent:
+            rows = transport_acks.overdue(queue, subscription, broker.now, budget.rows)
+            if not rows:
+                break
+            n = budget.fits([row.size for row in rows])
+            budget.take(n, sum(row.size for row in rows[:n]))
+            transport_acks.sent_again(subscription, rows[n - 1].number)
+            _send_as_it_was(broker, queue, subscription, rows[:n])
+
+
+def _send_as_it_was(
+    broker: Broker, queue: Queue, subscription: Subscription, rows: list[Row]
+) -> None:
+    for end in sorted({row.until for row in rows}):
+        these = [row for row in rows if row.until == end]
+        contents = [broker.spool.content(row) for row in these]
+        if None not in contents:
+            _say(broker, queue, subscription, these, contents, end, again=True)
+
+
+# ---------------------------------------------------------------- barriers
+
+
+def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
+    """Deliver the first barrier to all that match it, once all before it has left (O3)."""
+    header = queue.header
+    generation, number = next(iter(header.barriers.items()))
+    if next(iter(header.generations)) < generation or header.generations[generation] > 1:
+        return False
+    row = queue.live[number]
+    if row.state != READY:
+        return False
+    content = broker.spool.content(row)
+    if content is None:
+        _lose(broker, queue, [row], [None])
+        return True
+    receivers = _receivers(broker, queue, row)
+    looks.take(len({s.filter for s in header.subscriptions}))
+    if not receivers:
+        return False
+    for subscription in receivers:
+        _emit(
+            broker, queue, subscription, [row], [content], counts=[row.deliveries + 1],
+            numbers=[header.next_delivery], lease_ms=0, barrier=True,
+        )  # fmt: skip
+        header.next_delivery += 1
+        queue.count("delivered")
+        broker.record("barrier_delivered", queue, [row.id], subscription=subscription.id)
+    apply(broker, queue, [row], Event.BARRIER, reason="barrier")
+    return True
+
+
+def _receivers(broker: Broker, queue: Queue, row: Row) -> list[Subscription]:
+    """The subscriptions whose filters let a barrier through."""
+    texts = {s.filter for s in queue.header.subscriptions if s.filter is not None}
+    passes = {text: matching(broker, queue, [row], text)[0] for text in sorted(texts)}
+    return [
+        s for s in queue.header.subscriptions
+        if not s.ending and (s.filter is None or passes[s.filter])
+    ]  # fmt: skip

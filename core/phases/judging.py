@@ -1,0 +1,169 @@
+"""The checks that a message meets at the queues that it matches, and what follows (S3–S6).
+
+Nothing is changed here but counters of what is refused. A message whose producer can be told is
+refused by all queues if one refuses it with a nack; a plain record enters every queue that takes it
+(S5).
+"""
+
+from __future__ import annotations
+
+from ...protocol.errors import Reason
+from ...protocol.journal import Segment
+from ..queue.broker import Broker
+from ..queue.producers import ProducerHistory
+from ..queue.queue import Queue
+from ..rules.entering import Match, refusal
+from .incoming import Incoming, headers_size, is_json
+
+MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
+NACK, DISCARD = "nack", "discard"
+
+
+class Judged:
+    """What becomes of a message at its matches. size: as quotas count it (Q8); refused: queues that
+    refuse it with a nack, and why; no_json: `json` queues for which it is no JSON."""
+
+    __slots__ = ("discards", "kept", "no_json", "refused", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.kept: list[Match] = []
+        self.discards: list[tuple[Queue, Reason]] = []
+        self.refused: list[tuple[Queue, Reason]] = []
+        self.no_json: list[Queue] = []
+
+
+def judge(
+    broker: Broker, vpn: str, matches: list[Match], priority: int, record: Incoming
+) -> Judged:
+    """Look at a message with the eyes of all its matches."""
+    size = len(record.value)
+    whole = size + len(record.key or b"")
+    if record.headers:
+        size += headers_size(record.headers)
+        whole += len(record.headers)
+    judged = Judged(size)
+    reason = _of_broker(broker, vpn, size, whole)
+    valid: bool | None = None
+    for one in matches:
+        queue = one.queue
+        why = reason or refusal(queue, size, priority)
+        d = queue.header.definition
+        if why is None and d.message_type != "json":  # most often
+            judged.kept.append(one)
+            continue
+        if d.message_type == "json":
+            if valid is None:
+                valid = is_json(record.value)
+            if not valid:
+                judged.no_json.append(queue)
+                if why is None and d.on_invalid == NACK:
+                    judged.refused.append((queue, Reason.MALFORMED))
+                    continue
+        if why is None:
+            judged.kept.append(one)
+        elif _outcome(queue) == DISCARD:
+            judged.discards.append((queue, why))
+        else:
+            judged.refused.append((queue, why))
+    return judged
+
+
+def _of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
+    """The first check of S3 that is no queue's own. whole: bytes that one delivery would have."""
+    spool = broker.spool
+    if spool.bytes + size > broker.header.system.max_spool_usage:
+        return Reason.BROKER_QUOTA
+    limits = broker.header.vpn_limits.get(vpn)
+    if limits is not None and limits.max_spool_usage is not None:
+        used = spool.vpn_bytes.get(broker.vpn_number(vpn), 0)
+        if used + size > limits.max_spool_usage:
+            return Reason.VPN_QUOTA
+    return Reason.MESSAGE_TOO_LARGE if whole > MESSAGE_MAX else None
+
+
+def _outcome(queue: Queue) -> str:
+    """What a failed check leads to (S4)."""
+    policy = queue.definition.reject_msg_to_sender_on_discard
+    if policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress):
+        return DISCARD
+    return NACK
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def count_no_json(broker: Broker, vpn: str, judged: Judged, topic: str, told: set[int]) -> None:
+    """What is no JSON in a `json` queue is counted, and an event tells of it. told: the queues of
+    which one has in this step."""
+    for queue in judged.no_json:
+        queue.header.invalid += 1
+        broker.touch(queue)
+        if queue.number not in told:
+            told.add(queue.number)
+            invalid = queue.header.invalid
+            broker.event("invalid_json", vpn, queue.definition.name, topic=topic, invalid=invalid)
+
+
+def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
+    """A queue throws a message away (S4)."""
+    queue.count("discarded")
+    discarded = queue.header.discarded
+    discarded[reason.value] = discarded.get(reason.value, 0) + 1
+    broker.touch(queue)
+    _journal(broker, "discarded", vpn, queue.definition.name, reason, record)
+
+
+def refuse(
+    broker: Broker, vpn: str, seq: int, producer: ProducerHistory | None, queue: Queue,
+    reason: Reason, record: Incoming,
+) -> None:  # fmt: skip
+    """A queue refuses a message, and with it all that would take it."""
+    name = queue.definition.name
+    rejected = queue.header.rejected
+    rejected[reason.value] = rejected.get(reason.value, 0) + 1
+    broker.touch(queue)
+    _journal(broker, "rejected", vpn, name, reason, record)
+    if producer:
+        producer.refused(seq, reason.value, name, "")
+
+
+def keep_out(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
+    """A queue does not take a plain record, whose producer cannot be told: counted, journaled, and
+    an event tells of the first one (S5)."""
+    first = not queue.header.rejected.get(reason.value)
+    refuse(broker, vpn, 0, None, queue, reason, record)
+    if first:
+        broker.event(
+            "plain_record_kept_out", vpn, queue.definition.name, reason=reason.value,
+            topic=record.topic,
+        )  # fmt: skip
+
+
+def refuse_of_vpn(
+    broker: Broker, vpn: str, seq: int, producer: ProducerHistory | None,
+    why: tuple[Reason, str], record: Incoming,
+) -> None:  # fmt: skip
+    """Refuse a message on behalf of no queue."""
+    reason, detail = why
+    _journal(broker, "rejected", vpn, "", reason, record)
+    broker.count_refused(vpn, reason.value)
+    if producer:
+        producer.refused(seq, reason.value, "", detail)
+
+
+def discard_of_vpn(broker: Broker, vpn: str, reason: Reason, record: Incoming) -> None:
+    """No queue is there to throw it away (S6)."""
+    _journal(broker, "discarded", vpn, "", reason, record)
+    broker.count_refused(vpn, reason.value)
+
+
+def _journal(
+    broker: Broker, event: str, vpn: str, queue: str, reason: Reason, record: Incoming
+) -> None:
+    broker.journal.segments.append(
+        Segment(
+            event, vpn, queue, reason=reason.value, topic=record.topic,
+            partitions=[record.partition], offsets=[record.offset], items=[record.item],
+        )
+    )  # fmt: skip

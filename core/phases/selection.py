@@ -1,0 +1,269 @@
+"""Which messages go out now, and to whom (B1–B4, F1–F5, R5).
+
+Every distinct filter text of a queue makes a *class* of subscriptions: those of one class can take
+the same messages. With one class whole runs are shared out at once. With several it goes message by
+message: the earliest that somebody with room can take, to the one whose turn it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.queue import Queue
+from ..queue.ready import View
+from ..rules.active_set import SEQ_MASK, first_inactive
+from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
+from ..rules.looking import matching
+from ..rules.returning import expire
+from ..storage.row import Row
+
+
+@dataclass(slots=True)
+class Chosen:
+    """Messages and who gets each; unfinished: a budget ended the search."""
+
+    rows: list[Row] = field(default_factory=list)
+    receivers: list[Candidate] = field(default_factory=list)
+    unfinished: bool = False
+
+
+def choose_messages(
+    broker: Broker, queue: Queue, free_unacked: int, budget: Budget, looks: Budget
+) -> Chosen:
+    """The next messages and their receivers; what they take of the budget is counted."""
+    definition, header = queue.header.definition, queue.header
+    if header.depth - header.leased - header.delayed <= 0:
+        return Chosen()
+    candidates = candidates_of(definition, header.subscriptions)
+    room = UNLIMITED  # for leases; where there is none, nobody gets anything (B1)
+    if definition.max_backlog is not None:
+        room = max(definition.max_backlog - header.leased, 0)
+    if free_unacked <= 0:  # this limit is of leases only (B4)
+        candidates = [c for c in candidates if c.free]
+    if not candidates or room <= 0:
+        return Chosen()
+    search = Search(broker, queue, budget, looks)
+    free = sum(c.free for c in candidates)
+    classes = {c.subscription.filter for c in candidates}
+    if len(classes) == 1 and free in (0, len(candidates)):
+        most = min(budget.rows, sum(c.room for c in candidates), most_at_once(queue))
+        if free and queue.ready.lanes:  # with each that leaves, the next of its key takes its place
+            most = 1
+        if not free:  # what leaves on send takes no lease
+            most = min(most, room, free_unacked)
+        rows = search.take(next(iter(classes)), most)
+        receivers = share(definition.fairness_model, candidates, len(rows), header.served)
+    else:
+        rows, receivers = _one_by_one(queue, search, candidates, room, free_unacked)
+    if receivers:
+        header.served = receivers[-1].subscription.number
+    return Chosen(rows, receivers, search.unfinished or budget.spent)
+
+
+def most_at_once(queue: Queue) -> int:
+    """How many messages are chosen before they are delivered: fewer than a spill leaves live."""
+    return max(queue.limits.live_rows // 2, 1)
+
+
+class Search:
+    """The first messages that a class can take: behind no fence, not expired."""
+
+    def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
+        self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
+        self.below = _fence(queue)
+        self.end = first_inactive(queue)  # a place
+        self.unfinished = False
+
+    def take(self, text: str | None, most: int) -> list[Row]:
+        """Up to ``most`` first messages for the class with this filter, as many as the budget
+        allows. They are out of the order: whoever takes them delivers them."""
+        found: list[Row] = []
+        budget = self.budget
+        heap = self.queue.ready.heap if text is None else self.queue.view_of(text).matched
+        taken: set[int] = set()
+        while len(found) < most and not budget.spent:
+            row = self.first(text)
+            if row is None:
+                break
+            if row.id in taken:  # its entry stands there twice
+                heappop(heap)
+                continue
+            if found and row.size > budget.bytes:
+                self.unfinished = True
+                break
+            heappop(heap)
+            taken.add(row.id)
+            found.append(row)
+            budget.take(1, row.size)
+        return found
+
+    def first(self, text: str | None) -> Row | None:
+        """The first message for a class; it stays where it is."""
+        while True:
+            row = self._first_of_all() if text is None else self._first_of(text)
+            if row is None or (self.below is not None and row.key >= self.below):
+                return None
+            if self.end is not None and row.seq >= self.end:
+                return None
+            if row.expires > self.broker.now:
+                return row
+            if self.looks.spent:
+                self.unfinished = True
+                return None
+            self.looks.take(1)  # a budget left it when its time was over
+            expire(self.broker, self.queue, [row])
+
+    def _first_of_all(self) -> Row | None:
+        """The first ready row: cold ones that come before become live."""
+        queue = self.queue
+        while True:
+            row = queue.ready.first()
+            first = queue.cold.first() if queue.cold.rows else None
+            if first is None or (row is not None and row.key < first):
+                return row
+            queue.thaw_first()
+
+    # ------------------------------------------------------------ with a filter
+
+    def _first_of(self, text: str) -> Row | None:
+        """The first row that a filter lets through: it looks at live rows in order, and at the
+        segments before them, each once."""
+        queue = self.queue
+        view = queue.view_of(text)
+        while True:
+            row = self._look_at_live(view)
+            if self.unfinished:
+                return None
+            if not queue.cold.rows or not self._look_at_cold(view, row):
+                if row is None or row.lane not in view.skipped:
+                    return row
+                view.held_back.append(heappop(view.matched))
+
+    def _look_at_live(self, view: View) -> Row | None:
+        """The first live row that matches; rows before it that were not seen are looked at."""
+        ready = self.queue.ready
+        while True:
+            row, unseen = ready.top(view.matched), ready.top(view.unseen)
+            if unseen is None or (row is not None and row.key < unseen.key):
+                return row
+            verdict = view.seen.get(unseen.id)
+            if verdict is None:
+                if self.looks.spent:
+                    self.unfinished = True
+                    return None
+                self.looks.take(1, unseen.size + len(view.text))
+                verdict = matching(self.broker, self.queue, [unseen], view.text)[0]
+            ready.judge(view, unseen, verdict)
+
+    def _look_at_cold(self, view: View, row: Row | None) -> bool:
+        """Look at the next segment that may have a match before ``row``; whether there was one. Its
+        matches become live."""
+        queue = self.queue
+        for segment in queue.cold.segments():
+            first = segment.first
+            if row is not None and first > row.key:
+                return False
+            if self.below is not None and first >= self.below:
+                return False
+            if self.end is not None and first & SEQ_MASK >= self.end:
+                return False
+            if view.number in segment.looked:
+                continue
+            if self.looks.spent:
+                self.unfinished = True
+                return False
+            rows = queue.cold.read(segment)
+            size = segment.bytes + len(rows) * len(view.text)
+            self.looks.take(len(rows), size)
+            verdicts = matching(self.broker, queue, rows, view.text)
+            wanted, rest = [], []
+            for one, verdict in zip(rows, verdicts, strict=True):
+                if verdict and one.lane not in view.skipped:
+                    wanted.append(one)
+                    continue
+                rest.append(one)
+                if one.lane:
+                    view.skipped.add(one.lane)
+            segment.looked.append(view.number)
+            queue.dirty = True
+            if wanted:
+                view.seen.update((one.id, True) for one in wanted)
+                queue.thaw(queue.cold, segment, wanted, rest)
+            return True
+        return False
+
+    def lets_through(self, text: str | None, row: Row) -> bool:
+        """Whether the class with this filter can take a message that is the first of another."""
+        if text is None:
+            return True
+        view = self.queue.view_of(text)
+        verdict = view.seen.get(row.id)
+        if verdict is None:
+            self.looks.take(1, row.size + len(text))
+            verdict = view.seen[row.id] = matching(self.broker, self.queue, [row], text)[0]
+            if verdict:
+                heappush(view.matched, (row.key, row.id))
+        return verdict
+
+
+def _fence(queue: Queue) -> int | None:
+    """The key from which on messages are held back by a barrier: all of its generation go out
+    before."""
+    barriers = queue.header.barriers
+    if not barriers:
+        return None
+    return (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64)
+
+
+def _one_by_one(
+    queue: Queue, search: Search, candidates: list[Candidate], room: int, free_unacked: int
+) -> tuple[list[Row], list[Candidate]]:
+    """Message by message: the earliest that somebody can take, to the one whose turn it is."""
+    model, served = queue.definition.fairness_model, queue.header.served
+    classes: dict[str | None, list[Candidate]] = {}
+    for one in candidates:
+        classes.setdefault(one.subscription.filter, []).append(one)
+    taken: list[Row] = []
+    given: list[Candidate] = []
+    aside: dict[int, Row] = {}  # taken here, and not yet delivered: out of every heap
+    budget, ready = search.budget, queue.ready
+
+    def may_take(one: Candidate) -> bool:
+        return one.room > 0 and room > 0 and (one.free or free_unacked > 0)
+
+    def head_of(text: str | None) -> Row | None:
+        while True:
+            row = search.first(text)
+            if row is None or row.id not in aside:
+                return row
+            heappop(ready.heap if text is None else queue.view_of(text).matched)
+
+    most = 1 if ready.lanes and any(c.free for c in candidates) else budget.rows
+    most = min(most, budget.rows, most_at_once(queue))
+    while len(taken) < most and not budget.spent:
+        able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
+        if taken and search.looks.rows < len(able_classes):  # what one message may need at most
+            search.unfinished = True
+            break
+        heads = [head for text in able_classes if (head := head_of(text)) is not None]
+        if not heads:
+            break
+        row = min(heads, key=lambda one: one.key)
+        able = [
+            one for text in able_classes if search.lets_through(text, row)
+            for one in classes[text] if may_take(one)
+        ]  # fmt: skip
+        able.sort(key=lambda c: c.subscription.number)
+        one = choose(model, able, served)
+        take(one)
+        room -= not one.free
+        free_unacked -= not one.free
+        served = one.subscription.number
+        aside[row.id] = row
+        taken.append(row)
+        given.append(one)
+        budget.take(1, row.size)
+    return taken, given

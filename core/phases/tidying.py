@@ -1,0 +1,37 @@
+"""What keeps memory and store near what lives: spilling, merging, emptying of blocks (S8, R5).
+
+Nobody waits for it, so a step does a little of it, and asks for the next one while there is more.
+"""
+
+from __future__ import annotations
+
+from ..queue.broker import Broker
+
+
+def tidy(broker: Broker) -> None:
+    """As much as one step may."""
+    header = broker.header
+    merging, header.merging = header.merging, []
+    for number in sorted({*merging, *broker.touched}) if merging else list(broker.touched):
+        queue = broker.queue(number)
+        if queue is None:
+            continue
+        broker.at = queue
+        queue.spill_over()
+        for runs in (queue.cold, queue.later):
+            if runs.is_merging and runs.merge(broker.limits.merge_rows):
+                header.merging.append(number)
+                broker.more_to_do = queue.dirty = True
+    broker.at = None
+    if broker.spool.held_in_memory() > broker.limits.memory_bytes:
+        _settle(broker)
+    if broker.spool.compact("spool_files" in broker.header.alerts):
+        broker.more_to_do = True
+
+
+def _settle(broker: Broker) -> None:
+    """Contents go into blocks before a mark finds them: there are too many bytes of them."""
+    for _, queue in sorted(broker.queues.items()):
+        if queue.is_awake:
+            queue.dirty = True
+            queue.settle()

@@ -1,0 +1,474 @@
+"""A broker: its queues, sessions, producers and spool, as live objects.
+
+Between two marks it is ordinary Python objects that a step changes in place. A mark packs what has
+changed since the last one: `mark`. Loading reads the facts; rows of queues wait until they are
+needed (`queue`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from ...definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
+from ...protocol.journal import Journal, Segment
+from ...protocol.outputs import InVain, Output
+from ...protocol.signing import Speaker
+from ..limits import Budget, Limits
+from ..storage.row import NEVER
+from ..storage.spool import Spool, SpoolState
+from ..storage.store import Store
+from .header import QueueHeader
+from .producers import ProducerHistory
+from .queue import Queue
+
+FORMAT = 8
+BUCKETS = 256  # of sessions, and of producers: the pages that a mark writes of them
+EVENTS_PER_PAGE = 50
+DETAIL_CHARACTERS_MAX = 1_000
+
+Place = tuple[str, int, int]  # topic, partition, offset
+Name = tuple[str, str]  # VPN, and what is named in it
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Whose state this is. name, number: the broker's; number: the top 16 bits of its message ids;
+    epoch: what tells this home's ids and commands from those of another on the same Kafka (0 where
+    there is no other: in memory); secret: of the home, seals clients' keys."""
+
+    name: str = DEFAULT_BROKER
+    number: int = 0
+    epoch: int = 0
+    secret: bytes = field(default=b"", repr=False)
+
+
+class Session(msgspec.Struct):
+    """One connection. until: when it is lost, unless a heartbeat comes; bound: its subscriptions,
+    by queue number and id."""
+
+    until: int
+    bound: list[tuple[int, str]] = []
+
+
+class HeldReceipt(msgspec.Struct, array_like=True):
+    """A receipt that waits until the Delta tables have what it speaks of (`durable`)."""
+
+    vpn: str
+    producer: str
+    up_to: int
+    partition: int
+    runs: list[list[int]]
+    discarded: list[tuple[int, str, str]]
+    broker: int
+    needs: dict[str, int]
+
+
+class BrokerHeader(msgspec.Struct):
+    """The broker's own facts. format: version of the layout."""
+
+    format: int
+    name: str
+    number: int
+    epoch: int = 0
+    step: int = 0
+    time: int = 0
+    next_queue: int = 1
+    queues: list[int] = []  # numbers of those that have a page
+    vpns: dict[str, int] = {}  # name → number
+    vpn_limits: dict[str, VpnLimits] = {}
+    refused: dict[str, dict[str, int]] = {}  # per VPN, by reason: on behalf of no queue
+    begun: list[str] = []  # doors whose commands of this epoch have begun, see `intake`
+    system: SystemLimits = msgspec.field(default_factory=SystemLimits)
+    spool: SpoolState = msgspec.field(default_factory=SpoolState)
+    waiting: dict[int, bool] = {}  # queues held back by `max_delivered_unacked`, in that order
+    unserved: bool = False  # a budget ended before all of these were served
+    more_to_do: bool = False  # the next step is due at once
+    merging: list[int] = []  # queues whose cold part is being merged
+    pending: dict[int, bool] = {}  # queues with commands that go on, the next first: in bulk?
+    turn: int = 0  # the queue that delivery served last
+    alerts: list[str] = []  # set now, of the broker and of VPNs (S9)
+    marks: dict[str, list[list[int]]] = {}  # earlier levels of these, for their rates
+    events: int = 0  # notable events so far
+    auth: bool = False  # commands must be signed
+    clients: dict[str, tuple[bytes, bool]] = {}  # "vpn/client" → sealed key, is it an admin's?
+    heard: dict[str, dict[str, tuple[int, int, int]]] = {}  # "vpn/client" → session: `identity`
+    rebuilt: int = 0  # when it was made again: what was published before may be confirmed (R3)
+    # Receipts that wait for the Delta tables. tables: are they written? None: nobody has said so.
+    tables: bool | None = None
+    in_tables: dict[str, int] = {}  # "topic/partition" → the offset up to which they have it
+    held: list[HeldReceipt] = []  # the first one first
+
+
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+_header = msgspec.msgpack.Decoder(BrokerHeader)
+_sessions = msgspec.msgpack.Decoder(dict[str, dict[str, Session]])
+
+
+def bucket(name: Name) -> int:
+    """The page of a session or a producer."""
+    return crc32(f"{name[0]}/{name[1]}".encode()) % BUCKETS
+
+
+class Broker:
+    """One broker, from one step to the next."""
+
+    def __init__(self, store: Store, header: BrokerHeader, home: Home, limits: Limits) -> None:
+        self.store, self.header, self.home = store, header, home
+        self.limits = self.all_limits = limits
+        self.now = header.time
+        self.spool = Spool.load(store, header.number, header.spool, limits)
+        self.queues: dict[int, Queue] = {}
+        self.names: dict[Name, Queue] = {}  # those that are not deleted
+        self.sessions: dict[Name, Session] = {}
+        self.producers: dict[Name, ProducerHistory] = {}
+        self.recent: deque[list[Any]] = deque(maxlen=limits.events)  # notable events
+        self.held: deque[HeldReceipt] = deque(header.held)
+        self.unacked = 0  # leased over all queues (B4)
+        self._vpn_names = {number: name for name, number in header.vpns.items()}
+        self._calendar: list[tuple[int, str, Name]] = []  # heap: sessions, producers
+        self._due: list[tuple[int, int]] = []  # heap: queues
+        self._changed: dict[str, set[int]] = {"s": set(), "p": set()}  # buckets to be written
+        self._new_events = 0
+        self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
+        self.begin(header.time)
+
+    @classmethod
+    def load(cls, store: Store, home: Home, limits: Limits) -> Broker:
+        """The broker as it was packed; a new one where nothing was."""
+        data = store.get("broker")
+        if data is None:
+            header = BrokerHeader(FORMAT, home.name, home.number, home.epoch)
+            return cls(store, header, home, limits)
+        broker = cls(store, _header.decode(data), home, limits)
+        for number in broker.header.queues:
+            queue = Queue.load(store, broker.spool, number, limits)
+            assert queue is not None, f"the page of queue {number} is gone"
+            broker._know(queue)
+            broker.unacked += queue.header.leased
+        broker._load_names()
+        return broker
+
+    def _load_names(self) -> None:
+        for number in range(BUCKETS):
+            for kind, name in (("s", "sessions"), ("p", "producers")):
+                data = self.store.get(f"{kind}/{number}")
+                if data is not None:
+                    getattr(self, f"_read_{name}")(data)
+        last, first = self.header.events, max(self.header.events - self.limits.events, 0)
+        for page in range(first // EVENTS_PER_PAGE, last // EVENTS_PER_PAGE + 1):
+            data = self.store.get(f"e/{page}")
+            self.recent.extend(_decode(data) if data else ())
+
+    def _read_sessions(self, data: bytes) -> None:
+        for vpn, sessions in _sessions.decode(data).items():
+            for name, session in sessions.items():
+                self.sessions[vpn, name] = session
+                self.watch("s", (vpn, name), session.until)
+
+    def _read_producers(self, data: bytes) -> None:
+        for vpn, name, known in _decode(data):
+            producer = self.producers[vpn, name] = ProducerHistory(vpn, name, self.home.number)
+            producer.restore(known)
+            self.watch("p", (vpn, name), producer.forgotten_at)
+
+    # ------------------------------------------------------------ a step
+
+    def begin(self, now: int) -> None:
+        """A step begins; time never runs backwards."""
+        self.now = max(self.now, now)
+        self.outputs: list[Output] = []
+        self.journal = Journal(self.header.name, self.header.step, self.now)
+        self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
+        self.receipts: dict[Name, ProducerHistory] = {}  # producers that are answered in this step
+        self.reconfigured = False
+        self.more_to_do = False  # in the next step, at once
+        self.command_budget = Budget(self.limits.command_rows)
+        self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
+        self.speaker: Speaker | None = None  # who says what is being carried out
+        self.at: Place | Queue | None = None  # what is being done, should it fail
+        self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
+
+    def end(self) -> int:
+        """A step ends; when the next one is due, epoch ms, or NEVER."""
+        self.outputs += [InVain(*place, count) for place, count in self.vain.items()]
+        for queue in self.touched.values():
+            if not queue.dropped:
+                self.schedule(queue)
+        header = self.header
+        header.time = self.now
+        header.more_to_do = self.more_to_do
+        if self.more_to_do or header.pending:
+            return self.now
+        return min(self._next_name(), self._next_queue())
+
+    def touch(self, queue: Queue) -> None:
+        """Something happens in a queue: it is looked at before the step ends, and at the mark."""
+        self.touched[queue.number] = queue
+        queue.dirty = True
+
+    # ------------------------------------------------------------ time
+
+    def watch(self, kind: str, name: Name, at: int) -> None:
+        """Look at a session ("s") or a producer ("p") at this time."""
+        heappush(self._calendar, (at, kind, name))
+
+    def schedule(self, queue: Queue) -> None:
+        """Look at a queue when something in it is due."""
+        at = NEVER if queue.header.deleted else queue.deadline()
+        if at != queue.due_at:
+            queue.due_at = at
+            if at < NEVER:
+                heappush(self._due, (at, queue.number))
+
+    def due_queues(self, most: int) -> list[Queue]:
+        """Queues in which something is due, the longest overdue first, up to so many."""
+        found: list[Queue] = []
+        while len(found) < most and self._next_queue() <= self.now:
+            queue = self.queues[heappop(self._due)[1]]
+            queue.due_at = NEVER
+            found.append(queue)
+        return found
+
+    def due_names(self, most: int) -> list[tuple[str, Name]]:
+        """Sessions and producers whose time has come, up to so many."""
+        found: list[tuple[str, Name]] = []
+        while len(found) < most and self._next_name() <= self.now:
+            _, kind, name = heappop(self._calendar)
+            found.append((kind, name))
+        return found
+
+    def _next_queue(self) -> int:
+        """When a queue is due next; entries that do not count any more are dropped."""
+        due = self._due
+        while due:
+            at, number = due[0]
+            queue = self.queues.get(number)
+            if queue is not None and queue.due_at == at:
+                return at
+            heappop(due)
+        return NEVER
+
+    def _next_name(self) -> int:
+        calendar = self._calendar
+        while calendar:
+            at, kind, name = calendar[0]
+            until = self._until(kind, name)
+            if until == at:
+                return at
+            heappop(calendar)
+            if until is not None and until > at:  # it was put off: heartbeats do nothing but that
+                heappush(calendar, (until, kind, name))
+        return NEVER
+
+    def _until(self, kind: str, name: Name) -> int | None:
+        if kind == "s":
+            session = self.sessions.get(name)
+            return None if session is None else session.until
+        producer = self.producers.get(name)
+        return None if producer is None else producer.forgotten_at
+
+    # ------------------------------------------------------------ names
+
+    def vpn_number(self, vpn: str) -> int:
+        """The VPN's number, given at first use."""
+        number = self.header.vpns.get(vpn)
+        if number is None:
+            number = self.header.vpns[vpn] = len(self.header.vpns) + 1
+            self._vpn_names[number] = vpn
+        return number
+
+    def vpn_name(self, number: int) -> str:
+        """The VPN's name."""
+        return self._vpn_names[number]
+
+    def vpn_of(self, queue: Queue) -> str:
+        """The VPN of a queue."""
+        return self._vpn_names[queue.header.vpn_number]
+
+    def find(self, vpn: str, name: str) -> Queue | None:
+        """A queue by its name."""
+        return self.names.get((vpn, name))
+
+    def queue(self, number: int) -> Queue | None:
+        """A queue by its number, also one that is being deleted; None when it is gone."""
+        queue = self.queues.get(number)
+        return None if queue is None or queue.dropped else queue
+
+    def add_queue(self, header: QueueHeader) -> Queue:
+        """A queue that did not exist."""
+        queue = Queue.new(self.store, self.spool, header, self.limits)
+        self._know(queue)
+        self.touch(queue)
+        return queue
+
+    def forget_name(self, queue: Queue) -> None:
+        """Nobody finds the queue by its name any more."""
+        name = self.vpn_of(queue), queue.definition.name
+        if self.names.get(name) is queue:
+            del self.names[name]
+
+    def drop_queue(self, queue: Queue) -> None:
+        """An empty queue that was deleted goes."""
+        queue.drop()
+        del self.queues[queue.number]
+
+    def _know(self, queue: Queue) -> None:
+        self.queues[queue.number] = queue
+        if not queue.header.deleted:
+            self.names[self.vpn_of(queue), queue.definition.name] = queue
+        at = NEVER if queue.header.deleted else _deadline_of_facts(queue)
+        queue.due_at = at
+        if at < NEVER:
+            heappush(self._due, (at, queue.number))
+
+    def active(self) -> list[Queue]:
+        """The queues of this step in which something may happen by itself, by number."""
+        touched = self.touched
+        queues = touched.values() if len(touched) < 2 else [q for _, q in sorted(touched.items())]
+        return [q for q in queues if not (q.dropped or q.header.deleted or q.header.faulted)]
+
+    # ------------------------------------------------------------ sessions and producers
+
+    def session_changed(self, name: Name) -> None:
+        """A session differs from its page."""
+        self._changed["s"].add(bucket(name))
+
+    def producer(self, vpn: str, name: str) -> ProducerHistory:
+        """What is known of a producer; it is answered in this step."""
+        key = vpn, name
+        known = self.receipts.get(key)
+        if known is not None:
+            return known
+        known = self.producers.get(key)
+        if known is None:
+            known = self.producers[key] = ProducerHistory(vpn, name, self.home.number)
+        idle = self.limits.producer_idle_ms
+        if known.forgotten_at < self.now + idle - idle // 8:  # not in every step
+            if not known.forgotten_at:
+                self.watch("p", key, self.now + idle)
+            known.forgotten_at = self.now + idle
+        known.begin()
+        self.receipts[key] = known
+        self._changed["p"].add(bucket(key))
+        return known
+
+    def forget_producer(self, name: Name) -> None:
+        """Nobody sends again what it sent."""
+        self.producers.pop(name, None)
+        self._changed["p"].add(bucket(name))
+
+    # ------------------------------------------------------------ what is said
+
+    def emit(self, output: Output) -> None:
+        """Add an output."""
+        self.outputs.append(output)
+
+    def record(self, event: str, queue: Queue, ids: list[int], **more: Any) -> None:
+        """Add to the journal what happened to messages of a queue."""
+        if ids:
+            vpn = self._vpn_names[queue.header.vpn_number]
+            self.journal.segments.append(
+                Segment(event, vpn, queue.header.definition.name, ids, **more)
+            )
+
+    def in_vain(self) -> None:
+        """Count the command that is being carried out as one that changes nothing: who reads
+        commands may let a partition that is full of these wait."""
+        if isinstance(self.at, tuple):
+            place = self.at[0], self.at[1]
+            self.vain[place] = self.vain.get(place, 0) + 1
+
+    def event(self, event: str, vpn: str, queue: str = "", **details: Any) -> None:
+        """A notable event: into the journal and the ring that `admin.events()` shows."""
+        details = {k: _cut(v) for k, v in details.items()}
+        text = ", ".join(f"{k}={v}" for k, v in details.items())
+        self.note(event, vpn, queue, details.get("subscription") or "", _cut(text))
+        self.recent.append([event, vpn, queue, self.now, details])
+        self.header.events += 1
+        self._new_events += 1
+
+    def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
+        """What is no message's event, for the journal only."""
+        self.journal.segments.append(
+            Segment(event, vpn, queue, subscription=subscription, reason=text)
+        )
+
+    def count_refused(self, vpn: str, reason: str) -> None:
+        """Count a refusal that is no queue's."""
+        counts = self.header.refused.setdefault(vpn, {})
+        counts[reason] = counts.get(reason, 0) + 1
+
+    # ------------------------------------------------------------ marks
+
+    def mark(self) -> None:
+        """Write what has changed since the last mark. Steps stand still meanwhile."""
+        for number in sorted(self.queues):
+            queue = self.queues[number]
+            if queue.dirty and not queue.dropped:
+                queue.pack()
+        self.spool.mark()
+        self._write_names()
+        self._write_events()
+        header = self.header
+        header.spool = self.spool.state()
+        header.queues = sorted(n for n, q in self.queues.items() if not q.dropped)
+        header.held = list(self.held)
+        self.store.put("broker", _encode(header))
+
+    def _write_names(self) -> None:
+        sessions: dict[int, dict[str, dict[str, Session]]] = {n: {} for n in self._changed["s"]}
+        producers: dict[int, list[Any]] = {n: [] for n in self._changed["p"]}
+        for name, session in sorted(self.sessions.items()) if sessions else ():
+            page = sessions.get(bucket(name))
+            if page is not None:
+                page.setdefault(name[0], {})[name[1]] = session
+        for name, producer in sorted(self.producers.items()) if producers else ():
+            row = producers.get(bucket(name))
+            if row is not None:
+                row.append([*name, producer.known()])
+        pages: tuple[tuple[str, dict[int, Any]], ...] = (("s", sessions), ("p", producers))
+        for kind, found in pages:
+            for number, value in sorted(found.items()):
+                if value:
+                    self.store.put(f"{kind}/{number}", _encode(value))
+                else:
+                    self.store.delete(f"{kind}/{number}")
+            self._changed[kind].clear()
+
+    def _write_events(self) -> None:
+        """Pages that got new ones; the oldest are forgotten."""
+        if not self._new_events:
+            return
+        last = self.header.events
+        start = max(last - self._new_events, last - len(self.recent), 0) // EVENTS_PER_PAGE
+        rows = list(self.recent)
+        begin = last - len(rows)
+        for page in range(start, (last - 1) // EVENTS_PER_PAGE + 1):
+            first = max(page * EVENTS_PER_PAGE - begin, 0)
+            part = rows[first : (page + 1) * EVENTS_PER_PAGE - begin]
+            self.store.put(f"e/{page}", _encode(part))
+        old = (last - self._new_events - self.all_limits.events) // EVENTS_PER_PAGE - 1
+        for page in range(max(old, 0), (last - self.all_limits.events) // EVENTS_PER_PAGE):
+            self.store.delete(f"e/{page}")
+        self._new_events = 0
+
+
+def _deadline_of_facts(queue: Queue) -> int:
+    """When a queue that was just read is due: known exactly once its rows are read; with messages
+    in it that is now."""
+    if queue.is_awake:
+        return queue.deadline()
+    return 0 if queue.header.depth or queue.header.subscriptions else NEVER
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > DETAIL_CHARACTERS_MAX:
+        return value[:DETAIL_CHARACTERS_MAX] + "…"
+    return value

@@ -1,0 +1,239 @@
+"""The one place where the state of a message changes.
+
+`enter` puts a message into a queue, `apply` does to messages what the table says for an event: it
+checks the states they are in, moves them, keeps counts, order, leases and deadlines true, writes
+the journal, and lets the spool's match go. Nothing else writes a state. What leaves as dead keeps
+its match: whoever let it happen buries it (`rules.dead`).
+"""
+
+from __future__ import annotations
+
+from ..storage.row import DELAYED, GONE, LEASED, NEVER, READY, Row
+from .broker import Broker
+from .header import Subscription
+from .queue import Queue
+from .table import EFFECTS, RELEASED, SOURCES, Event
+
+_CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
+
+
+class IllegalTransition(Exception):
+    """A message is in a state in which this cannot happen to it: a mistake in the engine."""
+
+
+def enter(broker: Broker, queue: Queue, row: Row) -> None:
+    """A message enters a queue, behind everything that is there (S1, O1). row: complete but for its
+    place; `until` says whether it is delayed (L12). The caller writes the journal."""
+    header = queue.header
+    row.seq = header.next_seq
+    header.next_seq += 1
+    row.entered = broker.now
+    if row.until == NEVER:
+        row.state = READY
+    else:
+        row.state = DELAYED
+        header.delayed += 1
+    if row.barrier or header.generations:
+        _join_generation(queue, row)
+    header.depth += 1
+    header.bytes += row.size
+    counters = header.counters
+    counters["spooled"] = counters.get("spooled", 0) + 1
+    queue.note_taken(row.id)
+    queue.admit(row)
+    queue.wanted = True
+    broker.touch(queue)
+
+
+def _join_generation(queue: Queue, row: Row) -> None:
+    """A barrier is the last of its generation: what enters behind it belongs to the next (O3)."""
+    header = queue.header
+    if not header.generations and header.depth:
+        header.generations[header.generation] = header.depth
+    row.generation = header.generation
+    header.generations[row.generation] = header.generations.get(row.generation, 0) + 1
+    if row.barrier:
+        row.lane = 0
+        header.barriers[row.generation] = row.id
+        header.generation += 1
+
+
+def apply(
+    broker: Broker,
+    queue: Queue,
+    rows: list[Row],
+    event: Event,
+    *,
+    subscription: str = "",
+    holder: Subscription | None = None,
+    until: int = NEVER,
+    reason: str = "",
+    detail: str = "",
+) -> None:
+    """Let an event happen to live messages of a queue.
+
+    subscription: who did it, for the journal; holder: the subscription that gets them; until: epoch
+    ms, the end of the lease or of the delay. Raises IllegalTransition before anything changes.
+    """
+    if not rows:
+        return
+    effect, allowed = EFFECTS[event], SOURCES[event]
+    for row in rows:
+        if row.state not in allowed:
+            raise IllegalTransition(f"{queue.definition.name}: {event} from state {row.state}")
+    holders = [row.holder for row in rows]
+    if effect.to == GONE:
+        if event is Event.CANCEL_LAST:
+            for row in rows:
+                row.cancels += 1
+        _leave(broker, queue, rows)
+        if effect.match == RELEASED:
+            release, vpn = broker.spool.release, queue.header.vpn_number
+            for row in rows:
+                release(row, vpn)
+    elif holder is not None:
+        _lease(broker, queue, rows, holder, until)
+    elif event is Event.RENEW:
+        _renew(queue, rows, until)
+    else:
+        _return(broker, queue, rows, event, effect.to, until)
+    for name in effect.counts:
+        queue.count(name, len(rows))
+    if effect.to != LEASED:
+        queue.wanted = True
+    broker.touch(queue)
+    ends = until if effect.to in (LEASED, DELAYED) else NEVER
+    if event is Event.ACKNOWLEDGE:
+        holders = []  # the journal names who acknowledges, not who held it
+    _write_down(broker, queue, rows, holders, effect.journal, subscription, reason, detail, ends)
+
+
+def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, until: int) -> None:
+    """Messages go to a subscription."""
+    header, number = queue.header, holder.number
+    leases = queue.leases.get(number)
+    if leases is None:
+        leases = queue.leases[number] = {}
+    delivery = header.next_delivery
+    for row in rows:
+        row.state = LEASED
+        row.holder = number
+        row.until = until
+        row.deliveries += 1
+        row.number = delivery
+        delivery += 1
+        leases[row.id] = row
+        if until != NEVER:
+            queue.watch(row)
+        if row.lane:
+            queue.ready.changed(row)
+    header.next_delivery = delivery
+    holder.held += len(rows)
+    header.leased += len(rows)
+    broker.unacked += len(rows)
+
+
+def _renew(queue: Queue, rows: list[Row], until: int) -> None:
+    for row in rows:
+        row.until = until
+        if until != NEVER:
+            queue.watch(row)
+
+
+def _return(
+    broker: Broker, queue: Queue, rows: list[Row], event: Event, to: int, until: int
+) -> None:
+    """Messages are ready or delayed again, in their place (L7)."""
+    _let_go(broker, queue, rows)
+    untouched, canceled = event is Event.HAND_BACK, event in _CANCELED
+    for row in rows:
+        if row.state == DELAYED:
+            queue.header.delayed -= 1
+        if untouched:
+            row.deliveries -= 1  # handed back untouched is no attempt (L5)
+        elif canceled:
+            row.cancels += 1
+        row.state = to
+        row.until = until if to == DELAYED else NEVER
+        if to == DELAYED:
+            queue.header.delayed += 1
+            queue.watch(row)
+        queue.ready.changed(row)
+
+
+def _let_go(broker: Broker, queue: Queue, rows: list[Row]) -> None:
+    """Those that are leased are held no longer."""
+    freed: dict[int, int] = {}
+    for row in rows:
+        if row.state == LEASED:
+            del queue.leases[row.holder][row.id]
+            freed[row.holder] = freed.get(row.holder, 0) + 1
+            row.holder = 0
+    if freed:
+        total = sum(freed.values())
+        queue.header.leased -= total
+        broker.unacked -= total
+        for one in queue.header.subscriptions:
+            if one.number in freed:
+                one.held -= freed[one.number]
+
+
+def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
+    """Messages leave the queue."""
+    _let_go(broker, queue, rows)
+    header = queue.header
+    size = 0
+    for row in rows:
+        if row.state == DELAYED:
+            header.delayed -= 1
+        row.state = GONE
+        row.until = NEVER
+        size += row.size
+        queue.remove(row)
+        if header.generations:
+            _leave_generation(queue, row)
+    header.depth -= len(rows)
+    header.bytes -= size
+    if not header.depth:  # nothing is left whose order would have to be kept
+        header.generation = 0
+        header.generations, header.barriers = {}, {}
+
+
+def _leave_generation(queue: Queue, row: Row) -> None:
+    header = queue.header
+    left = header.generations[row.generation] - 1
+    if left:
+        header.generations[row.generation] = left
+    else:
+        del header.generations[row.generation]
+    if row.barrier:
+        del header.barriers[row.generation]
+
+
+def _write_down(
+    broker: Broker, queue: Queue, rows: list[Row], holders: list[int], events: tuple[str, ...],
+    subscription: str, reason: str, detail: str, until: int,
+) -> None:  # fmt: skip
+    """Into the journal: a row for each message and event. Where the engine itself ends leases, it
+    names who held each."""
+    last = len(events) - 1
+    for at, event in enumerate(events):
+        why = (detail or reason) if event == "consumer_rejected" else reason if at == last else ""
+        if subscription or not any(holders):
+            _record(broker, queue, event, rows, subscription, why, until)
+            continue
+        names = {s.number: s.id for s in queue.header.subscriptions}
+        for number in sorted(set(holders)):
+            mine = [row for row, held_by in zip(rows, holders, strict=True) if held_by == number]
+            _record(broker, queue, event, mine, names.get(number, ""), why, until)
+
+
+def _record(
+    broker: Broker, queue: Queue, event: str, rows: list[Row], subscription: str, why: str,
+    until: int,
+) -> None:  # fmt: skip
+    counts = [row.deliveries for row in rows]
+    broker.record(
+        event, queue, [row.id for row in rows], counts=counts, subscription=subscription,
+        reason=why, until=until,
+    )  # fmt: skip

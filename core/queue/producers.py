@@ -1,0 +1,175 @@
+"""What producers have sent: de-duplication and receipts (P1, P3, P4).
+
+A producer numbers its messages from 1. Of each producer the engine remembers the highest sequence,
+the gaps below it, and for the newest messages which ids they got. A sequence that was stored is
+answered again, not stored again. One that was refused was not stored, so it may be tried again.
+
+Remembered are at most `GAPS_MAX` ranges of missing and of refused sequences (older ones count as
+stored) and `RUNS_MAX` runs of ids; a producer that has been silent for `Limits.producer_idle_ms`
+is forgotten.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+from ...protocol.outputs import Receipts
+
+GAPS_MAX = 10_000
+RUNS_MAX = 64
+REPEATS_MAX = 10_000  # sequences that one answer to a repetition speaks of, beside the runs
+
+Ranges = list[list[int]]
+
+
+class ProducerHistory:
+    """One producer. high: the highest sequence; gaps, refusals: ranges of sequences below it that
+    are missing, or were refused; runs: ``[first sequence, count, first id]``, 0 for what was
+    acknowledged and not stored; needs: what the Delta tables must have before it is answered."""
+
+    __slots__ = (
+        "_broker", "_fresh", "_repeated", "forgotten_at", "gaps", "high", "name", "needs",
+        "receipt", "refusals", "runs", "vpn",
+    )  # fmt: skip
+
+    def __init__(self, vpn: str, name: str, broker: int) -> None:
+        self.vpn, self.name, self._broker = vpn, name, broker
+        self.high = 0
+        self.gaps: Ranges = []
+        self.runs: Ranges = []
+        self.refusals: Ranges = []
+        self.forgotten_at = 0
+        self.needs: dict[str, int] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins in which it sends something."""
+        self.receipt = Receipts(self.vpn, self.name, 0, broker=self._broker)
+        self._repeated: int | None = None
+        self._fresh = True
+
+    def known(self) -> list[Any]:
+        """What a mark writes of it."""
+        return [self.high, self.gaps, self.runs, self.refusals, self.forgotten_at, self.needs]
+
+    def restore(self, known: list[Any]) -> None:
+        """What a mark wrote."""
+        self.high, self.gaps, self.runs, self.refusals, self.forgotten_at, self.needs = known
+
+    # ------------------------------------------------------------ what comes
+
+    def is_new(self, seq: int) -> bool:
+        """Whether this sequence was not seen before. It changes nothing: `take` does."""
+        return seq > self.high or _has(self.gaps, seq) or _has(self.refusals, seq)
+
+    def take(self, seq: int) -> None:
+        """A new sequence counts as seen from now on."""
+        high = self.high
+        if seq == high + 1:
+            self.high = seq
+        elif seq > high:
+            self.gaps.append([high + 1, seq - 1])
+            del self.gaps[:-GAPS_MAX]
+            self.high = seq
+        else:
+            _ = _take(self.gaps, seq) or _take(self.refusals, seq)
+
+    def stored(self, seq: int, number: int, count: int = 1) -> None:
+        """Messages from ``seq`` on got ids from ``number`` on (0: acknowledged, not stored)."""
+        for runs in (self.runs, self.receipt.runs):
+            if runs:
+                first, known, start = last = runs[-1]
+                if seq == first + known and number == (start + known if start else 0):
+                    last[1] = known + count
+                    continue
+            runs.append([seq, count, number])
+
+    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
+        """The message was refused."""
+        _put(self.refusals, seq)
+        self.receipt.nacks.append((seq, reason, queue, detail))
+
+    def discarded(self, seq: int, reason: str, queue: str) -> None:
+        """A queue threw the message away; it is acknowledged all the same (S4)."""
+        self.receipt.discarded.append((seq, reason, queue))
+
+    def repeat(self, seq: int) -> None:
+        """Answer a sequence that was stored as it was answered before."""
+        if self._repeated is None or seq < self._repeated:
+            self._repeated = seq
+
+    def wants(self, topic: str, places: Iterable[tuple[int, int]], in_tables: bool) -> None:
+        """It sent records that stand in these partitions, at these offsets. in_tables: they are to
+        be in the Delta tables before it is answered."""
+        if self._fresh:
+            self.needs, self._fresh = {}, False
+        for partition, offset in places if in_tables else ():
+            place = f"{topic}/{partition}"
+            self.needs[place] = max(self.needs.get(place, 0), offset + 1)
+
+    # ------------------------------------------------------------ the answer
+
+    def close(self) -> Receipts:
+        """The receipt of this step."""
+        self._answer_repeats()
+        del self.runs[:-RUNS_MAX]
+        del self.refusals[:-GAPS_MAX]
+        self.receipt.up_to = self.gaps[0][0] - 1 if self.gaps else self.high
+        return self.receipt
+
+    def _answer_repeats(self) -> None:
+        """A producer that asks again has missed receipts: tell of that sequence and all that
+        followed."""
+        if self._repeated is None:
+            return
+        # What is new in this step may fill a gap before it: it is told of too.
+        seq = min([self._repeated, *(run[0] for run in self.receipt.runs)])
+        known: Ranges = []
+        for first, count, start in self.runs:
+            skip = max(seq - first, 0)
+            if skip < count:
+                known.append([first + skip, count - skip, start + skip if start else 0])
+        # Runs stand as they came, and what was sent again came late: look at all of them.
+        if not any(first <= self._repeated < first + count for first, count, _ in known):
+            known.insert(0, [self._repeated, self._settled_from(self._repeated, known), 0])
+        self.receipt.runs = known
+
+    def _settled_from(self, seq: int, known: Ranges) -> int:
+        """How many sequences from one that is settled on are so too, up to the next whose id is
+        remembered: a producer that sends much again is not answered message by message. Bounded,
+        since gaps that are no longer remembered count as settled, however wide they were."""
+        starts = [self.high + 1, *(first for first, _, _ in known)]
+        starts += [first for ranges in (self.gaps, self.refusals) for first, _ in ranges]
+        return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)
+
+
+def _has(ranges: Ranges, seq: int) -> bool:
+    """Whether a sequence is in ranges, which are ascending."""
+    at = bisect_right(ranges, seq, key=_first) - 1
+    return at >= 0 and seq <= ranges[at][1]
+
+
+def _put(ranges: Ranges, seq: int) -> None:
+    """Put a sequence into ranges, which are ascending."""
+    at = bisect_right(ranges, seq, key=_first)
+    if at and ranges[at - 1][1] == seq - 1:
+        ranges[at - 1][1] = seq
+    else:
+        ranges.insert(at, [seq, seq])
+
+
+def _take(ranges: Ranges, seq: int) -> bool:
+    """Take a sequence out of ranges, which are ascending; whether it was there."""
+    at = bisect_right(ranges, seq, key=_first) - 1
+    if at < 0 or seq > ranges[at][1]:
+        return False
+    first, last = ranges[at]
+    rest = [[first, seq - 1], [seq + 1, last]]
+    ranges[at : at + 1] = [r for r in rest if r[0] <= r[1]]
+    return True
+
+
+def _first(one: list[int]) -> int:
+    return one[0]

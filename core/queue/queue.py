@@ -1,0 +1,423 @@
+"""One queue: its facts, its live rows, and the cold ones behind them (R5, S12).
+
+Theory. *Live* are all leased rows and the front of the order: what is delivered next, what is due
+soon, what has just arrived. When there are more than `Limits.live_rows` the far end is *spilled*:
+contents into blocks, rows into runs. `cold` holds ready rows in delivery order, `later` delayed
+rows by the time when they are due. Before a row goes out, every cold row before it has become live
+again, so the two parts are one order.
+
+A queue that nobody touches is not read: the live part is made from its page when it is first asked
+for (`__getattr__`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import msgspec
+
+from ...definitions import QueueDefinition
+from ..limits import Budget, Limits
+from ..storage.id_ranges import IdRanges
+from ..storage.row import DELAYED, IN_MEMORY, LEASED, NEVER, READY, Row, by_key, by_until
+from ..storage.runs import Runs, RunsState, Segment
+from ..storage.spool import Spool
+from ..storage.store import Store
+from .header import QueueHeader, Subscription
+from .ready import Ready, View
+
+TAKEN_MAX = 1_000  # ranges of ids that have entered, as remembered
+
+
+class ViewState(msgspec.Struct, array_like=True):
+    """What a filter has seen: a broker that is loaded must not have to look again, since looks have
+    a budget, and then it would do in another step what it did in this one. Rows by their ids."""
+
+    text: str
+    number: int
+    matched: list[int]
+    others: list[int]
+    skipped: list[int]
+    held_back: list[int]
+
+
+class QueuePage(msgspec.Struct):
+    """What a mark writes of a queue, without its cold rows."""
+
+    header: QueueHeader
+    cold: RunsState
+    later: RunsState
+    early: list[list[int]]
+    rows: list[Row]
+    views: list[ViewState] = []
+
+
+class Facts(msgspec.Struct):
+    """Of that page what is needed before the rows are."""
+
+    header: QueueHeader
+
+
+_encode = msgspec.msgpack.encode
+_page = msgspec.msgpack.Decoder(QueuePage)
+_facts = msgspec.msgpack.Decoder(Facts)
+_LIVE = frozenset({"live", "ready", "deadlines", "leases", "cold", "later", "early"})
+
+
+class Queue:
+    """A queue of a broker."""
+
+    __slots__ = (
+        "_by_id", "_listed", "active_end", "cold", "deadlines", "dirty", "dropped", "due_at",
+        "early", "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
+        "program_of",
+        "ready", "spool", "store", "wanted",
+    )  # fmt: skip
+
+    live: dict[int, Row]  # by id
+    ready: Ready
+    deadlines: list[tuple[int, int]]  # heap of (time, id): ends of lives, leases and delays
+    leases: dict[int, dict[int, Row]]  # by the holder's number, in the order of delivery
+    cold: Runs  # ready rows in delivery order
+    later: Runs  # delayed rows, by when they are due
+    early: IdRanges  # acks that came before their messages (L9)
+
+    def __init__(self, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> None:
+        self.store, self.spool, self.limits = store, spool, limits
+        self.header = header
+        self.number = header.number
+        self.wanted = False  # something changed that may let a message go out
+        self.dirty = True  # it differs from its page
+        self.dropped = False
+        self.due_at = NEVER  # when the broker looks at it, unless something happens before
+        self.active_end: int | None = -1  # see `active_set`; -1: not known
+        self.program: Any = None  # its expressions, see `entering`
+        self.plain_match: Any = None  # likewise
+        self.program_of: QueueDefinition | None = None
+        self._listed: list[Subscription] | None = None  # what the next line is of
+        self._by_id: dict[str, Subscription] = {}
+
+    @classmethod
+    def new(cls, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> Queue:
+        """A queue that did not exist."""
+        queue = cls(store, spool, header, limits)
+        queue._live_of(QueuePage(header, RunsState(), RunsState(), [], []))
+        return queue
+
+    @classmethod
+    def load(cls, store: Store, spool: Spool, number: int, limits: Limits) -> Queue | None:
+        """The queue with this number; its rows are read when they are needed."""
+        data = store.get(f"q/{number}")
+        if data is None:
+            return None
+        queue = cls(store, spool, _facts.decode(data).header, limits)
+        queue.dirty = False
+        return queue
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LIVE:
+            raise AttributeError(name)
+        data = self.store.get(f"q/{self.number}")
+        assert data is not None, f"the page of queue {self.number} is gone"
+        self._live_of(_page.decode(data))
+        return object.__getattribute__(self, name)
+
+    def _live_of(self, page: QueuePage) -> None:
+        number, limits, store = self.number, self.limits, self.store
+        self.cold = Runs.load(store, f"c/{number}/", page.cold, limits, by_key)
+        self.later = Runs.load(store, f"d/{number}/", page.later, limits, by_until)
+        self.early = IdRanges(page.early)
+        self.live = {row.id: row for row in page.rows}
+        self.ready = Ready(self.live)
+        self.deadlines = []
+        self.leases = {}
+        for row in sorted(page.rows, key=_number):
+            if row.state == LEASED:
+                self.leases.setdefault(row.holder, {})[row.id] = row
+        for row in page.rows:
+            self.ready.add(row)
+            self.watch(row)
+        for view in page.views:
+            self.ready.restore(view.text, view.number, view.matched, view.others)
+            self.ready.hold_back(view.text, view.skipped, view.held_back)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether its rows have been read."""
+        try:
+            object.__getattribute__(self, "live")
+        except AttributeError:
+            return False
+        return True
+
+    @property
+    def definition(self) -> QueueDefinition:
+        """The queue's definition as it stands now."""
+        return self.header.definition
+
+    def subscription(self, name: str) -> Subscription | None:
+        """The subscription with this id, or None: at once, though there may be thousands. They are
+        appended to the header's list, or it is another list without the one that ends."""
+        listed, known = self.header.subscriptions, self._by_id
+        if listed is not self._listed:
+            self._listed, self._by_id = listed, {one.id: one for one in listed}
+        elif len(known) < len(listed):
+            known.update((one.id, one) for one in listed[len(known) :])
+        return self._by_id.get(name)
+
+    def count(self, name: str, n: int = 1) -> None:
+        """Add to a counter."""
+        counters = self.header.counters
+        counters[name] = counters.get(name, 0) + n
+
+    # ------------------------------------------------------------ time
+
+    def watch(self, row: Row) -> None:
+        """Remember when something becomes due for a live row."""
+        deadlines = self.deadlines
+        if row.expires != NEVER:
+            heappush(deadlines, (row.expires, row.id))
+        if row.until != NEVER:
+            heappush(deadlines, (row.until, row.id))
+        if len(deadlines) > 4 * len(self.live) + 64:
+            self.deadlines = [
+                (at, one.id) for one in self.live.values() for at in (one.expires, one.until)
+                if at != NEVER
+            ]  # fmt: skip
+            heapify(self.deadlines)
+
+    def due(self, now: int, most: int) -> list[Row]:
+        """Live rows of which something is due, up to so many, each once; they are not watched any
+        more."""
+        found: dict[int, Row] = {}
+        deadlines = self.deadlines
+        while deadlines and deadlines[0][0] <= now and len(found) < most:
+            row = self.live.get(heappop(deadlines)[1])
+            if row is not None and (row.expires <= now or row.until <= now):
+                found[row.id] = row
+        return list(found.values())
+
+    def deadline(self) -> int:
+        """When the queue needs a step, epoch ms, or NEVER."""
+        header = self.header
+        if header.faulted:
+            return NEVER
+        if header.again:
+            return 0
+        at = self.early.next_end()
+        if self.deadlines:
+            at = min(at, self.deadlines[0][0])
+        if self.cold.rows:
+            at = min(at, self.cold.due())
+        if self.later.rows:
+            first = self.later.first()
+            assert first is not None
+            at = min(at, self.later.due(), first >> 64)
+        for one in header.subscriptions:
+            if one.unconfirmed or one.again:
+                at = min(at, one.again_at())
+        return at
+
+    # ------------------------------------------------------------ live and cold
+
+    def admit(self, row: Row) -> None:
+        """A row becomes live."""
+        self.live[row.id] = row
+        self.ready.add(row)
+        if row.expires != NEVER or row.until != NEVER:
+            self.watch(row)
+
+    def remove(self, row: Row) -> None:
+        """A row is live no longer."""
+        del self.live[row.id]
+        if row.lane or self.ready.views:
+            self.ready.left(row)
+
+    def spill_over(self) -> None:
+        """Put the far end of the order into the cold part, if there is more than may be live."""
+        if len(self.live) - self.header.leased > self.limits.live_rows:
+            self.spill(self.limits.live_rows // 2)
+
+    def spill(self, keep: int) -> None:
+        """Keep about so many ready and so many delayed rows live."""
+        ready: list[Row] = []
+        delayed: list[Row] = []
+        in_order = self.definition.target_queue_depth is not None  # by place: see `active_set`
+        for row in self.live.values():
+            if row.state == READY and not row.barrier and not (row.lane and row.deliveries):
+                ready.append(row)
+            elif row.state == DELAYED and not row.lane and not row.barrier and not in_order:
+                delayed.append(row)
+        for rows, by, runs in ((ready, by_key, self.cold), (delayed, by_until, self.later)):
+            if len(rows) > keep:
+                rows.sort(key=by)
+                self._freeze(rows[keep:], runs)
+
+    def _freeze(self, rows: list[Row], runs: Runs) -> None:
+        """Rows leave the live part, in order."""
+        self.spool.settle(rows)
+        step = self.limits.segment_rows
+        views = self.ready.views
+        if views and runs is self.cold:
+            for at in range(0, len(rows), step):
+                part = rows[at : at + step]
+                runs.add(part, self.ready.keep_cold(part))
+        else:
+            runs.add(rows)
+        for row in rows:
+            self.remove(row)
+        self.dirty = True
+
+    def thaw(self, runs: Runs, segment: Segment, rows: list[Row], rest: list[Row]) -> None:
+        """Rows of a segment become live; the rest of it stays."""
+        runs.replace(segment, rest)
+        for row in rows:
+            self.admit(row)
+        self._unskip(rows)
+        self.dirty = True
+
+    def thaw_first(self) -> int:
+        """The cold rows that come first become live; how many."""
+        rows = self.cold.take()
+        for row in rows:
+            self.admit(row)
+        self._unskip(rows)
+        self.dirty = True
+        if len(self.live) - self.header.leased > 2 * self.limits.live_rows:
+            self.spill(self.limits.live_rows)
+        return len(rows)
+
+    def thaw_due(self, now: int, budget: Budget) -> None:
+        """Delayed rows whose time has come become live."""
+        while self.later.rows and not budget.spent:
+            first = self.later.first()
+            if first is None or first >> 64 > now:
+                return
+            rows = self.later.take()
+            budget.take(len(rows))
+            for row in rows:
+                self.admit(row)
+            self.dirty = True
+
+    def _unskip(self, rows: list[Row]) -> None:
+        """Cold rows of lanes have left: what views held back because of them may go (O4)."""
+        for view in self.ready.views.values():
+            if view.skipped and any(row.lane in view.skipped for row in rows):
+                view.skipped.clear()
+                view.matched += view.held_back
+                heapify(view.matched)
+                view.held_back = []
+                view.number = self.header.next_filter  # segments do not know it: it looks again
+                self.header.next_filter += 1
+
+    def view_of(self, text: str) -> View:
+        """What a filter has seen; a new one has seen nothing."""
+        view = self.ready.views.get(text)
+        if view is None:
+            view = self.ready.view(text, self.header.next_filter)
+            self.header.next_filter += 1
+        return view
+
+    def forget_view(self, text: str | None) -> None:
+        """A subscription with this filter has ended; with the last one what it saw goes."""
+        if text is not None and not any(s.filter == text for s in self.header.subscriptions):
+            self.ready.views.pop(text, None)
+
+    # ------------------------------------------------------------ ids
+
+    def note_taken(self, number: int) -> None:
+        """An id enters (L9)."""
+        taken = self.header.taken
+        if taken and taken[-1][1] == number - 1:
+            taken[-1][1] = number
+            return
+        _insert(taken, number)
+        del taken[:-TAKEN_MAX]
+
+    def has_held(self, number: int) -> bool:
+        """Whether an id has ever been here; of what is no longer remembered: yes."""
+        taken = self.header.taken
+        if not taken:
+            return False
+        if number < taken[0][0]:
+            return len(taken) >= TAKEN_MAX
+        return any(first <= number <= last for first, last in reversed(taken))
+
+    def finds(self, number: int) -> tuple[Row, Runs | None, Segment | None] | None:
+        """Where a message stands: its row, and for a cold one in which segment of which runs."""
+        row = self.live.get(number)
+        if row is not None:
+            return row, None, None
+        for runs in (self.cold, self.later):
+            for segment in runs.with_ids([(number, number)]) if runs.rows else ():
+                for one in runs.read(segment):
+                    if one.id == number:
+                        return one, runs, segment
+        return None
+
+    def holds(self, number: int) -> bool:
+        """Whether a message is here."""
+        return number in self.live or bool(
+            (self.cold.rows or self.later.rows) and self.finds(number)
+        )
+
+    # ------------------------------------------------------------ pages
+
+    def settle(self) -> None:
+        """Contents of live rows get places in blocks: a mark finds them still here."""
+        rows = [row for row in self.live.values() if row.block == IN_MEMORY]
+        self.spool.settle(rows, live=True)
+
+    def pack(self) -> None:
+        """Write the queue's page, if it changed."""
+        if not self.dirty:
+            return
+        self.settle()
+        page = QueuePage(
+            self.header, self.cold.state(), self.later.state(), self.early.state(),
+            list(self.live.values()), [self._view_state(v) for v in self.ready.views.values()],
+        )  # fmt: skip
+        self.store.put(f"q/{self.number}", _encode(page))
+        self.dirty = False
+
+    @staticmethod
+    def _view_state(view: View) -> ViewState:
+        return ViewState(
+            view.text, view.number,
+            sorted(number for number, matches in view.seen.items() if matches),
+            sorted(number for number, matches in view.seen.items() if not matches),
+            sorted(view.skipped), sorted(number for _, number in view.held_back),
+        )  # fmt: skip
+
+    def drop(self) -> None:
+        """Delete what is left of an empty queue."""
+        assert not self.header.depth, f"{self.definition.name} still holds messages"
+        self.cold.drop()
+        self.later.drop()
+        self.store.delete(f"q/{self.number}")
+        self.dropped = True
+
+
+def _number(row: Row) -> int:
+    return row.number
+
+
+def _insert(ranges: list[list[int]], number: int) -> None:
+    """Put an id into ascending ranges, from the end."""
+    at = len(ranges)
+    while at and ranges[at - 1][0] > number:
+        at -= 1
+    if at and ranges[at - 1][1] >= number:
+        return
+    ranges.insert(at, [number, number])
+    if at + 1 < len(ranges) and ranges[at + 1][0] == number + 1:
+        ranges[at][1] = ranges.pop(at + 1)[1]
+    if at and ranges[at - 1][1] == number - 1:
+        ranges[at - 1][1] = ranges.pop(at)[1]
+
+
+def live_sizes(rows: Iterable[Row]) -> int:
+    """Bytes of rows, as quotas count."""
+    return sum(row.size for row in rows)

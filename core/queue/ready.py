@@ -1,0 +1,220 @@
+"""What goes out next: the live ready rows of a queue, by delivery order (O1, O2, O4, F5).
+
+Theory. Heaps are lazy: an entry ``(key, id)`` counts only while its row is live, ready and, in a
+lane, next of it. So nothing is ever searched for to be removed, and a returned message finds its
+old place by its key (L7).
+
+*Lanes* (O4). At most one message per lane is next: one that is under way (leased, delayed, or
+given out before and back again), else the first in order. Only that one stands in the heaps, and
+only while it is ready. A lane whose message is held, delayed or retried holds back nothing else.
+
+*Views* (F5). Each distinct filter of the queue's consumers has a heap of its own of what matches. A
+view looks at a row once, when it is asked for its first message: until then the row is *unseen*.
+Barriers (O3) stand in none of these.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from ..storage.row import READY, Row
+
+Entry = tuple[int, int]  # key, id
+_SLACK = 64
+
+
+class Lane:
+    """The live messages of one partition key, the next one first."""
+
+    __slots__ = ("announced", "heap", "rows")
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[bool, int, int]] = []  # is it fresh?, key, id
+        self.rows = 0
+        self.announced = 0  # the id that stands in the heaps of ready rows
+
+    def first(self, live: dict[int, Row]) -> Row | None:
+        """The message that is next, ready or not."""
+        heap = self.heap
+        while heap:
+            fresh, _, number = heap[0]
+            row = live.get(number)
+            if row is not None and fresh == is_fresh(row):
+                return row
+            heappop(heap)
+        return None
+
+
+def is_fresh(row: Row) -> bool:
+    """Whether a message is not under way in its lane: ready, and never given out."""
+    return row.state == READY and not row.deliveries
+
+
+class View:
+    """What one filter has seen of the live rows. number: names it in segments (`looked`)."""
+
+    __slots__ = ("held_back", "matched", "number", "seen", "skipped", "text", "unseen")
+
+    def __init__(self, text: str, number: int) -> None:
+        self.text = text
+        self.number = number
+        self.unseen: list[Entry] = []
+        self.matched: list[Entry] = []
+        self.seen: dict[int, bool] = {}  # verdicts on live rows, by id
+        # Lanes of which it left a message in the cold part, and what waits behind these (O4).
+        self.skipped: set[int] = set()
+        self.held_back: list[Entry] = []
+
+
+class Ready:
+    """The order of a queue's live ready rows. live: the queue's rows by id, kept by the queue."""
+
+    __slots__ = ("heap", "lanes", "live", "views")
+
+    def __init__(self, live: dict[int, Row]) -> None:
+        self.live = live
+        self.heap: list[Entry] = []
+        self.lanes: dict[int, Lane] = {}
+        self.views: dict[str, View] = {}
+
+    # ------------------------------------------------------------ rows come, change and go
+
+    def add(self, row: Row) -> None:
+        """A row has become live."""
+        if row.barrier:
+            return
+        if row.lane:
+            lane = self.lanes.get(row.lane)
+            if lane is None:
+                lane = self.lanes[row.lane] = Lane()
+            lane.rows += 1
+            self._follow(row, lane)
+        elif row.state == READY:
+            self._push(row)
+
+    def changed(self, row: Row) -> None:
+        """A live row has another state, or was given out."""
+        if row.barrier:
+            return
+        if row.lane:
+            self._follow(row, self.lanes[row.lane])
+        elif row.state == READY:
+            self._push(row)
+
+    def left(self, row: Row) -> None:
+        """A row is no longer live."""
+        for view in self.views.values():
+            view.seen.pop(row.id, None)
+        if row.lane and not row.barrier:
+            lane = self.lanes[row.lane]
+            lane.rows -= 1
+            if lane.rows:
+                self._announce(lane, None)
+            else:
+                del self.lanes[row.lane]
+
+    def _follow(self, row: Row, lane: Lane) -> None:
+        heappush(lane.heap, (is_fresh(row), row.key, row.id))
+        if len(lane.heap) > 2 * lane.rows + _SLACK:
+            live = self.live
+            rows = {number: live[number] for _, _, number in lane.heap if number in live}
+            lane.heap = [(is_fresh(r), r.key, r.id) for r in rows.values()]
+            heapify(lane.heap)
+        self._announce(lane, row)
+
+    def _announce(self, lane: Lane, row: Row | None) -> None:
+        """Put the next message of a lane into the heaps, unless it stands there. row: what has
+        changed, whose earlier entries may have been taken."""
+        first = lane.first(self.live)
+        if first is None or first.state != READY:
+            return
+        if first is row or first.id != lane.announced:
+            lane.announced = first.id
+            self._push(first)
+
+    def _push(self, row: Row) -> None:
+        entry = row.key, row.id
+        heap = self.heap
+        heappush(heap, entry)
+        if len(heap) > 2 * len(self.live) + _SLACK:
+            self._tidy()
+        for view in self.views.values():
+            self._show(view, entry)
+
+    @staticmethod
+    def _show(view: View, entry: Entry) -> None:
+        verdict = view.seen.get(entry[1])
+        if verdict is None:
+            heappush(view.unseen, entry)
+        elif verdict:
+            heappush(view.matched, entry)
+
+    def _tidy(self) -> None:
+        """Leave out entries that do not count any more."""
+        self.heap[:] = sorted({entry for entry in self.heap if self._counts(entry)})
+        for view in self.views.values():
+            view.unseen[:] = sorted({entry for entry in view.unseen if self._counts(entry)})
+            view.matched[:] = sorted({entry for entry in view.matched if self._counts(entry)})
+
+    def _counts(self, entry: Entry) -> bool:
+        row = self.live.get(entry[1])
+        return row is not None and row.state == READY and self.is_next(row)
+
+    # ------------------------------------------------------------ what is next
+
+    def is_next(self, row: Row) -> bool:
+        """Whether no other message of a row's lane goes before it (O4)."""
+        return not row.lane or self.lanes[row.lane].first(self.live) is row
+
+    def top(self, heap: list[Entry]) -> Row | None:
+        """The first row of a heap; entries that do not count are dropped."""
+        live = self.live
+        while heap:
+            row = live.get(heap[0][1])
+            if row is not None and row.state == READY and (not row.lane or self.is_next(row)):
+                return row
+            heappop(heap)
+        return None
+
+    def first(self) -> Row | None:
+        """The first ready row, whoever may take it."""
+        return self.top(self.heap)
+
+    # ------------------------------------------------------------ views
+
+    def view(self, text: str, number: int) -> View:
+        """Begin to look with a filter: everything is unseen."""
+        view = self.views[text] = View(text, number)
+        view.unseen = [entry for entry in self.heap if self._counts(entry)]
+        heapify(view.unseen)
+        return view
+
+    def restore(self, text: str, number: int, matched: list[int], others: list[int]) -> None:
+        """A view as it was when the queue was packed."""
+        view = self.views[text] = View(text, number)
+        view.seen = {**dict.fromkeys(matched, True), **dict.fromkeys(others, False)}
+        for entry in self.heap:
+            if self._counts(entry):
+                self._show(view, entry)
+
+    def hold_back(self, text: str, skipped: list[int], numbers: list[int]) -> None:
+        """What a view waits with, because it left earlier messages of their lanes (O4)."""
+        view = self.views[text]
+        view.skipped = set(skipped)
+        held = set(numbers)
+        view.held_back = [entry for entry in view.matched if entry[1] in held]
+        view.matched = [entry for entry in view.matched if entry[1] not in held]
+
+    def judge(self, view: View, row: Row, matches: bool) -> None:
+        """What a view found out about its first unseen row."""
+        heappop(view.unseen)
+        view.seen[row.id] = matches
+        if matches:
+            heappush(view.matched, (row.key, row.id))
+
+    def keep_cold(self, rows: list[Row]) -> list[int]:
+        """Rows leave for the cold part: the numbers of the views that want none of them."""
+        return [
+            view.number for view in self.views.values()
+            if all(view.seen.get(row.id) is False for row in rows)
+        ]  # fmt: skip

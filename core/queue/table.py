@@ -1,0 +1,130 @@
+"""Everything that can happen to a message in a queue: the one table of transitions.
+
+The look-up is the check: what is not in the table cannot happen. An event does the same whatever
+the state before, else it would be two events. Only `change` reads the table, and writes a state.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from ..storage.row import DELAYED, GONE, LEASED, READY
+
+NAMES = {GONE: "gone", READY: "ready", LEASED: "leased", DELAYED: "delayed"}
+
+KEPT, RELEASED, DEAD = "kept", "released", "dead"
+
+
+class Event(enum.Enum):
+    """What can happen to a message; the value is how it reads in the docs."""
+
+    __hash__ = object.__hash__  # events are keys on the path of every message; enum's hash is slow
+
+    ENTER = "taken in"
+    ENTER_LATER = "taken in, due later"
+    DELIVER = "sent to a subscription"
+    REDELIVER = "sent again"
+    BARRIER = "barrier sent to all"
+    ACKNOWLEDGE = "acknowledged"
+    RENEW = "lease extended"
+    LEASE_END = "lease ended"
+    LEASE_END_LAST = "lease ended, delivered too often"
+    RETURN = "consumer gone"
+    RETURN_LAST = "consumer gone, delivered too often"
+    HAND_BACK = "handed back untouched"
+    CANCEL = "canceled"
+    CANCEL_LATER = "canceled with a delay"
+    CANCEL_LAST = "canceled or delivered too often"
+    DUE = "due"
+    REJECT = "rejected"
+    EXPIRE = "time to live over"
+    PURGE = "purged"
+    REPLACE = "replaced by the next, quota 0"
+    REDRIVE = "redriven from a dead message queue"
+    MOVE = "moved to another queue"
+    DELETE = "its queue is deleted"
+    LOSE = "its payload is missing"
+
+
+class Transition(NamedTuple):
+    """What an event does. journal: what is written for each message; counts: what is counted;
+    match: what becomes of the message's match in the spool; rule: who says so."""
+
+    to: int
+    journal: tuple[str, ...]
+    counts: tuple[str, ...]
+    match: str
+    rule: str
+
+
+_E = Event
+
+
+def _leaves(name: str, rule: str, match: str = RELEASED) -> Transition:
+    return Transition(GONE, (name,), (name,), match, rule)
+
+
+def _dies(name: str, rule: str) -> Transition:
+    """The last attempt failed: the message expires."""
+    return Transition(GONE, (name, "expired"), (name, "expired"), DEAD, rule)
+
+
+# "spooled" is journaled by whoever knows where the message came from.
+TABLE: dict[tuple[int, Event], Transition] = {
+    (GONE, _E.ENTER): Transition(READY, (), ("spooled",), KEPT, "S1"),
+    (GONE, _E.ENTER_LATER): Transition(DELAYED, (), ("spooled",), KEPT, "L12"),
+    (READY, _E.DELIVER): Transition(LEASED, ("delivered",), ("delivered",), KEPT, "L3"),
+    (READY, _E.REDELIVER): Transition(
+        LEASED, ("redelivered",), ("delivered", "redelivered"), KEPT, "L7"
+    ),
+    (READY, _E.BARRIER): _leaves("acknowledged", "O3"),
+    (READY, _E.ACKNOWLEDGE): _leaves("acknowledged", "L8"),
+    (LEASED, _E.ACKNOWLEDGE): _leaves("acknowledged", "L1"),
+    (DELAYED, _E.ACKNOWLEDGE): _leaves("acknowledged", "L8"),
+    (LEASED, _E.RENEW): Transition(LEASED, ("renewed",), (), KEPT, "L10"),
+    (LEASED, _E.LEASE_END): Transition(READY, ("lease_ended",), ("lease_ended",), KEPT, "L4"),
+    (LEASED, _E.LEASE_END_LAST): _dies("lease_ended", "L5"),
+    (LEASED, _E.RETURN): Transition(READY, ("returned",), ("returned",), KEPT, "L1"),
+    (LEASED, _E.RETURN_LAST): _dies("returned", "L5"),
+    (LEASED, _E.HAND_BACK): Transition(READY, ("returned",), ("returned",), KEPT, "L5"),
+    (LEASED, _E.CANCEL): Transition(READY, ("canceled",), ("canceled",), KEPT, "L6"),
+    (LEASED, _E.CANCEL_LATER): Transition(DELAYED, ("canceled",), ("canceled",), KEPT, "L11"),
+    (LEASED, _E.CANCEL_LAST): _dies("canceled", "L6"),
+    (LEASED, _E.REJECT): _leaves("consumer_rejected", "C7", DEAD),
+    (DELAYED, _E.DUE): Transition(READY, ("ready",), (), KEPT, "L11"),
+    (READY, _E.EXPIRE): _leaves("expired", "X1", DEAD),
+    (LEASED, _E.EXPIRE): _leaves("expired", "X3", DEAD),
+    (DELAYED, _E.EXPIRE): _leaves("expired", "X1", DEAD),
+    (READY, _E.PURGE): _leaves("purged", "R6"),
+    (LEASED, _E.PURGE): _leaves("purged", "R6"),
+    (DELAYED, _E.PURGE): _leaves("purged", "R6"),
+    (READY, _E.REPLACE): _leaves("replaced", "S10"),
+    (LEASED, _E.REPLACE): _leaves("replaced", "S10"),
+    (DELAYED, _E.REPLACE): _leaves("replaced", "S10"),
+    (READY, _E.REDRIVE): _leaves("redriven", "X6"),
+    (DELAYED, _E.REDRIVE): _leaves("redriven", "X6"),
+    (READY, _E.MOVE): _leaves("moved", "R6"),
+    (DELAYED, _E.MOVE): _leaves("moved", "R6"),
+    (READY, _E.DELETE): _leaves("deleted", "S7"),
+    (LEASED, _E.DELETE): _leaves("deleted", "S7"),
+    (DELAYED, _E.DELETE): _leaves("deleted", "S7"),
+    (READY, _E.LOSE): _leaves("lost", "S1"),
+    (LEASED, _E.LOSE): _leaves("lost", "S1"),
+    (DELAYED, _E.LOSE): _leaves("lost", "S1"),
+}
+
+EFFECTS: dict[Event, Transition] = {}
+SOURCES: dict[Event, frozenset[int]] = {}
+for (_state, _event), _transition in TABLE.items():
+    _known = EFFECTS.setdefault(_event, _transition)
+    assert _known[:4] == _transition[:4], f"{_event}: {_known} and {_transition}"
+    SOURCES[_event] = SOURCES.get(_event, frozenset()) | {_state}
+
+ENDINGS = tuple(
+    sorted({t.counts[-1] for t in EFFECTS.values() if t.to == GONE})
+)  # counters that say how a message left: with the depth they add up to `spooled`
+COUNTERS = (
+    *dict.fromkeys(name for t in EFFECTS.values() for name in t.counts),
+    "dead_lettered", "discarded", "ack_ignored", "retransmitted",
+)  # fmt: skip

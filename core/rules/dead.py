@@ -1,0 +1,156 @@
+"""Dead messages: expired, canceled or delivered too often, rejected (X5, X6, L5, L6, C7).
+
+A dead message moves to the queue's dead message queue, keeping id, payload and headers, or is
+discarded where there is none that can take it. It is not stored again: its match moves. The
+publisher's TTL, spent or not, does not count there: only that queue's own expiration does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...protocol.errors import Reason
+from ..queue.broker import Broker
+from ..queue.change import enter
+from ..queue.queue import Queue
+from ..storage.row import NEVER, Row
+from .deferred import settle_arrival
+from .edits import dead_part, edits_part
+from .entering import Match, dead_match, over_quota, program_of
+from .last_value import keep_last
+from .lifetime import expires_at
+
+NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
+
+
+def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str = "") -> None:
+    """Messages have left the queue as dead: their matches move, or are let go."""
+    if not rows:
+        return
+    target, why = _target(broker, queue)
+    moved: list[Row] = []
+    discarded: list[Row] = []
+    for row in rows:
+        refusal = why if row.dmq else NOT_ELIGIBLE
+        if target is not None and row.dmq and over_quota(target, row.size):
+            refusal = FULL
+        if refusal or target is None:
+            discarded.append(row)
+            why = refusal or why
+            continue
+        moved.append(row)
+        about = {
+            "reason": reason, "queue": queue.definition.name, "time": broker.now,
+            "deliveries": row.deliveries, "detail": detail,
+            **_first_death(row.extras), **edits_part(row.extras),
+        }  # fmt: skip
+        _move(broker, queue, target, row, about)
+    _account(broker, queue, moved, discarded, why)
+
+
+def _first_death(extras: dict[str, Any] | None) -> dict[str, Any]:
+    """What is kept of an earlier death, so that a message that dies again in its dead message queue
+    still tells why it died first."""
+    dead = dead_part(extras)
+    if dead is None:
+        return {}
+    return {"first": dead.get("first") or {k: v for k, v in dead.items() if k != "also"}}
+
+
+def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
+    """The dead message queue, or why there is none."""
+    name = queue.definition.dead_message_queue
+    if not name:
+        return None, "no dead message queue"
+    target = broker.find(broker.vpn_of(queue), name)
+    if target is None:
+        return None, "dead message queue missing"
+    if not target.header.ingress:
+        return None, "dead message queue shut down"
+    return target, ""
+
+
+def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str, Any]) -> None:
+    """Put a message into the dead message queue; a queue holds a message once."""
+    if broker.spool.matches(row.id) > 1 and target.holds(row.id):
+        join(broker, target, row.id, about)
+        broker.spool.release(row, queue.header.vpn_number)
+        return
+    found = Match(target)
+    if program_of(target) is not None:
+        content = broker.spool.content(row)
+        if content is not None:
+            found = dead_match(target, content[0], row.priority, content[1])
+    put(broker, found, row, NEVER, about)
+    broker.record("spooled", target, [row.id], reason=str(Reason(about["reason"])))
+    settle_arrival(broker, target, target.live[row.id])
+    keep_last(broker, target)
+
+
+def put(
+    broker: Broker, found: Match, row: Row, until: int, extras: dict[str, Any] | None,
+    ttl_ends: int = NEVER, own_only: bool = True,
+) -> None:  # fmt: skip
+    """A message that has left another queue enters this one, with its match. It counts deliveries
+    from nothing here. own_only, ttl_ends: as `expires_at` has them."""
+    target = found.queue
+    expires = expires_at(target.definition, broker.now, ttl_ends, own_only=own_only)
+    moved = msgspec.structs.replace(
+        row, seq=0, expires=expires, level=found.level, generation=0, lane=found.lane,
+        barrier=found.barrier, until=until, holder=0, deliveries=0, cancels=0, number=0,
+        extras=extras or None,
+    )  # fmt: skip
+    enter(broker, target, moved)
+
+
+def _account(
+    broker: Broker, queue: Queue, moved: list[Row], discarded: list[Row], why: str
+) -> None:
+    name = queue.definition.dead_message_queue
+    if moved:
+        queue.count("dead_lettered", len(moved))
+        broker.record("dead_lettered", queue, [row.id for row in moved], reason=name or "")
+    if discarded:
+        queue.count("discarded", len(discarded))
+        broker.record("discarded", queue, [row.id for row in discarded], reason=why)
+        for row in discarded:
+            broker.spool.release(row, queue.header.vpn_number)
+        if name:
+            broker.event(
+                "dead_message_queue_unusable", broker.vpn_of(queue), queue.definition.name,
+                dead_message_queue=name, why=why, messages=len(discarded),
+            )  # fmt: skip
+
+
+def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
+    """One more match of a message died into the queue that holds it: remember from where, so that
+    it can go back there too (X6)."""
+    found = target.finds(number)
+    assert found is not None
+    row, runs, segment = found
+    if runs is not None and segment is not None:
+        rows = runs.read(segment)
+        row = next(one for one in rows if one.id == number)
+        target.thaw(runs, segment, [row], [one for one in rows if one is not row])
+    known, name = row.extras, about["queue"]
+    dead = dead_part(known)
+    if dead is None:  # it was published to the dead message queue as well
+        row.extras = {**about, **edits_part(known)}
+    elif known is not None and name not in (dead["queue"], *dead.get("also", ())):
+        row.extras = {**known, "also": [*dead.get("also", ()), name]}
+    broker.touch(target)
+
+
+def names_of(dead: dict[str, Any]) -> list[str]:
+    """The queues in which a message died."""
+    return [dead["queue"], *dead.get("also", ())]
+
+
+def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """What a dead message carries where of its queues only these are left."""
+    changed = {**dead, "queue": names[0], "also": names[1:]}
+    if not names[1:]:
+        del changed["also"]
+    return changed

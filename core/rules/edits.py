@@ -1,0 +1,50 @@
+"""Edited headers: what an administrator changed of a message in one queue (R6).
+
+A message is stored once, for all queues that hold it, and stays as it was published. What was
+edited stands with its row in the queue, and is put over its headers whenever it is shown or sent.
+It goes with the message to another queue: by a move, as a dead message, and back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol import wire
+from ..storage.row import Row
+from ..storage.spool import Content
+
+EDITED = "edited"  # in a row's extras; all else there is what a dead message carries
+CHARACTERS_MAX = 1_000  # of one message: names and values
+
+Edits = dict[str, str | None]  # header → text; None: it is gone
+
+
+def dead_part(extras: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a row's extras say of a dead message; None for one that is not dead."""
+    if extras is None or EDITED not in extras:
+        return extras
+    return {k: v for k, v in extras.items() if k != EDITED} or None
+
+
+def edits_part(extras: dict[str, Any] | None) -> dict[str, Any]:
+    """What is edited, as it stands in the extras of another row."""
+    return {EDITED: extras[EDITED]} if extras and EDITED in extras else {}
+
+
+def with_edits(extras: dict[str, Any] | None, new: Edits) -> dict[str, Any] | None:
+    """A row's extras with one more edit; None where that would be too much."""
+    known = {**((extras or {}).get(EDITED) or {}), **new}
+    if sum(len(name) + len(text or "") for name, text in known.items()) > CHARACTERS_MAX:
+        return None
+    return {**(extras or {}), EDITED: known}
+
+
+def edited(row: Row, content: Content) -> Content:
+    """A message's content with its headers as they are edited."""
+    if row.extras is None or EDITED not in row.extras:
+        return content
+    changes: Edits = row.extras[EDITED]
+    kept = [(k, v) for k, v in wire.headers_list(content[2]) if k not in changes]
+    new = [(k, v.encode()) for k, v in sorted(changes.items()) if v is not None]
+    text = wire.headers_json(kept + new)
+    return content[0], content[1], None if text is None else text.encode()

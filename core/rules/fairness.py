@@ -1,0 +1,136 @@
+"""Which subscription gets the next message (F1–F4), within backlog limits (B1–B3).
+
+A *candidate* is a subscription that may still take messages in this step. The three models differ
+only in the order in which candidates are asked; ties go to the one that subscribed first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from ...definitions import QueueDefinition
+from ..queue.header import Subscription
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A subscription with room. backlog: its limit; room: how many more it may take now."""
+
+    subscription: Subscription
+    backlog: int
+    held: int
+    room: int
+
+    @property
+    def free(self) -> bool:
+        """Whether its messages leave the queue as they are sent, and take no lease (L2)."""
+        return self.room == UNLIMITED
+
+
+def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
+    """The lower of the queue's and the subscription's own limit (B2), and the flow's (B4)."""
+    return min(
+        own_backlog(subscription),
+        definition.max_per_subscription_backlog,
+        definition.max_delivered_unacked_per_flow,
+    )
+
+
+def own_backlog(subscription: Subscription) -> int:
+    """What the subscription itself asks for; one when it names none (B2)."""
+    return 1 if subscription.max_backlog is None else subscription.max_backlog
+
+
+def candidates_of(
+    definition: QueueDefinition, subscriptions: list[Subscription]
+) -> list[Candidate]:
+    """The subscriptions that may take at least one message, in order of subscribing."""
+    candidates = []
+    removes = definition.semantics == "at-most-once"
+    for subscription in subscriptions:
+        if subscription.ending or subscription.again:
+            continue
+        backlog = backlog_of(definition, subscription)
+        free = removes or subscription.removes_on_send
+        room = UNLIMITED if free else backlog - subscription.held
+        if room > 0 and backlog > 0:
+            candidates.append(Candidate(subscription, backlog, subscription.held, room))
+    return candidates
+
+
+def _first(candidate: Candidate) -> tuple[int, int]:
+    """Order under `fast`: by the consumer's own priority, then by subscribing (F1)."""
+    return -candidate.subscription.priority, candidate.subscription.number
+
+
+def _turn(candidate: Candidate, served: int) -> tuple[bool, int]:
+    """Order under `round-robin`: those behind the one served last, then from the beginning (F2)."""
+    number = candidate.subscription.number
+    return number <= served, number
+
+
+def choose(model: str, candidates: list[Candidate], served: int) -> Candidate:
+    """The candidate that gets one message; ``served`` is the number served last."""
+    if model == "fast":
+        return min(candidates, key=_first)
+    if model == "round-robin":
+        return min(candidates, key=lambda c: _turn(c, served))
+    return min(candidates, key=lambda s: (s.held / s.backlog, s.subscription.number))
+
+
+def take(candidate: Candidate) -> None:
+    """Count one message against a candidate."""
+    if candidate.room < UNLIMITED:
+        candidate.held += 1
+        candidate.room -= 1
+
+
+def share(model: str, candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
+    """The candidates of up to ``messages`` messages in a row that any candidate can take."""
+    if model == "fast":
+        out: list[Candidate] = []
+        for candidate in sorted(candidates, key=_first):
+            n = min(candidate.room, messages - len(out))
+            out += [candidate] * n
+            _take_many(candidate, n)
+        return out
+    if len(candidates) == 1:
+        n = min(candidates[0].room, messages)
+        _take_many(candidates[0], n)
+        return candidates * n
+    if model == "round-robin":
+        return _rotate(candidates, messages, served)
+    heap = [(s.held / s.backlog, s.subscription.number, s) for s in candidates]
+    heapq.heapify(heap)
+    out = []
+    while heap and len(out) < messages:
+        _, number, candidate = heap[0]
+        out.append(candidate)
+        take(candidate)
+        if candidate.room:
+            heapq.heapreplace(heap, (candidate.held / candidate.backlog, number, candidate))
+        else:
+            heapq.heappop(heap)
+    return out
+
+
+def _take_many(candidate: Candidate, n: int) -> None:
+    if candidate.room < UNLIMITED:
+        candidate.held += n
+        candidate.room -= n
+
+
+def _rotate(candidates: list[Candidate], messages: int, served: int) -> list[Candidate]:
+    ring = sorted(candidates, key=lambda c: _turn(c, served))
+    out: list[Candidate] = []
+    while ring and len(out) < messages:
+        turn = ring[: messages - len(out)]
+        out += turn
+        for candidate in turn:
+            take(candidate)
+        ring = ring[len(turn) :] + turn
+        ring = [s for s in ring if s.room]
+    return out

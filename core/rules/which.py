@@ -1,0 +1,309 @@
+"""Which messages a command means, part by part as the budget allows.
+
+Two ways. *By ids* (L8–L10, L13): few ids are looked up one by one, so the cost follows what is
+named; of many, what is there is looked through. *By looking through* the queue (R6, X6): first all
+that is delayed, by when it is due, then the rest in delivery order, live and cold rows merged. What
+is delayed can become ready meanwhile, and is met later then; what is ready does not become delayed,
+since commands of a queue wait for each other. So nothing is missed, in however many steps.
+
+A command means what was there when it began: rows with a lower place than `end`; of an expression
+the active ones (R5). Cold rows that are meant become live, unless they are only looked at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+from ...expressions import compile_program
+from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id
+from ..limits import Budget
+from ..queue.broker import Broker
+from ..queue.header import Task
+from ..queue.queue import Queue
+from ..storage.row import DELAYED, Row
+from ..storage.runs import Runs
+from ..storage.segments import Segment
+from . import deferred
+from .active_set import first_inactive
+from .looking import matching
+
+LOWEST = -(1 << 191)  # below all keys
+FEW_IDS = 1_024  # are looked up one by one, however few messages there are
+IDS_AT_ONCE = 256  # where there are cold rows: each id may cost a read
+FEW_RANGES = 64  # are looked up exactly; of more the nearest to each segment
+PASSED_OVER = 8  # rows that are read and not meant cost this much less
+
+
+@dataclass(slots=True)
+class Part:
+    """The next messages that are meant. last: there are no more; cold: where those stand that have
+    not become live, with all rows of their segments; named: the ids that were looked for."""
+
+    rows: list[Row] = field(default_factory=list)
+    last: bool = False
+    cold: list[tuple[Runs, Segment, list[Row]]] = field(default_factory=list)
+    named: Ranges = field(default_factory=list)
+
+    def write_back(self, queue: Queue) -> None:
+        """Rows that are still cold were changed."""
+        for runs, segment, rows in self.cold:
+            runs.replace(segment, rows)
+            queue.dirty = True
+
+
+# ---------------------------------------------------------------- looking through a queue
+
+
+@dataclass(slots=True)
+class Window:
+    """Rows that follow each other. end: the key up to which these are all; None: to the end; cold:
+    the segments that were read, with all their rows."""
+
+    rows: list[Row]
+    end: int | None
+    cold: list[tuple[Segment, list[Row]]]
+
+
+def window(
+    live: Iterable[Row], runs: Runs, start: int, most: int, ranges: Ranges | None = None
+) -> Window:
+    """The rows from a key on: live ones, and cold ones up to the end of the first segment. ranges:
+    rows of other ids are not wanted, and may be missing. most: about so many are enough."""
+    by = runs.by
+    segments = runs.segments()
+    if ranges is not None and len(ranges) <= FEW_RANGES:
+        segments = runs.with_ids(ranges)
+    elif ranges is not None:
+        segments = [one for one in segments if _meets(ranges, one.id_first, one.id_last)]
+    ahead = [segment for segment in segments if segment.last >= start]
+    end = ahead[0].last if ahead else None
+    cold: list[tuple[Segment, list[Row]]] = []
+    rows = [row for row in live if start <= by(row) and (end is None or by(row) <= end)]
+    for segment in ahead:
+        if end is None or segment.first > end:
+            break
+        found = runs.read(segment)
+        cold.append((segment, found))
+        rows += [row for row in found if start <= by(row) <= end]
+    if len(rows) > 4 * most + 4:
+        rows = nsmallest(most + 1, rows, key=by)
+        end = by(rows.pop()) - 1
+    else:
+        rows.sort(key=by)
+    return Window(rows, end, cold)
+
+
+def wanted(
+    broker: Broker, queue: Queue, task: Task, where: str | None, ranges: Ranges | None,
+    budget: Budget, *, read: bool = False, thaw: bool = True,
+) -> Part:  # fmt: skip
+    """The next messages for which an expression is true and whose ids are in ranges, in order of
+    their arrival. read: what becomes of them reads their payloads; thaw: cold ones become live."""
+    if "end" not in task.done:
+        if where is not None:
+            compile_program((where,))  # a bad one is refused also where nothing is stored
+        inactive = first_inactive(queue) if where is not None else None
+        task.done["end"] = queue.header.next_seq if inactive is None else inactive
+    end: int = task.done["end"]
+    part = Part()
+    later, start = _place_of(task.cursor)
+    while not budget.spent and not part.last:
+        runs = queue.later if later else queue.cold
+        live = [row for row in queue.live.values() if (row.state == DELAYED) is later]
+        found = window(live, runs, start, max(budget.rows, 1), ranges)
+        rows = [row for row in found.rows if row.seq < end]
+        if ranges is not None:
+            rows = [row for row in rows if is_within(row.id, ranges)]
+        rows, following = _afforded(rows, found, runs, where, read, budget)
+        if where is not None:
+            verdicts = matching(broker, queue, rows, where)
+            rows = [row for row, yes in zip(rows, verdicts, strict=True) if yes]
+        part.rows += rows
+        _of_cold(queue, part, runs, found.cold, rows, thaw)
+        if following is not None:
+            start = following
+        elif later:
+            later, start = False, LOWEST
+        else:
+            part.last = True
+    task.cursor = f"{'d' if later else 'r'}{start}"
+    part.rows.sort(key=_seq)
+    return part
+
+
+def _place_of(cursor: str) -> tuple[bool, int]:
+    """Where a command goes on: among what is delayed?, and the key."""
+    return (cursor[0] == "d", int(cursor[1:])) if cursor else (True, LOWEST)
+
+
+def _afforded(
+    rows: list[Row], found: Window, runs: Runs, where: str | None, read: bool, budget: Budget
+) -> tuple[list[Row], int | None]:
+    """The rows of a window that the budget allows, one at least; they are counted. Also the key to
+    go on with, None at the end."""
+    n = min(len(rows), max(budget.rows, 1))
+    sizes: list[int] = []
+    if read or where is not None:
+        sizes = [row.size + len(where or "") for row in rows[:n]]
+        n = min(n, budget.fits(sizes))
+    following = None if found.end is None else found.end + 1
+    if n < len(rows):
+        following = runs.by(rows[n])
+    passed = sum(len(all_rows) for _, all_rows in found.cold) - n
+    cost = n + max(passed // PASSED_OVER, 1) if found.cold else n
+    budget.take(cost, sum(sizes[:n]))
+    return rows[:n], following
+
+
+def _of_cold(
+    queue: Queue, part: Part, runs: Runs, cold: list[tuple[Segment, list[Row]]], meant: list[Row],
+    thaw: bool,
+) -> None:  # fmt: skip
+    """Of the segments that were read those with rows that are meant."""
+    ids = {row.id for row in meant} if cold else set()
+    for segment, rows in cold:
+        here = [row for row in rows if row.id in ids]
+        if here and thaw:
+            queue.thaw(runs, segment, here, [row for row in rows if row.id not in ids])
+        elif here:
+            part.cold.append((runs, segment, rows))
+
+
+def _seq(row: Row) -> int:
+    return row.seq
+
+
+def is_within(number: int, ranges: Ranges) -> bool:
+    """Whether an id is in ascending ranges."""
+    at = bisect_right(ranges, (number, ID_MAX)) - 1
+    return at >= 0 and number <= ranges[at][1]
+
+
+def _meets(ranges: Ranges, first: int, last: int) -> bool:
+    """Whether ascending ranges have an id in common with one from first to last."""
+    at = bisect_right(ranges, (last, ID_MAX)) - 1
+    return at >= 0 and ranges[at][1] >= first
+
+
+# ---------------------------------------------------------------- by ids
+
+
+def by_ids(
+    broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget, *, thaw: bool = True
+) -> Part:
+    """The next messages of a queue whose ids are in these ranges."""
+    if "until" not in task.done:
+        task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
+        task.done["wide"] = _is_wide(broker, queue, ranges)
+    if task.done["wide"]:
+        return wanted(broker, queue, task, None, ranges, budget, thaw=thaw)
+    has_cold = queue.cold.rows or queue.later.rows
+    most = min(budget.rows, IDS_AT_ONCE) if has_cold else budget.rows
+    part = Part()
+    part.named, following = _clip(ranges, int(task.cursor or 0), task.done["until"], most)
+    live = queue.live
+    missing: list[int] = []
+    named = 0
+    for low, high in part.named:
+        named += high - low + 1
+        for number in range(low, high + 1):
+            row = live.get(number)
+            if row is None:
+                missing.append(number)
+            else:
+                part.rows.append(row)
+    budget.take(named)
+    if has_cold and missing:
+        _find_cold(queue, part, missing, budget, thaw)
+    task.cursor, part.last = str(following or 0), following is None
+    return part
+
+
+def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
+    """Whether more ids are named than there are messages."""
+    until = broker.spool.next_id()
+    spanned = sum(max(min(high, until) - low + 1, 0) for low, high in ranges)
+    return spanned > max(FEW_IDS, queue.header.depth)
+
+
+def _clip(ranges: Ranges, start: int, until: int, most: int) -> tuple[Ranges, int | None]:
+    """Up to ``most`` ids of ranges, from ``start`` on and below ``until``; and the id to go on
+    with, None at the end."""
+    part: Ranges = []
+    at = max(bisect_right(ranges, (start, ID_MAX)) - 1, 0)
+    for low, high in ranges[at:]:
+        low, high = max(low, start), min(high, until - 1)
+        if low > high:
+            continue
+        if most <= 0:
+            return part, low
+        last = min(high, low + most - 1)
+        part.append((low, last))
+        most -= last - low + 1
+        if last < high:
+            return part, last + 1
+    return part, None
+
+
+def _find_cold(queue: Queue, part: Part, missing: list[int], budget: Budget, thaw: bool) -> None:
+    """Named messages that are not live."""
+    ids = set(missing)
+    ranges = join_ranges([(number, number) for number in missing])
+    for runs in (queue.cold, queue.later):
+        for segment in runs.with_ids(ranges):
+            rows = runs.read(segment)
+            meant = [row for row in rows if row.id in ids]
+            part.rows += meant
+            budget.take(len(rows) // PASSED_OVER)
+            _of_cold(queue, part, runs, [(segment, rows)], meant, thaw)
+
+
+# ---------------------------------------------------------------- acks without effect
+
+
+def ignore(broker: Broker, queue: Queue, ids: list[int], subscription: str, why: str) -> None:
+    """These acks do nothing: counted and journaled (L8)."""
+    if ids:
+        queue.count("ack_ignored", len(ids))
+        broker.touch(queue)
+        broker.record("ack_ignored", queue, ids, subscription=subscription, reason=why)
+
+
+def keep_early(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) -> None:
+    """Ids of an ack that are not given yet: kept for when their messages come (L9)."""
+    next_id, last = broker.spool.next_id(), make_id(broker.home.number, COUNTER_MASK)
+    if not ranges or ranges[-1][1] < next_id:  # most often
+        return
+    ahead = [(max(low, next_id), min(high, last)) for low, high in ranges if high >= next_id]
+    ahead = [(low, high) for low, high in ahead if low <= high]
+    deferred.keep(broker, queue, ahead, subscription)
+
+
+def without_effect(broker: Broker, queue: Queue, part: Part, subscription: str) -> None:
+    """Ids that were named and that the queue does not hold: gone already, or never held (L8, L9).
+    The first `Limits.ignored_acks` of a part are looked up; of more nothing is said."""
+    if sum(high - low + 1 for low, high in part.named) == len(part.rows):
+        return
+    here = {row.id for row in part.rows}
+    gone: list[int] = []
+    never: Ranges = []
+    left = broker.limits.ignored_acks
+    for low, high in part.named:
+        for number in range(low, high + 1):
+            if number in here:
+                continue
+            if not left:
+                break
+            left -= 1
+            # Others' may be anywhere.
+            if number >> COUNTER_BITS != broker.home.number or queue.has_held(number):
+                gone.append(number)
+            elif never and never[-1][1] == number - 1:
+                never[-1] = (never[-1][0], number)
+            else:
+                never.append((number, number))
+    ignore(broker, queue, gone, subscription, "not in the queue")
+    deferred.keep(broker, queue, never, subscription)

@@ -1,0 +1,218 @@
+"""What is known of each spool block: what it takes, what of it lives, where its messages went.
+
+A message is named by its first block and its index there. `BlockInfo.dead` says which of them are
+gone. When a block was emptied, `home` says which block has its living messages now: all of them
+stand in one. So rows never change because of compaction, and compaction needs no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from .blocks import Name, block_key
+from .store import Store
+
+PAGE_BITS = 5  # infos of so many blocks, as bits, share a page
+SHARES = 16  # blocks are sorted by how many sixteenths of them live
+
+_encode = msgspec.msgpack.encode
+
+
+class BlockInfo(msgspec.Struct, array_like=True):
+    """One block."""
+
+    number: int
+    bytes: int = 0  # that its contents take; 0 once it is emptied
+    live_bytes: int = 0  # of those, of messages that live
+    messages: int = 0  # living ones that stand here, whatever their names
+    own: int = 0  # living ones that are named by this block, wherever they stand
+    home: int = 0  # the block where its own are; 0: here
+    dead: bytearray = msgspec.field(default_factory=bytearray)  # a bit of each own one
+
+
+_decode = msgspec.msgpack.Decoder(list[BlockInfo]).decode
+
+
+class BlockTable:
+    """All blocks. One at most is open: it grows, and what dies there takes no room."""
+
+    def __init__(self, store: Store, open_block: int, pages: Iterable[int] = ()) -> None:
+        self._store = store
+        self.infos: dict[int, BlockInfo] = {}
+        self._pages: dict[int, int] = {}  # how many infos each page has
+        self._changed: dict[int, None] = {}  # pages
+        self._shares: list[dict[int, None]] = [{} for _ in range(SHARES + 1)]  # closed ones
+        self.open = open_block  # 0: none
+        self.bytes = self.live_bytes = 0  # of all
+        for number in pages:
+            page = store.get(f"bi/{number}")
+            assert page is not None, f"page bi/{number} of blocks is missing"
+            for info in _decode(page):
+                self._put(info)
+                self.bytes += info.bytes
+                self.live_bytes += info.live_bytes
+                if info.number != open_block:
+                    self._sort(info, None)
+        self._changed.clear()
+
+    def state(self) -> list[int]:
+        """Write the pages that changed; returns what the constructor wants."""
+        for at in self._changed:
+            first = at << PAGE_BITS
+            numbers = range(first, first + (1 << PAGE_BITS))
+            infos = [info for number in numbers if (info := self.infos.get(number)) is not None]
+            if infos:
+                self._store.put(f"bi/{at}", _encode(infos))
+            else:
+                self._store.delete(f"bi/{at}")
+        self._changed.clear()
+        return sorted(self._pages)
+
+    # ------------------------------------------------------------ the open block
+
+    def begin(self, number: int) -> BlockInfo:
+        """A new block is open."""
+        info = BlockInfo(number)
+        self._put(info)
+        self.open = number
+        return info
+
+    def close(self) -> None:
+        """The open block is written and grows no more."""
+        info = self.infos[self.open]
+        self.open = 0
+        self._touch(info.number)
+        self._sort(info, None)
+
+    def append(self, info: BlockInfo, length: int, own: bool) -> None:
+        """A content was added to the open block."""
+        info.bytes += length
+        info.live_bytes += length
+        info.messages += 1
+        info.own += own
+        self.bytes += length
+        self.live_bytes += length
+        self._changed[info.number >> PAGE_BITS] = None
+
+    # ------------------------------------------------------------ messages that go
+
+    def lives(self, name: Name) -> bool:
+        """Whether a message has not gone."""
+        info = self.infos.get(name[0])
+        if info is None:
+            return False
+        at = name[1] >> 3
+        return at >= len(info.dead) or not info.dead[at] >> (name[1] & 7) & 1
+
+    def home_of(self, number: int) -> int:
+        """The block where the messages stand that are named by a block; 0: it is not there."""
+        info = self.infos.get(number)
+        return 0 if info is None else info.home or number
+
+    def release(self, name: Name, length: int) -> BlockInfo | None:
+        """A message goes; returns the block where it stood."""
+        info = self.infos.get(name[0])
+        if info is None:
+            return None
+        at, bit = name[1] >> 3, 1 << (name[1] & 7)
+        if at >= len(info.dead):
+            info.dead.extend(bytes(at + 1 - len(info.dead)))
+        assert not info.dead[at] & bit, f"message {name[1]} of block {name[0]} went twice"
+        info.dead[at] |= bit
+        info.own -= 1
+        self._changed[name[0] >> PAGE_BITS] = None
+        where = info
+        if info.home:
+            where = self.infos[info.home]
+            self._changed[info.home >> PAGE_BITS] = None
+        is_open = where.number == self.open
+        before = None if is_open else self.share(where)
+        where.live_bytes -= length
+        where.messages -= 1
+        self.live_bytes -= length
+        if is_open:
+            where.bytes -= length
+            self.bytes -= length
+        if not where.messages:
+            self.empty(where, 0, before)
+        elif not is_open:
+            self._sort(where, before)
+        if not info.own and not info.bytes and not info.messages:
+            self._remove(info)
+        return where
+
+    def empty(self, info: BlockInfo, home: int, share: int | None) -> None:
+        """Nothing that lives stands in a block any more; its page goes. home: where its own are.
+        share: of the block when it was sorted; None: it is open."""
+        if share is None:
+            self.open = 0
+        else:
+            del self._shares[share][info.number]
+        self._store.delete(block_key(info.number))
+        self.bytes -= info.bytes
+        info.bytes = info.live_bytes = info.messages = 0
+        info.home = home
+        self._touch(info.number)
+        if not info.own:
+            self._remove(info)
+
+    def move(self, name: Name, source: BlockInfo, target: BlockInfo, length: int) -> None:
+        """A living content was copied from a block to the open one, which `append` has counted."""
+        source.live_bytes -= length
+        self.live_bytes -= length
+        source.messages -= 1
+        if name[0] != source.number:
+            self.infos[name[0]].home = target.number
+            self._touch(name[0])
+
+    def lose(self, info: BlockInfo) -> None:
+        """A closed block's page is missing: it takes no room, and nobody can empty it."""
+        before = self.share(info)
+        self.bytes -= info.bytes
+        info.bytes = 0
+        self._touch(info.number)
+        self._sort(info, before)
+
+    def share(self, info: BlockInfo) -> int:
+        """How many sixteenths of a block live; all of one that takes nothing."""
+        return info.live_bytes * SHARES // info.bytes if info.bytes else SHARES
+
+    def emptiest(self, most: int) -> BlockInfo | None:
+        """The closed block of which the fewest sixteenths live, and at most so many; the oldest of
+        equal ones."""
+        for share in self._shares[: most + 1]:
+            if share:
+                return self.infos[min(share)]
+        return None
+
+    # ------------------------------------------------------------ within
+
+    def _put(self, info: BlockInfo) -> None:
+        self.infos[info.number] = info
+        at = info.number >> PAGE_BITS
+        self._pages[at] = self._pages.get(at, 0) + 1
+        self._touch(info.number)
+
+    def _remove(self, info: BlockInfo) -> None:
+        if self.infos.pop(info.number, None) is None:
+            return
+        at = info.number >> PAGE_BITS
+        self._pages[at] -= 1
+        if not self._pages[at]:
+            del self._pages[at]
+        self._touch(info.number)
+
+    def _touch(self, number: int) -> None:
+        self._changed[number >> PAGE_BITS] = None
+
+    def _sort(self, info: BlockInfo, before: int | None) -> None:
+        """Keep a closed block where its share belongs. before: where it is now."""
+        if not info.messages:
+            return
+        share = self.share(info)
+        if share != before:
+            if before is not None:
+                del self._shares[before][info.number]
+            self._shares[share][info.number] = None

@@ -1,0 +1,126 @@
+"""Ranges of ids, each until a time: which range an id is in, and which are over (L9).
+
+They have no id in common and are few (`Limits.early_acks`), so they are live: a sorted list, and a
+heap by the end of their time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from .row import NEVER
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class IdRange:
+    """The ids from first to last, until a time, epoch ms."""
+
+    first: int
+    last: int
+    until: int
+
+
+def _last(one: IdRange) -> int:
+    return one.last
+
+
+def _first(one: IdRange) -> int:
+    return one.first
+
+
+class IdRanges:
+    """The ranges of one owner, ascending."""
+
+    __slots__ = ("_ends", "ranges")
+
+    def __init__(self, state: Iterable[list[int]] = ()) -> None:
+        self.ranges = [IdRange(*one) for one in state]
+        self._ends = [(one.until, one.first, one.last) for one in self.ranges]
+        heapify(self._ends)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def state(self) -> list[list[int]]:
+        """Every range as ``[first, last, until]``, ascending."""
+        return [[one.first, one.last, one.until] for one in self.ranges]
+
+    # ------------------------------------------------------------ changes
+
+    def put(self, first: int, last: int, until: int, most: int) -> bool:
+        """Put a range in: it replaces what was said of its ids before. What joins the range before
+        it, and ends with it, is one with it. False, and nothing is done, where they would be more
+        than ``most``."""
+        met = self.meeting(max(first - 1, 0), last)
+        beside = met.pop(0) if met and met[0].last < first else None
+        new = [IdRange(first, last, until)]
+        if met and met[0].first < first:
+            new.insert(0, IdRange(met[0].first, first - 1, met[0].until))
+        elif beside is not None and beside.until == until:
+            met.insert(0, beside)
+            new[0] = IdRange(beside.first, last, until)
+        if met and met[-1].last > last:
+            new.append(IdRange(last + 1, met[-1].last, met[-1].until))
+        if len(self) - len(met) + len(new) > most:
+            return False
+        self.exchange(met, new)
+        return True
+
+    def exchange(self, old: Iterable[IdRange], new: Iterable[IdRange]) -> None:
+        """Take ranges out that are there, and put others in that have no id in common with any."""
+        ranges = self.ranges
+        for one in old:
+            at = bisect_left(ranges, one.first, key=_first)
+            assert ranges[at : at + 1] == [one], f"{one} is not there"
+            del ranges[at]
+        for one in new:
+            at = bisect_left(ranges, one.first, key=_first)
+            assert not at or ranges[at - 1].last < one.first, f"{one} meets {ranges[at - 1]}"
+            assert at == len(ranges) or one.last < ranges[at].first, f"{one} meets {ranges[at]}"
+            ranges.insert(at, one)
+            heappush(self._ends, (one.until, one.first, one.last))
+        if len(self._ends) > 2 * len(ranges) + 64:  # most entries are of ranges that went
+            self._ends = [(one.until, one.first, one.last) for one in ranges]
+            heapify(self._ends)
+
+    # ------------------------------------------------------------ looking
+
+    def find(self, number: int) -> IdRange | None:
+        """The range in which an id is, or None."""
+        at = bisect_right(self.ranges, number, key=_first)
+        if not at or self.ranges[at - 1].last < number:
+            return None
+        return self.ranges[at - 1]
+
+    def meeting(self, first: int, last: int) -> list[IdRange]:
+        """The ranges that have an id in common with this one, ascending."""
+        begin = bisect_left(self.ranges, first, key=_last)
+        end = bisect_right(self.ranges, last, key=_first)
+        return self.ranges[begin:end]
+
+    def next_end(self) -> int:
+        """When the first of them is over, or NEVER."""
+        ends = self._ends
+        while ends and not self._is_there(ends[0]):
+            heappop(ends)
+        return ends[0][0] if ends else NEVER
+
+    def over(self, now: int, most: int) -> list[IdRange]:
+        """Up to so many ranges whose time is over, the one that ended first in front."""
+        found: list[IdRange] = []
+        while len(found) < most and self.next_end() <= now:
+            until, first, last = heappop(self._ends)
+            one = IdRange(first, last, until)
+            if one not in found[-1:]:  # a range that went and came again has two entries
+                found.append(one)
+        for one in found:
+            heappush(self._ends, (one.until, one.first, one.last))
+        return found
+
+    def _is_there(self, end: tuple[int, int, int]) -> bool:
+        until, first, last = end
+        found = self.find(first)
+        return found is not None and found == IdRange(first, last, until)

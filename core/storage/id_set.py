@@ -1,0 +1,177 @@
+"""The ids of a queue's cold rows, exactly, at one bit to two bytes each.
+
+An ack may name any id. Most ids that are not live are gone, and to say so must not cost a page of
+rows (L8). The summaries of segments cannot say it: in a priority queue each segment has ids from
+everywhere.
+
+Ids are grouped by their upper 48 bits. A group of few ids is a sorted array of the lower 16 bits, a
+group of many is a bitmap. A group is stored in one page at a mark, and read when it is first asked.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeAlias
+
+from .store import Store
+
+LOW_BITS = 16
+LOW_MASK = (1 << LOW_BITS) - 1
+BITMAP_BYTES = 1 << LOW_BITS - 3
+RUN_LEAST = 64  # ids that are changed as one run
+ARRAY_MOST = BITMAP_BYTES // 2 - 1  # of more ids a bitmap is smaller, and never of equal length
+
+Group: TypeAlias = "array[int] | bytearray"
+
+
+class IdSet:
+    """A set of 64-bit ids in pages."""
+
+    __slots__ = ("_changed", "_counts", "_groups", "_numbers", "_prefix", "_store")
+
+    def __init__(self, store: Store, prefix: str, state: Iterable[tuple[int, int]] = ()) -> None:
+        self._store, self._prefix = store, prefix
+        self._counts: dict[int, int] = dict(state)
+        self._numbers = sorted(self._counts)
+        self._groups: dict[int, Group] = {}  # those that were read or changed
+        self._changed: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+    # ------------------------------------------------------------ changes
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Put ids in that are not in the set."""
+        for number, lows in _grouped(ids):
+            old = self._counts.get(number, 0)
+            if not old:
+                insort(self._numbers, number)
+                self._groups[number] = array("H")
+            group = self._group(number)
+            new = self._counts[number] = old + len(lows)
+            self._changed[number] = None
+            if isinstance(group, bytearray):
+                _flip(group, lows, present=False)
+            elif new > ARRAY_MOST:
+                bitmap = self._groups[number] = bytearray(BITMAP_BYTES)
+                _flip(bitmap, group, present=False)
+                _flip(bitmap, lows, present=False)
+            else:
+                self._groups[number] = array("H", sorted([*group, *lows]))
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """Take ids out that are in the set."""
+        for number, lows in _grouped(ids):
+            group = self._group(number)
+            left = self._counts[number] = self._counts[number] - len(lows)
+            self._changed[number] = None
+            if isinstance(group, bytearray):
+                _flip(group, lows, present=True)
+                if left <= ARRAY_MOST:
+                    self._groups[number] = array("H", _bits(group))
+            else:
+                gone = set(lows)
+                kept = array("H", [low for low in group if low not in gone])
+                assert len(kept) == left, f"group {number}: {len(gone)} ids go, not all are there"
+                self._groups[number] = kept
+            if not left:
+                del self._counts[number], self._groups[number]
+                del self._numbers[bisect_left(self._numbers, number)]
+
+    # ------------------------------------------------------------ looking
+
+    def has_any(self, low: int, high: int) -> bool:
+        """Whether an id from ``low`` to ``high`` is in the set."""
+        first, last = low >> LOW_BITS, high >> LOW_BITS
+        at = bisect_left(self._numbers, first)
+        while at < len(self._numbers) and (number := self._numbers[at]) <= last:
+            begin = low & LOW_MASK if number == first else 0
+            end = high & LOW_MASK if number == last else LOW_MASK
+            if _has_any(self._group(number), begin, end):
+                return True
+            at += 1
+        return False
+
+    def _group(self, number: int) -> Group:
+        group = self._groups.get(number)
+        if group is None:
+            page = self._store.get(f"{self._prefix}{number}")
+            assert page is not None, f"page {self._prefix}{number} of ids is missing"
+            group = self._groups[number] = _unpacked(page)
+        return group
+
+    # ------------------------------------------------------------ storing
+
+    def state(self) -> list[tuple[int, int]]:
+        """Write the pages that changed; returns what the constructor wants."""
+        for number in self._changed:
+            if number in self._counts:
+                self._store.put(f"{self._prefix}{number}", bytes(self._groups[number]))
+            else:
+                self._store.delete(f"{self._prefix}{number}")
+        self._changed.clear()
+        return [(number, self._counts[number]) for number in self._numbers]
+
+    def drop(self) -> None:
+        """Take all ids out, and delete the pages."""
+        for number in sorted({*self._counts, *self._changed}):
+            self._store.delete(f"{self._prefix}{number}")
+        self._counts, self._numbers, self._groups, self._changed = {}, [], {}, {}
+
+
+def _unpacked(page: bytes) -> Group:
+    if len(page) == BITMAP_BYTES:
+        return bytearray(page)
+    lows = array("H")
+    lows.frombytes(page)
+    return lows
+
+
+def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
+    """The lower bits of ids, by their upper bits, ascending."""
+    pairs = [(number >> LOW_BITS, number & LOW_MASK) for number in sorted(ids)]
+    for number, group in groupby(pairs, itemgetter(0)):
+        yield number, [low for _, low in group]
+
+
+def _flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:
+    """Change the bits of ascending ids that are all present, or all absent."""
+    n = len(lows)
+    if n >= RUN_LEAST and lows[-1] - lows[0] == n - 1:  # they follow each other: one operation
+        bits = int.from_bytes(bitmap, "little")
+        before = bits.bit_count()
+        bits ^= ((1 << n) - 1) << lows[0]
+        assert bits.bit_count() == (before - n if present else before + n), "ids in a wrong state"
+        bitmap[:] = bits.to_bytes(BITMAP_BYTES, "little")
+        return
+    for low in lows:
+        bit = 1 << (low & 7)
+        assert bool(bitmap[low >> 3] & bit) is present, f"id …{low} is {not present} already"
+        bitmap[low >> 3] ^= bit
+
+
+def _bits(bitmap: bytearray) -> list[int]:
+    """The ids in a bitmap, ascending."""
+    return [
+        at << 3 | bit
+        for at, byte in enumerate(bitmap)
+        if byte
+        for bit in range(8)
+        if byte >> bit & 1
+    ]
+
+
+def _has_any(group: Group, begin: int, end: int) -> bool:
+    if not isinstance(group, bytearray):
+        at = bisect_left(group, begin)
+        return at < len(group) and group[at] <= end
+    if begin == end:
+        return bool(group[begin >> 3] >> (begin & 7) & 1)
+    # One number of 65,536 bits at most: cut to the range, and see whether anything is left.
+    part = int.from_bytes(group[begin >> 3 : (end >> 3) + 1], "little")
+    return bool((part >> (begin & 7)) & ((1 << end - begin + 1) - 1))

@@ -1,0 +1,490 @@
+"""The cold part of a queue: rows in order, in immutable segments that are merged like an LSM tree.
+
+A *segment* is a page of about `Limits.segment_rows` rows in order; its summary is live. A *group*
+is a list of segments that follow each other. What is spilled goes to the end of a group where the
+order allows it, so a FIFO queue has one group that is never rewritten. Else it becomes a group of
+its own. Groups have a level, by their rows: each level holds four times as many as the one below.
+Four groups of one level are merged into one of the next, in slices: a *merge* moves rows from the
+fronts of its inputs to the end of its output. Everything stays readable meanwhile, because each
+input and the output is a group in order like any other.
+
+Rows of a few segments are held in memory: the fronts of merging groups, so that a slice does not
+decode them again, and the end of an output, which reaches its page when it is full, or at a mark.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from ..limits import Limits
+from .id_set import IdSet
+from .row import NEVER, Row
+from .segments import Group, Merge, RunsState, Segment, StoredGroup, packed, unpacked
+from .store import Store
+
+__all__ = ["Runs", "RunsState", "Segment"]
+
+FAN = 4  # groups of one level that are merged into one
+MOVED_COST = 16  # rows that a segment counts as which is moved without being read
+SPARSE = 3  # a group whose segments are filled to less than a third is rewritten
+
+_encode = msgspec.msgpack.encode
+_decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
+
+
+class Runs:
+    """Cold rows in ascending order of ``by``. A key and an id are in it once."""
+
+    __slots__ = (
+        "_due", "_first", "_groups", "_held", "_ids", "_latest", "_limits", "_merges", "_next",
+        "_ordered", "_prefix", "_segments", "_store", "_unwritten", "by", "bytes", "rows",
+    )  # fmt: skip
+
+    def __init__(self, store: Store, prefix: str, limits: Limits, by: Callable[[Row], int]) -> None:
+        self._store, self._prefix, self._limits, self.by = store, prefix, limits, by
+        self.rows = 0
+        self.bytes = 0
+        self._next = 1
+        self._groups: list[Group] = []  # in order of their making
+        self._segments: dict[int, Segment] = {}  # by number
+        self._merges: list[Merge] = []
+        self._ids = IdSet(store, f"{prefix}i/")
+        self._held: dict[int, list[Row]] = {}  # rows of segments of merges
+        self._unwritten: dict[int, Segment] = {}  # those of them that are in no page yet
+        self._latest: tuple[int, list[int]] = (0, [])  # the ids of the segment that was read last
+        self._due: list[tuple[int, int]] = []  # heap: (expires, segment); lazy
+        self._first: Segment | None = None
+        self._ordered: list[Segment] | None = []  # None: to be made again
+
+    @classmethod
+    def load(
+        cls, store: Store, prefix: str, state: RunsState, limits: Limits, by: Callable[[Row], int]
+    ) -> Runs:
+        """The cold part that `state` has packed."""
+        self = cls(store, prefix, limits, by)
+        self._next = state.next_number
+        self._ids = IdSet(store, f"{prefix}i/", state.ids)
+        merges = dict(state.merges)
+        for stored in state.groups:
+            group = Group([], stored.merge)
+            group.segments += [unpacked(segment, group) for segment in stored.segments]
+            if not stored.merge:
+                self._groups.append(group)
+            elif self._merges and self._merges[-1].number == stored.merge:
+                self._merges[-1].inputs.append(group)
+            else:
+                self._merges.append(Merge(stored.merge, merges[stored.merge], group))
+            for segment in group.segments:
+                self._segments[segment.number] = segment
+                self.rows += segment.rows
+                self.bytes += segment.bytes
+                self._watch(segment)
+        self._changed()
+        return self
+
+    def state(self) -> RunsState:
+        """Write what is in no page yet; returns what the queue's page keeps."""
+        for segment in list(self._unwritten.values()):
+            self._write_held(segment)
+        groups = [(0, group) for group in self._groups]
+        for merge in self._merges:
+            groups += [(merge.number, group) for group in (merge.output, *merge.inputs)]
+        return RunsState(
+            self._next,
+            [StoredGroup(number, [packed(s) for s in group.segments]) for number, group in groups],
+            self._ids.state(),
+            [(merge.number, merge.level) for merge in self._merges],
+        )
+
+    def drop(self) -> None:
+        """Delete all pages. A queue is emptied first, so there are few."""
+        for number in sorted(self._segments):
+            self._store.delete(f"{self._prefix}{number}")
+        self._ids.drop()
+        self.rows = self.bytes = 0
+        self._groups, self._segments, self._merges = [], {}, []
+        self._held, self._unwritten, self._due = {}, {}, []
+        self._changed()
+
+    # ------------------------------------------------------------ looking
+
+    def first(self) -> int | None:
+        """The key of the first cold row."""
+        return None if self._first is None else self._first.first
+
+    def due(self) -> int:
+        """The earliest `expires` of a cold row, or NEVER."""
+        heap = self._due
+        while heap and not self._is_due(*heap[0]):
+            heappop(heap)
+        return heap[0][0] if heap else NEVER
+
+    def due_segments(self, now: int, most: int = 64) -> list[Segment]:
+        """Up to so many segments in which something has expired, the earliest first."""
+        found: dict[int, Segment] = {}
+        while len(found) < most and self.due() <= now:
+            number = heappop(self._due)[1]
+            if number not in found:
+                found[number] = self._segments[number]
+        for segment in found.values():
+            heappush(self._due, (segment.expires, segment.number))
+        return list(found.values())
+
+    def segments(self) -> list[Segment]:
+        """All segments, in order of their first keys. They may overlap."""
+        if self._ordered is None:
+            self._ordered = sorted(self._segments.values(), key=_first_of)
+        return self._ordered
+
+    def has(self, number: int) -> bool:
+        """Whether a message is here; reads no row."""
+        return bool(self.rows) and self._ids.has_any(number, number)
+
+    def with_ids(self, ranges: Iterable[tuple[int, int]]) -> list[Segment]:
+        """The segments that may have ids of these ascending ranges, in order. Ids that are not
+        here cost no read of rows."""
+        if not self.rows:
+            return []
+        here = [span for span in ranges if self._ids.has_any(*span)]
+        if not here:
+            return []
+        ends = [high for _, high in here]
+        found = []
+        for segment in self.segments():
+            at = bisect_left(ends, segment.id_first)
+            if at < len(here) and here[at][0] <= segment.id_last:
+                found.append(segment)
+        return found
+
+    def read(self, segment: Segment) -> list[Row]:
+        """The rows of a segment, as objects of their own: a change of them is lost without
+        `replace`. None of a segment that was taken, or merged, meanwhile."""
+        if segment.number not in self._segments:
+            return []
+        if segment.number in self._unwritten:
+            self._write_held(segment)
+        rows = self._decoded(segment)
+        self._latest = (segment.number, [row.id for row in rows])
+        return rows
+
+    # ------------------------------------------------------------ changes
+
+    def add(self, rows: Sequence[Row], looked: Sequence[int] = ()) -> None:
+        """Rows become cold. They are in ascending order, and settled. looked: filters that have
+        looked at all of them."""
+        if not rows:
+            return
+        self.rows += len(rows)
+        self.bytes += sum(row.size for row in rows)
+        self._ids.add([row.id for row in rows])
+        group = self._group_before(self.by(rows[0]))
+        seen = list(looked)
+        if group is None:
+            group = Group([])
+            self._groups.append(group)
+        else:
+            last = group.segments[-1]
+            if 2 * last.rows <= self._limits.segment_rows:  # few: they share a page with the new
+                rows = [*self._decoded(last), *rows]
+                seen = [number for number in seen if number in last.looked]
+                self._delete(group, last)
+        step = self._limits.segment_rows
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            segment = self._append(group, part, list(seen))
+            self._store.put(f"{self._prefix}{segment.number}", _encode(part))
+        self._plan()
+        self._changed()
+
+    def take(self) -> list[Row]:
+        """Remove the segment that comes first, and give its rows. Segments of other groups may
+        overlap it: compare `first` again before each row is delivered."""
+        segment = self._first
+        if segment is None:
+            return []
+        rows = self._held.get(segment.number)
+        if rows is None:
+            rows = self._decoded(segment)
+        self._leave(segment, rows)
+        return rows
+
+    def replace(self, segment: Segment, rows: Sequence[Row]) -> None:
+        """What is left of a segment; maybe nothing. The rows are in order and were in it."""
+        number, ids = self._latest
+        if number != segment.number:
+            ids = [row.id for row in self.read(segment)]
+        if not rows:
+            self._leave(segment, None, ids)
+            return
+        kept = {row.id for row in rows}
+        gone = [one for one in ids if one not in kept]
+        assert len(kept) + len(gone) == len(ids), f"segment {segment.number}: rows came"
+        first, last = segment.first, segment.last
+        assert first <= self.by(rows[0]), f"segment {segment.number}: a row is before it"
+        assert self.by(rows[-1]) <= last, f"segment {segment.number}: a row is behind it"
+        self._ids.remove(gone)
+        self.rows -= segment.rows - len(rows)
+        self.bytes -= segment.bytes
+        segment.skip = 0
+        self._sum_up(segment, rows)
+        self.bytes += segment.bytes
+        self._store.put(f"{self._prefix}{segment.number}", _encode(rows))
+        self._held.pop(segment.number, None)
+        self._unwritten.pop(segment.number, None)
+        self._latest = (0, [])
+        self._plan()
+        self._changed()
+
+    # ------------------------------------------------------------ merging
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether a merge has more to do."""
+        return bool(self._merges)
+
+    def merge(self, budget_rows: int) -> bool:
+        """Go on with the merges, at most about so many rows; whether more is left."""
+        left = budget_rows
+        self._latest = (0, [])
+        while left > 0 and self._merges:
+            merge = min(self._merges, key=_lowest)
+            merge.inputs = [group for group in merge.inputs if group.segments]
+            if merge.inputs:
+                left -= self._merge_slice(merge, left)
+            else:
+                self._finish(merge)
+            self._changed()
+        return bool(self._merges)
+
+    def _merge_slice(self, merge: Merge, most: int) -> int:
+        """Move rows from the fronts of the inputs to the end of the output; their number."""
+        fronts = sorted((group.segments[0].first, at) for at, group in enumerate(merge.inputs))
+        group = merge.inputs[fronts[0][1]]
+        segment = group.segments[0]
+        alone = len(fronts) == 1 or segment.last < fronts[1][0]
+        tail = merge.output.segments[-1:]
+        if alone and all(2 * s.rows >= self._limits.segment_rows for s in (segment, *tail)):
+            self._move_whole(merge, group)
+            return MOVED_COST
+        heads = [group.segments[0] for group in merge.inputs]
+        lists = [self._hold(head) for head in heads]
+        # Behind the head that ends first its group may go on, so rows up to there are complete.
+        bound = min(head.last for head in heads)
+        found = [row for rows in lists for row in rows[: self._up_to(rows, bound)]]
+        found.sort(key=self.by)
+        del found[most:]
+        bound = self.by(found[-1])
+        looked: set[int] | None = None
+        for at, (head, rows) in enumerate(zip(heads, lists, strict=True)):
+            n = self._up_to(rows, bound)
+            if n:
+                looked = set(head.looked) if looked is None else looked & set(head.looked)
+                self._cut(merge.inputs[at], head, rows, n)
+        self._extend(merge.output, found, looked or set())
+        return len(found)
+
+    def _up_to(self, rows: list[Row], bound: int) -> int:
+        return bisect_right(rows, bound, key=self.by)
+
+    def _move_whole(self, merge: Merge, group: Group) -> None:
+        """A segment that comes before everything else goes over as it is."""
+        self._close(merge.output)
+        segment = group.segments.pop(0)
+        merge.output.segments.append(segment)
+        segment.group = merge.output
+
+    def _cut(self, group: Group, head: Segment, rows: list[Row], n: int) -> None:
+        """The first rows of a head have left it."""
+        if n == len(rows):
+            self._delete(group, head)
+            return
+        moved, rest = rows[:n], rows[n:]
+        self._held[head.number] = rest
+        head.skip += n
+        head.first = self.by(rest[0])
+        head.rows -= n
+        head.bytes -= sum([row.size for row in moved])
+        if head.expires != NEVER and head.expires == min([row.expires for row in moved]):
+            head.expires = min([row.expires for row in rest])
+            self._watch(head)
+
+    def _extend(self, output: Group, rows: list[Row], looked: set[int]) -> None:
+        """Append rows to the last segment of an output, and to new ones when it is full."""
+        step, at = self._limits.segment_rows, 0
+        while at < len(rows):
+            tail = output.segments[-1] if output.segments else None
+            if tail is None or tail.rows >= step:
+                tail = self._append(output, rows[at : at + step], sorted(looked))
+                self._held[tail.number] = rows[at : at + step]
+                at += tail.rows
+            else:
+                part = rows[at : at + step - tail.rows]
+                self._held[tail.number] = [*self._hold(tail), *part]
+                tail.looked = [number for number in tail.looked if number in looked]
+                tail.skip = 0
+                self._count_in(tail, part)
+                at += len(part)
+            self._unwritten[tail.number] = tail
+            if tail.rows >= step:
+                self._close(output)
+
+    def _close(self, output: Group) -> None:
+        """The last segment of an output gets no more rows."""
+        if output.segments:
+            tail = output.segments[-1]
+            if tail.number in self._unwritten:
+                self._write_held(tail)
+            self._held.pop(tail.number, None)
+
+    def _finish(self, merge: Merge) -> None:
+        self._close(merge.output)
+        self._merges.remove(merge)
+        merge.output.merge = 0
+        if merge.output.segments:
+            self._groups.append(merge.output)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Begin the merges that are due: of four groups of one level, of one that became sparse."""
+        self._groups = [group for group in self._groups if group.segments]
+        if not self._groups:
+            return
+        levels: dict[int, list[Group]] = {}
+        for group in self._groups:
+            levels.setdefault(group.level(), []).append(group)
+        chosen = [(level, groups[:FAN]) for level, groups in levels.items() if len(groups) >= FAN]
+        for level, groups in chosen:
+            self._begin(level, groups)
+        for group in self._groups[:]:
+            rows = sum(segment.rows for segment in group.segments)
+            if SPARSE * rows < (len(group.segments) - 1) * self._limits.segment_rows:
+                self._begin(group.level(), [group])
+
+    def _begin(self, level: int, groups: list[Group]) -> None:
+        merge = Merge(self._next, level, Group([], self._next), groups)
+        self._next += 1
+        for group in groups:
+            group.merge = merge.number
+        self._groups = [group for group in self._groups if not group.merge]
+        self._merges.append(merge)
+
+    # ------------------------------------------------------------ segments
+
+    def _all_groups(self) -> list[Group]:
+        groups = list(self._groups)
+        for merge in self._merges:
+            groups += (merge.output, *merge.inputs)
+        return groups
+
+    def _group_before(self, key: int) -> Group | None:
+        """The free group that ends before a key, as late as possible."""
+        before = [g for g in self._groups if g.segments and g.segments[-1].last < key]
+        return max(before, key=_end_of, default=None)
+
+    def _append(self, group: Group, rows: Sequence[Row], looked: list[int]) -> Segment:
+        """A new segment at the end of a group; its page is not written here."""
+        segment = Segment(group, self._next, 0, 0, 0, 0, 0, 0, NEVER, looked)
+        self._next += 1
+        group.segments.append(segment)
+        self._segments[segment.number] = segment
+        self._sum_up(segment, rows)
+        return segment
+
+    def _sum_up(self, segment: Segment, rows: Sequence[Row]) -> None:
+        """A segment has these rows."""
+        segment.first, segment.rows, segment.bytes = self.by(rows[0]), 0, 0
+        segment.id_first = segment.id_last = rows[0].id
+        segment.expires = NEVER
+        self._count_in(segment, rows)
+
+    def _count_in(self, segment: Segment, rows: Sequence[Row]) -> None:
+        """Rows came to the end of a segment."""
+        segment.last = self.by(rows[-1])
+        segment.rows += len(rows)
+        segment.bytes += sum([row.size for row in rows])
+        ids = [row.id for row in rows]
+        segment.id_first = min(segment.id_first, min(ids))
+        segment.id_last = max(segment.id_last, max(ids))
+        expires = min([row.expires for row in rows])
+        if expires < segment.expires:
+            segment.expires = expires
+            self._watch(segment)
+
+    def _leave(self, segment: Segment, rows: list[Row] | None, ids: Iterable[int] = ()) -> None:
+        """A segment goes with all its rows."""
+        group = segment.group
+        self.rows -= segment.rows
+        self.bytes -= segment.bytes
+        self._ids.remove(ids if rows is None else [row.id for row in rows])
+        self._delete(group, segment)
+        if not group.segments and not group.merge:
+            self._groups.remove(group)
+        self._changed()
+
+    def _delete(self, group: Group, segment: Segment) -> None:
+        """A segment's page goes; its rows are elsewhere."""
+        if group.segments[0] is segment:
+            del group.segments[0]
+        else:
+            group.segments.remove(segment)
+        del self._segments[segment.number]
+        self._held.pop(segment.number, None)
+        self._unwritten.pop(segment.number, None)
+        self._store.delete(f"{self._prefix}{segment.number}")
+        if self._latest[0] == segment.number:
+            self._latest = (0, [])
+
+    def _changed(self) -> None:
+        """Segments came, went, or begin elsewhere."""
+        self._ordered = None
+        fronts = [group.segments[0] for group in self._all_groups() if group.segments]
+        self._first = min(fronts, key=_first_of, default=None)
+
+    # ------------------------------------------------------------ pages
+
+    def _decoded(self, segment: Segment) -> list[Row]:
+        page = self._store.get(f"{self._prefix}{segment.number}")
+        assert page is not None, f"page {self._prefix}{segment.number} of rows is missing"
+        rows = _decode_rows(page)
+        return rows[segment.skip :] if segment.skip else rows
+
+    def _hold(self, segment: Segment) -> list[Row]:
+        rows = self._held.get(segment.number)
+        if rows is None:
+            rows = self._held[segment.number] = self._decoded(segment)
+        return rows
+
+    def _write_held(self, segment: Segment) -> None:
+        del self._unwritten[segment.number]
+        page = _encode(self._held[segment.number])
+        self._store.put(f"{self._prefix}{segment.number}", page)
+
+    # ------------------------------------------------------------ expiry
+
+    def _watch(self, segment: Segment) -> None:
+        if segment.expires == NEVER:
+            return
+        heappush(self._due, (segment.expires, segment.number))
+        if len(self._due) > 2 * len(self._segments) + 64:  # most entries are of segments that went
+            every = self._segments.values()
+            self._due = [(s.expires, s.number) for s in every if s.expires != NEVER]
+            heapify(self._due)
+
+    def _is_due(self, expires: int, number: int) -> bool:
+        return number in self._segments and self._segments[number].expires == expires
+
+
+def _first_of(segment: Segment) -> int:
+    return segment.first
+
+
+def _end_of(group: Group) -> int:
+    return group.segments[-1].last
+
+
+def _lowest(merge: Merge) -> tuple[int, int]:
+    return merge.level, merge.number

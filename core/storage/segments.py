@@ -1,0 +1,99 @@
+"""The parts of a queue's cold part: summaries of segments, groups, merges; and how they are stored.
+
+`runs` says what they are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+LEVEL_BITS = 2  # a level has this many bits more rows than the one below
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """What is known of a segment without reading it. Only `Runs` changes it, but for `looked`."""
+
+    group: Group = field(repr=False)
+    number: int
+    first: int  # keys
+    last: int
+    rows: int
+    bytes: int  # their sizes (Q8)
+    id_first: int  # its ids are in this range
+    id_last: int
+    expires: int  # the earliest, or NEVER
+    looked: list[int]  # filters that have looked at it, by number, and took what they want
+    skip: int = 0  # rows at the front of the page that a merge has moved away
+
+
+class StoredSegment(msgspec.Struct, array_like=True):
+    """A segment's summary in its queue's page. Keys are longer than 64 bits, so they are text."""
+
+    number: int
+    first: str
+    last: str
+    rows: int
+    bytes: int
+    id_first: int
+    id_last: int
+    expires: int
+    looked: list[int]
+    skip: int
+
+
+class StoredGroup(msgspec.Struct, array_like=True):
+    """merge: the number of the merge it is in, or 0; its output comes first in the list."""
+
+    merge: int
+    segments: list[StoredSegment]
+
+
+class RunsState(msgspec.Struct, array_like=True):
+    """The cold part in its queue's page."""
+
+    next_number: int = 1
+    groups: list[StoredGroup] = []
+    ids: list[tuple[int, int]] = []  # of `IdSet`
+    merges: list[tuple[int, int]] = []  # number and level
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Segments that follow each other. merge: the number of the merge it is in, or 0."""
+
+    segments: list[Segment]
+    merge: int = 0
+
+    def level(self) -> int:
+        """By its rows; those of a level are four times as many as those of the one below."""
+        return sum(segment.rows for segment in self.segments).bit_length() // LEVEL_BITS
+
+
+@dataclass(slots=True, eq=False)
+class Merge:
+    """Rows on their way from the fronts of some groups to the end of one."""
+
+    number: int
+    level: int
+    output: Group
+    inputs: list[Group] = field(default_factory=list)
+
+
+def packed(segment: Segment) -> StoredSegment:
+    """As the queue's page keeps it."""
+    return StoredSegment(
+        segment.number, f"{segment.first:x}", f"{segment.last:x}", segment.rows, segment.bytes,
+        segment.id_first, segment.id_last, segment.expires, segment.looked, segment.skip,
+    )  # fmt: skip
+
+
+def unpacked(stored: StoredSegment, group: Group) -> Segment:
+    """A segment as `packed` gave it."""
+    return Segment(
+        group, stored.number, int(stored.first, 16), int(stored.last, 16), stored.rows,
+        stored.bytes, stored.id_first, stored.id_last, stored.expires, list(stored.looked),
+        stored.skip,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""A broker of an engine in the process, on live objects: its replica, and the steps since its last
+mark, by which one that fails is taken again."""
+
+from __future__ import annotations
+
+from ..core import Batch as LiveBatch
+from ..core import DictStore, Home, Limits, StepFailed, check
+from ..protocol import topics, wire
+from ..protocol.outputs import Deadline, Output
+from ..replica.replica import Replica, put_aside
+from ..state import Batch
+from ..state import Home as OldHome
+from ..state import Limits as OldLimits
+
+STEPS_PER_MARK = 100
+
+
+class LiveBroker:
+    """A broker; `MemoryEngine` runs its steps, one at a time. deadline: when it wants the next."""
+
+    def __init__(self, home: OldHome, limits: OldLimits) -> None:
+        self.home = home
+        self.deadline = 0
+        self.is_stopped = False  # a test aid: it hears and does nothing
+        self.unread: list[Batch] | None = None
+        names = set(Limits.__dataclass_fields__) & set(OldLimits.__dataclass_fields__)
+        self._limits = Limits(**{name: getattr(limits, name) for name in sorted(names)})
+        self._begin(DictStore())
+
+    def _begin(self, store: DictStore) -> None:
+        home = Home(self.home.name, self.home.number, self.home.epoch, self.home.secret)
+        self._marked = DictStore(store.pages)  # as of the last mark
+        self._replica = Replica(home, store, self._limits)
+        self._since: list[tuple[LiveBatch, int]] = []
+
+    @property
+    def store(self) -> DictStore:
+        """The state, as a mark writes it."""
+        if self._replica.broker.header.step:
+            self._mark()
+        store = self._replica.store
+        assert isinstance(store, DictStore)
+        return store
+
+    @store.setter
+    def store(self, store: DictStore) -> None:
+        self._begin(DictStore(store.pages))
+
+    def _mark(self) -> None:
+        self._replica.mark()
+        store = self._replica.store
+        assert isinstance(store, DictStore)
+        self._marked = DictStore(store.pages)
+        self._since = []
+
+    @property
+    def mesh_topic(self) -> str:
+        """Where other brokers would speak to it."""
+        return topics.topic(self.home.name, topics.MESH)
+
+    def tell(self, record: wire.WireRecord) -> None:
+        """There is no other broker."""
+
+    def is_busy(self, now: int) -> bool:
+        """Whether it has something to do at this time."""
+        return not self.is_stopped and 0 < self.deadline <= now
+
+    def step(self, batch: Batch, now: int) -> list[Output]:
+        """Run a step."""
+        return self.take(batch, now)
+
+    def take(self, batch: Batch, now: int) -> list[Output]:
+        """Run a step with these inputs."""
+        live = LiveBatch(batch.commands, batch.publishes)
+        outputs = self._take(live, now)
+        self._since.append((live, now))
+        if len(self._since) >= STEPS_PER_MARK:
+            self._mark()
+        self.deadline = next(o.at for o in reversed(outputs) if isinstance(o, Deadline))
+        return outputs
+
+    def _take(self, batch: LiveBatch, now: int) -> list[Output]:
+        while True:
+            try:
+                return self._replica.take(batch, now)
+            except StepFailed as failed:
+                put_aside(batch, failed)
+            self._replica.store = DictStore(self._marked.pages)
+            self._replica.reload()
+            for earlier, then in self._since:
+                self._replica.take(earlier, then)
+
+    def check(self, now: int) -> None:
+        """Raise AssertionError if an invariant does not hold."""
+        check(self._replica.broker)

@@ -1,0 +1,98 @@
+"""A broker that takes steps, and survives one that fails.
+
+Whoever drives a broker keeps what came in since the last mark: a log of steps in Kafka, a list in
+memory. When a step fails its live state is not to be trusted: it is thrown away, the last mark is
+loaded, the steps since are taken again, and the step that failed leaves out what failed in it. So a
+bad record costs one replay, and never fails twice (`put_aside`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..core import Batch, Broker, Home, Limits, StepFailed, Store, step
+from ..protocol.journal import Journal
+from ..protocol.outputs import (
+    Alert,
+    Capture,
+    Deadline,
+    Deliveries,
+    InVain,
+    Output,
+    Receipts,
+    RejectedRecord,
+)
+
+TRIES = 16  # records and queues that one step leaves out, before it is given up
+
+
+@dataclass(slots=True)
+class Decided:
+    """What a step says. said: what is written to Kafka, without the journal; deadline: epoch ms, 0
+    for never; captures: topics and expressions that queues capture from now on; in_vain: of each
+    partition, how many commands changed nothing; notes: what the driver process is told."""
+
+    said: list[Output] = field(default_factory=list)
+    journal: Journal | None = None
+    deadline: int = 0
+    captures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    in_vain: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+def sorted_out(outputs: list[Output]) -> Decided:
+    """A step's outputs, by who gets them."""
+    decided = Decided()
+    malformed: Counter[str] = Counter()
+    for output in outputs:
+        if isinstance(output, Deliveries | Receipts):  # most often
+            decided.said.append(output)
+        elif isinstance(output, Deadline):
+            decided.deadline = output.at
+        elif isinstance(output, Journal):
+            decided.journal = output
+        elif isinstance(output, Capture):
+            decided.captures.append(output.topic)
+            decided.notes.append(f"capture:{output.topic}")
+        elif isinstance(output, InVain):
+            place = output.topic, output.partition
+            decided.in_vain[place] = decided.in_vain.get(place, 0) + output.count
+        elif not isinstance(output, Alert):
+            decided.said.append(output)
+            if isinstance(output, RejectedRecord):
+                malformed[output.vpn] += 1
+    decided.notes += [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]
+    return decided
+
+
+def put_aside(batch: Batch, failed: StepFailed) -> None:
+    """Leave out what failed when the step is taken again. Raises what failed, where it is not known
+    or was left out already: going on would repeat it for ever."""
+    known = len(batch.skipped) + len(batch.faulted)
+    if known < TRIES and failed.place is not None and failed.place not in batch.skipped:
+        batch.skipped[failed.place] = failed.why
+    elif known < TRIES and failed.queue is not None and failed.queue not in batch.faulted:
+        batch.faulted[failed.queue] = failed.why
+    else:
+        raise failed
+
+
+class Replica:
+    """One broker. store: what its last mark wrote, and where the next one is written."""
+
+    def __init__(self, home: Home, store: Store, limits: Limits) -> None:
+        self.home, self.store, self.limits = home, store, limits
+        self.reload()
+
+    def reload(self) -> None:
+        """Throw the live state away, and load the last mark."""
+        self.broker = Broker.load(self.store, self.home, self.limits)
+
+    def take(self, batch: Batch, now: int) -> list[Output]:
+        """Take one step. Raises StepFailed: the live state is spoiled then, see `put_aside`."""
+        return step(self.broker, batch, now)
+
+    def mark(self) -> None:
+        """Write what has changed since the last mark."""
+        self.broker.mark()

@@ -1,0 +1,74 @@
+"""A broker's time: it advances whatever the wall clock does (L4, X1, C3 depend on it)."""
+
+import pytest
+from lakequeue.replica.clock import DRIFT, BrokerClock
+
+HOUR_MS = 3_600_000
+YEARS_MS = 10 * 365 * 24 * HOUR_MS
+
+
+class Clocks:
+    """A wall clock and a monotonic one that a test moves."""
+
+    def __init__(self) -> None:
+        self.wall_ms, self.monotonic_s = 1_700_000_000_000.0, 5.0
+        self.clock = BrokerClock(lambda: self.wall_ms, lambda: self.monotonic_s)
+        self.began = self.clock()
+
+    def pass_time(self, seconds: float, every_s: float = 0.1) -> int:
+        """Time passes on both clocks; the broker looks again and again. Gives its time since."""
+        for _ in range(round(seconds / every_s)):
+            self.monotonic_s += every_s
+            self.wall_ms += every_s * 1000
+            self.clock()
+        return self.clock() - self.began
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+def test_it_is_the_wall_clock_while_that_is_steady(clocks: Clocks) -> None:
+    assert clocks.pass_time(60) == pytest.approx(60_000, abs=2)
+
+
+def test_a_wall_clock_set_back_an_hour_ends_leases_on_time(clocks: Clocks) -> None:
+    clocks.wall_ms -= HOUR_MS
+    assert clocks.pass_time(60) == pytest.approx(60_000 * (1 - DRIFT), abs=10)
+
+
+def test_one_reading_ten_years_ahead_has_no_lasting_effect(clocks: Clocks) -> None:
+    clocks.wall_ms += YEARS_MS
+    clocks.monotonic_s += 0.1
+    clocks.clock()
+    clocks.wall_ms -= YEARS_MS - 100
+    assert clocks.pass_time(60) == pytest.approx(60_100, abs=2)
+
+
+def test_a_wall_clock_set_ahead_ends_nothing_early(clocks: Clocks) -> None:
+    clocks.wall_ms += HOUR_MS
+    assert clocks.pass_time(60) <= 60_000 * (1 + DRIFT) + 10
+
+
+def test_it_never_runs_backwards(clocks: Clocks) -> None:
+    seen = [clocks.clock()]
+    for step in range(200):
+        clocks.wall_ms += (-1) ** step * HOUR_MS
+        clocks.monotonic_s += 0.01
+        seen.append(clocks.clock())
+    assert seen == sorted(seen)
+
+
+def test_a_broker_goes_on_from_what_it_has_lived_through(clocks: Clocks) -> None:
+    lived = int(clocks.wall_ms) + HOUR_MS  # the wall clock was set back while it was away
+    clocks.clock.start(lived)
+    clocks.monotonic_s += 10
+    clocks.wall_ms += 10_000
+    assert clocks.clock() == pytest.approx(lived + 10_000 * (1 - DRIFT), abs=10)
+
+
+def test_a_rest_of_the_engine_has_passed_when_it_starts(clocks: Clocks) -> None:
+    clocks.wall_ms += HOUR_MS
+    clocks.clock.start(clocks.began)
+    assert clocks.clock() == pytest.approx(clocks.began + HOUR_MS, abs=2)

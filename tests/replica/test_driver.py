@@ -1,0 +1,458 @@
+"""Steps of the live core over a log: cut anywhere, crashed anywhere, taken again any number of
+times – the same.
+
+In memory. What the log says decides what the right outcome is: its steps are taken once more, from
+nothing, in one go, each of them aloud; what was said and stored on the way must be just that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lakequeue.core import DictStore, Limits
+from lakequeue.core.phases import admission, delivery
+from lakequeue.protocol import journal, steplog
+from lakequeue.protocol.wire import WireRecord
+from lakequeue.replica.driver import (
+    REST_S_MAX,
+    UNSAID_MAX,
+    Driver,
+    Refused,
+    Snapshot,
+    StepPutAside,
+)
+from replica.world import HOME, PLACES, POINTS, SIZES, Crashed, Some, World, clocks
+
+QUEUE = {
+    "name": "orders", "message_type": "json", "max_per_subscription_backlog": 5,
+    "lease_period": "2s", "max_deliveries": 3, "expiration": "9s",
+}  # fmt: skip
+FIRST_ID = 1
+LIMITS = Limits()
+Operation = tuple
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 2), st.integers(0, 9)),
+        st.tuples(st.just("plain"), st.integers(0, 9)),
+        st.tuples(st.just("subscribe"), st.integers(0, 2)),
+        st.tuples(st.just("ack"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("cancel"), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("describe")),
+        st.tuples(st.just("garbage"), st.integers(0, 3)),
+        st.tuples(st.just("wait"), st.sampled_from([-700, 1, 999, 1_000, 10_000])),
+        st.tuples(st.just("go"), st.integers(1, 4), st.sampled_from([1, 1_000])),
+        st.tuples(st.just("go"), st.integers(1, 4), st.sampled_from([1, 1_000])),
+        st.tuples(st.just("crash"), st.sampled_from(POINTS)),
+        st.tuples(st.just("save")),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("lag"), st.integers(0, 3)),
+        st.tuples(st.just("slow"), st.integers(0, 5)),
+    ),
+    max_size=60,
+)
+
+
+class Walk:
+    """Operations, done one after the other on a world."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.driver = self.world.open()
+        self.sent = 0
+        self.world.command(command="begin", epoch=HOME.epoch)
+        self.world.command(command="define", definition=QUEUE)
+        self.step(9)
+
+    def step(self, most: int) -> None:
+        try:
+            self.driver.one(Some(self.world, self.driver, most), 0.0)
+        except Crashed:
+            self.restart()
+
+    def restart(self) -> None:
+        """Die, and come back, even if dying again on the way."""
+        for _ in range(2):
+            with contextlib.suppress(Crashed):
+                self.driver = self.world.open()
+                return
+        raise AssertionError("a crash happens once")
+
+    def go(self, walk: list[Operation]) -> None:
+        for name, *numbers in walk:
+            getattr(self, f"do_{name}")(*numbers)
+
+    def do_publish(self, partition: int, n: int) -> None:
+        self.sent += 1
+        value = b'{"n": %d}' % n
+        place = PLACES[partition]
+        self.world.write(place, value, to="orders", producer="p", seq=self.sent, reply=n % 3)
+
+    def do_plain(self, n: int) -> None:
+        self.world.write(PLACES[3], b'{"n": %d}' % n)
+
+    def do_subscribe(self, n: int) -> None:
+        inbox = {"topic": "default.deliveries", "partition": n, "request": f"r{n}"}
+        self.world.command(
+            command="subscribe", queue="orders", subscription=f"s{n}", max_backlog=3,
+            inbox={"topic": "default.deliveries", "partition": n}, reply=inbox,
+        )  # fmt: skip
+
+    def do_ack(self, n: int, i: int) -> None:
+        self.world.command(
+            command="ack", queue="orders", subscription=f"s{n}", ids=f"{FIRST_ID}-{FIRST_ID + i}"
+        )
+
+    def do_cancel(self, n: int, i: int) -> None:
+        self.world.command(
+            command="cancel", queue="orders", subscription=f"s{n}", ids=str(FIRST_ID + i)
+        )
+
+    def do_describe(self) -> None:
+        reply = {"topic": "default.deliveries", "partition": 0, "request": "d"}
+        self.world.command(command="describe", queue="orders", reply=reply)
+
+    def do_garbage(self, place: int) -> None:
+        self.world.write(PLACES[place], b"\xff{")
+
+    def do_wait(self, ms: int) -> None:
+        self.world.now += ms
+
+    def do_step(self, most: int) -> None:
+        self.step(most)
+
+    def do_go(self, most: int, ms: int) -> None:
+        self.world.now += ms
+        self.step(most)
+
+    def do_crash(self, point: str) -> None:
+        self.world.point = point
+
+    def do_save(self) -> None:
+        try:
+            self.world.save(self.driver, self.store)
+        except Crashed:
+            self.restart()
+
+    def do_restart(self) -> None:
+        self.restart()
+
+    def do_lag(self, n: int) -> None:
+        self.world.lag = n
+
+    def do_slow(self, n: int) -> None:
+        self.world.slow = n
+
+    @property
+    def store(self) -> DictStore:
+        return self.driver._replica.store  # type: ignore[return-value]
+
+
+def aloud(world: World) -> tuple[dict[int, list[WireRecord]], Driver, DictStore]:
+    """The log from nothing, in one go, each step saying what it says."""
+    quiet = replace(world, saved=(Snapshot(), DictStore()), said=[], flight=[], lag=0, point=None)
+    store = DictStore()
+    driver = Driver(
+        HOME, world.code, store, Snapshot(), quiet, quiet, clocks(quiet), world.limits
+    )  # fmt: skip
+    records = [(at, steplog.decode(steplog.encode(r))) for at, r in world.logged()]
+    loud = [(at, msgspec.structs.replace(r, acked=0)) for at, r in records]
+    driver.replay(loud, quiet)
+    return dict(quiet.said), driver, store
+
+
+def judge(walk: Walk) -> None:
+    """Whatever was said of a step is the beginning of what it says, and somebody said all."""
+    world = walk.world
+    world.point = None
+    walk.restart()
+    world.land(0)
+    wanted, reference, store = aloud(world)
+    whole: set[int] = set()
+    for step, records in world.said:
+        assert records == wanted[step][: len(records)], f"step {step} said something else"
+        if len(records) == len(wanted[step]):
+            whole.add(step)
+    assert whole == set(wanted), "a step was not heard"
+    assert walk.driver.snapshot(1) == reference.snapshot(1)
+    assert walk.store.pages == store.pages
+
+
+@settings(max_examples=150, deadline=None)
+@given(operations)
+def test_any_split_any_crash_any_number_of_replays(walk: list[Operation]) -> None:
+    one = Walk()
+    one.go(walk)
+    judge(one)
+
+
+def test_the_walk_does_what_it_is_for() -> None:
+    """The operations above mean something: messages flow, crashes happen, the journal gathers."""
+    walk = Walk()
+    walk.go([("subscribe", 0), ("publish", 1, 1), ("lag", 2)])
+    for point in POINTS:
+        walk.go([("publish", 2, 2), ("crash", point), ("step", 2), ("step", 2), ("ack", 0, 3)])
+    walk.go([("save",), ("wait", 999), ("step", 1), ("wait", 1), ("step", 1)])
+    judge(walk)
+    topics = [r.topic for _, records in walk.world.said for r in records]
+    assert topics.count("default.deliveries") > 4
+    assert walk.world.replayed > 3
+    grouped = [
+        journal.decode(r.value)["step"].to_pylist()
+        for _, records in walk.world.said for r in records if r.topic == "default.journal"
+    ]  # fmt: skip
+    assert any(len(set(steps)) > 2 for steps in grouped), grouped
+
+
+def test_nothing_is_said_before_the_log_has_it() -> None:
+    """Steps are taken while the log is slow, up to a limit; their outputs wait, in order."""
+    walk = Walk()
+    walk.go([("subscribe", 0), ("step", 9), ("slow", 9)])
+    before = len(walk.world.said)
+    for n in range(2 * UNSAID_MAX):
+        walk.go([("publish", 1, n), ("step", 1)])
+        waited = UNSAID_MAX * (n // UNSAID_MAX)  # one step too many: it waits for the log
+        assert len(walk.world.said) - before == waited
+    newest = walk.driver.step
+    records = [record for _, record in walk.world.logged()]
+    assert records[-1].acked == newest - UNSAID_MAX, "what was not sent has not arrived"
+    walk.step(1)  # nothing to do: now it waits for the log
+    assert [step for step, _ in walk.world.said][-1] == newest
+    judge(walk)
+
+
+def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
+    """A session whose heartbeats stand in the topic while the engine was away is not lost."""
+    walk = Walk()
+    world = walk.world
+    subscribe = {"command": "subscribe", "queue": "orders", "subscription": "s", "session": "x"}
+    world.command(**subscribe, inbox={"topic": "default.deliveries", "partition": 0})
+    walk.step(9)
+    before = world.now
+    for _ in range(10):
+        world.now += 10_000
+        world.command(command="heartbeat", session="x")
+    walk.restart()
+    inputs = Some(world, walk.driver, 1)
+    for n in range(1, 11):
+        inputs.until = before + 10_000 * n if n < 10 else None
+        walk.driver.one(inputs, 0.0)
+        assert walk.driver.now == before + 10_000 * n
+    inputs.until = walk.driver.now
+    world.now += 1_000_000
+    assert walk.driver.one(inputs, 0.0) is None, "a deadline waits for what is not read yet"
+    walk.step(1)
+    world.now += 1_000
+    walk.step(1)
+    judge(walk)
+    journals = {r.value for _, records in world.said for r in records if "journal" in r.topic}
+    events = [event for j in journals for event in journal.decode(j)["event"].to_pylist()]
+    assert events.count("session_lost") == 1, "only when it was really silent"
+
+
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets how long a driver rests: for as long as a test takes, unless it says otherwise."""
+
+    def settings(due: float = 0.0, bulk: float = 0.0, most: float = 600.0) -> None:
+        given = {"REST_OF_DUE": due, "REST_OF_BULK": bulk, "REST_S_MAX": most, "RECENT_S": 600.0}
+        for name, value in given.items():
+            monkeypatch.setattr(f"lakequeue.replica.driver.{name}", value)
+
+    return settings
+
+
+def full(rows: int) -> Walk:
+    """So many messages have just come in."""
+    walk = Walk()
+    walk.go([("plain", n % 10) for n in range(rows)])
+    walk.step(rows)
+    return walk
+
+
+def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
+    rests: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million messages expire at once."""
+    rests(due=1e6)
+    walk = full(3 * LIMITS.due_rows)
+    driver, nothing = walk.driver, Some(walk.world, walk.driver, 0)
+    walk.world.now += 60_000
+    assert driver.due_in() == 0
+    driver.one(nothing, 0.0)
+    assert driver.now == walk.world.now, "a part of them has expired"
+    assert driver.due_in() > 0, "the next part waits"
+    before = driver.step
+    walk.go([("describe",), ("step", 1)])
+    assert driver.step == before + 1, "what comes does not"
+    monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
+    driver._rested = 0.0
+    driver.one(nothing, 0.0)
+    assert driver.due_in() == 0, "and when nobody is there, it goes on"
+    judge(walk)
+
+
+def test_a_purge_rests_by_a_measure_of_its_own(rests: Callable[..., None]) -> None:
+    """Somebody waits for it."""
+    rests(bulk=1e6)
+    walk = full(3 * LIMITS.bulk_rows)
+    walk.world.command(command="purge", queue="orders", epoch=HOME.epoch)
+    walk.step(1)
+    driver, nothing = walk.driver, Some(walk.world, walk.driver, 0)
+    assert driver.due_in() == 0, "what a command began goes on at once"
+    driver.one(nothing, 0.0)
+    assert driver.due_in() > 0
+    driver._rested = 0.0
+    driver.one(nothing, 0.0)
+    judge(walk)
+
+
+def test_no_rest_is_longer_than_a_deadline_may_be_late(rests: Callable[..., None]) -> None:
+    rests(due=1e6, most=REST_S_MAX)
+    walk = full(2 * LIMITS.due_rows)
+    walk.world.now += 60_000
+    walk.driver.one(Some(walk.world, walk.driver, 0), 0.0)
+    assert walk.driver.due_in() <= REST_S_MAX
+
+
+def test_a_home_begins_now_whatever_still_waits() -> None:
+    """What it does first is not of 1970, though commands are still to be read."""
+    world = World()
+    driver = world.open()
+    inputs = Some(world, driver, 9)
+    inputs.until = 0  # nothing is known of the commands yet
+    world.command(command="begin", epoch=HOME.epoch)
+    driver.one(inputs, 0.0)
+    assert driver.now == world.now
+
+
+# ---------------------------------------------------------------- what must not go on
+
+
+def stopped() -> World:
+    """Two steps in the log that no snapshot has."""
+    walk = Walk()
+    walk.go([("save",), ("publish", 1, 1), ("step", 1), ("publish", 1, 2), ("step", 1)])
+    return walk.world
+
+
+def test_another_version_does_not_replay() -> None:
+    world = stopped()
+    world.code = "v2"
+    with pytest.raises(Refused, match="taken by version v1; this is v2: start that version"):
+        world.open()
+
+
+def test_another_version_goes_on_behind_a_good_stop() -> None:
+    walk = Walk()
+    walk.go([("publish", 1, 1), ("step", 1), ("save",)])
+    walk.world.code = "v2"
+    assert walk.world.open().step == walk.driver.step
+
+
+def test_other_inputs_are_noticed() -> None:
+    world = stopped()
+    at = world.topics[PLACES[1]][0]
+    at.value_ = at.value_ + b" "
+    with pytest.raises(Refused, match=r"took other records when .* keep the home and report it"):
+        world.open()
+
+
+def test_a_new_home_on_the_log_of_another_is_told_so() -> None:
+    """Its own instructions stand where the other home's stood: nothing comes out as it did."""
+    walk = Walk()
+    walk.go([("publish", 1, 1), ("step", 1), ("publish", 1, 2), ("step", 1)])
+    walk.world.saved = (Snapshot(), DictStore())
+    at = walk.world.topics[PLACES[1]][0]
+    at.value_ = at.value_ + b" "
+    with pytest.raises(Refused, match="most likely another home's; use that home"):
+        walk.world.open()
+
+
+def test_a_hole_in_the_log_is_noticed() -> None:
+    world = stopped()
+    first = world.saved[0].log_at
+    world.log[first] = world.log[first + 1]
+    with pytest.raises(Refused, match="goes on with step"):
+        world.open()
+
+
+def test_topics_that_become_known_are_an_input_too() -> None:
+    """A reply to a partition that was not there when the step was taken is refused again."""
+    walk = Walk()
+    walk.go([("subscribe", 2), ("step", 1)])  # partition 2 of deliveries is not there
+    walk.driver.learn(SIZES | {"default.deliveries": 3})
+    walk.go([("subscribe", 1), ("subscribe", 2), ("step", 9)])
+    judge(walk)
+    refused = [r for _, records in walk.world.said for r in records if "rejected" in r.topic]
+    assert refused
+
+
+# ---------------------------------------------------------------- steps that fail
+
+
+POISON = 13
+
+
+def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Everything beside it is delivered, and the log says what was left out."""
+    failures: list[bytes] = []
+    real = admission.match
+
+    def failing(queue: Any, payload: bytes, *more: Any) -> Any:
+        if payload == b'{"n": %d}' % POISON:
+            failures.append(payload)
+            raise RuntimeError("planted")
+        return real(queue, payload, *more)
+
+    monkeypatch.setattr(admission, "match", failing)
+    walk = Walk()
+    walk.go([("subscribe", 0), ("step", 9), ("save",)])
+    walk.go([("publish", 1, 1), ("step", 1), ("publish", 1, 2)])
+    walk.go([("publish", 1, POISON), ("publish", 1, 3)])
+    with pytest.raises(StepPutAside, match="planted"):
+        walk.step(9)
+    walk.restart()
+    walk.go([("publish", 1, 4), ("step", 9)])
+    assert len(failures) == 1
+    judge(walk)
+    assert len(failures) == 1, "no replay meets it again"
+    skipped = [r.skipped for _, r in walk.world.logged() if r.skipped]
+    assert [(t, p, o) for ((t, p, o, _),) in skipped] == [("default.publish", 0, 2)]
+    rejected = [r for _, records in walk.world.said for r in records if "rejected" in r.topic]
+    assert rejected
+    sent = b"".join(
+        r.value or b"" for _, records in walk.world.said for r in records
+        if r.topic == "default.deliveries"
+    )  # fmt: skip
+    assert all(b'{"n": %d}' % n in sent for n in (1, 2, 3))
+
+
+def test_a_queue_that_fails_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = delivery.choose_messages
+
+    def failing(broker: Any, queue: Any, *more: Any) -> Any:
+        if queue.header.depth > 1:
+            raise RuntimeError("planted")
+        return real(broker, queue, *more)
+
+    walk = Walk()
+    walk.go([("subscribe", 0), ("step", 9), ("save",)])
+    monkeypatch.setattr(delivery, "choose_messages", failing)
+    walk.go([("publish", 1, 1), ("publish", 1, 2)])
+    with pytest.raises(StepPutAside, match="planted"):
+        walk.step(9)
+    walk.restart()
+    walk.go([("describe",), ("step", 9)])
+    judge(walk)
+    said = b"".join(r.value or b"" for _, records in walk.world.said for r in records)
+    assert b"faulted" in said
