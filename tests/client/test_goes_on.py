@@ -236,3 +236,11 @@ def test_R4_a_replay_from_nowhere_is_refused(bench: Bench, since: Any) -> None:
     bench.define()
     with pytest.raises(ConfigError, match="since"):
         bench.connection.consumer("orders", replay_from=since)
+
+
+def test_R6_a_header_s_name_has_no_zero(bench: Bench) -> None:
+    """As a producer's: Kafka's C library would end it there."""
+    bench.define()
+    bench.send()
+    with pytest.raises(ConfigError, match="without a zero"):
+        bench.admin.edit("orders", {"a\0b": "c"})

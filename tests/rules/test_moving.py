@@ -354,11 +354,3 @@ def test_L5_a_move_is_no_attempt_of_what_nobody_has_seen(mesh: Mesh) -> None:
     messages = drain(consumer)
     assert numbers(messages) == [0, 1, 2, 3, 4]
     assert [m.delivery_count for m in messages] == [2, 1, 1, 1, 1]
-
-
-def test_R6_a_header_s_name_has_no_zero(bench: Bench) -> None:
-    """As a producer's: Kafka's C library would end it there."""
-    bench.define()
-    bench.send()
-    with pytest.raises(ConfigError, match="without a zero"):
-        bench.admin.edit("orders", {"a\0b": "c"})
