@@ -9,12 +9,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..protocol import ConfigError
+from ..protocol.bounds import shown
 from .admin import Admin, Redriven
 from .connection import Connection
 from .consumer import Consumer
 from .credentials import credentials
 from .message import BrowsedMessage, Message
 from .producer import Producer, Receipt
+from .values import text_of
 
 __all__ = [
     "Admin",
@@ -27,6 +29,9 @@ __all__ = [
     "Redriven",
     "connect",
 ]
+
+ADDRESSES = "allowed are 'kafka://HOST:PORT' and 'memory://NAME'"
+URL_MAX = KEY_MAX = 100_000  # characters
 
 # A library does not print by itself; without this, Python's last resort would write to stderr.
 logging.getLogger("lakequeue").addHandler(logging.NullHandler())
@@ -51,8 +56,13 @@ def connect(
     (memory only): a configuration as a mapping or a file's path. Raises ConfigError for an address
     that is not understood and a broker that is not there, NotConnected when Kafka does not answer.
     """
-    parts = urlsplit(url)
-    signed_by = credentials(key)
+    try:
+        parts = urlsplit(text_of(url, "url", URL_MAX))
+    except ValueError as error:
+        raise ConfigError(f"url: {shown(url)} – {error}; {ADDRESSES}") from error
+    if not isinstance(config, Mapping | str | None):
+        raise ConfigError(f"config: {shown(config)} – allowed are a mapping and the path of a file")
+    signed_by = credentials(None if key is None else text_of(key, "key", KEY_MAX))
     if parts.scheme == "memory":
         # By name: the engine in the process stands above the client, and imports it.
         memory = importlib.import_module("..memory", __package__)
@@ -65,4 +75,4 @@ def connect(
         from .kafka_library import connect_kafka
 
         return connect_kafka(parts.netloc, vpn, client_name, broker, signed_by)
-    raise ConfigError(f"url: {url!r} – allowed are 'kafka://HOST:PORT' and 'memory://NAME'")
+    raise ConfigError(f"url: {shown(url)} – {ADDRESSES}")

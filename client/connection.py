@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,9 @@ class Connection(Session):
         what is raised. See `asked_again`.
         """
         self.check_open()
-        asked = AskedAgain(self, queue, replay_from, replay_home) if replay_from else None
+        asked = (
+            AskedAgain(self, queue, replay_from, replay_home) if replay_from is not None else None
+        )
         consumer = Consumer(self, queue, **options)
         if asked is not None:
             consumer.replay = asked.done
@@ -90,21 +94,25 @@ class Connection(Session):
 
     def close(self) -> None:
         """Close producers and consumers, say goodbye, close the transport. Then raises the first
-        error of a producer: Timeout, or Rejected for what nobody was told of."""
+        error: Timeout, Rejected for what nobody was told of, or what could not be said to Kafka."""
         if not self.is_open:
             return
         errors: list[LakequeueError] = []
+
+        def attempt(step: Callable[[], None]) -> None:
+            try:
+                step()
+            except LakequeueError as error:  # the others have something to say as well
+                errors.append(error)
+
         try:
             for producer in self._producers():
-                try:
-                    producer.close()
-                except LakequeueError as error:  # the others have something to send as well
-                    errors.append(error)
+                attempt(producer.close)
         finally:  # also at Ctrl-C
             for consumer in list(self._consumers.values()):
-                consumer.close()
+                attempt(consumer.close)
             for number in sorted(self._spoken_to):
-                self.command(commands.Bye(session=self.session), number)
+                attempt(partial(self.command, commands.Bye(session=self.session), number))
             self.is_open = False
             self.wake()
             self.runner.stop()

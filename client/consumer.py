@@ -78,6 +78,7 @@ class Consumer:
         self._wanted = Wanted(self.name, max_backlog, filter, acks, priority)
         self._lock = threading.RLock()
         self._closed = False  # nothing is received any more
+        self._closing = False  # a call of `close` is at work
         self._ended: str | None = None  # nothing is settled any more: what became of its messages
         self._why: str | None = None  # it was not the application that closed it
         self._arrivals = FlowArrivals(
@@ -274,19 +275,24 @@ class Consumer:
         Waits up to 5 s for a callback that runs, so that its message can still be acknowledged.
         What was received and not acknowledged returns (C3); what was never handed over returns
         untouched: that is no attempt (L5). For what is still on its way here it waits up to 2 s.
+        Where something of that cannot be said to Kafka it raises that, receives nothing any more,
+        and can be called again.
         """
-        if self._closed:
+        if self._ended is not None or self._closing:
             return
-        self._closed = True
-        self._session.wake()
-        self.serving.join(CLOSE_S)
-        if self._session.is_open:
-            if self._rule.mode == "dups_ok":
-                self._settling.ack_done()
-            self._settling.flush()
-            self._return_untouched()
-            self._settling.subscription.unbind()
-        self._end()
+        self._closed = self._closing = True
+        try:
+            self._session.wake()
+            self.serving.join(CLOSE_S)
+            if self._session.is_open:
+                if self._rule.mode == "dups_ok":
+                    self._settling.ack_done()
+                self._settling.flush()
+                self._return_untouched()
+                self._settling.subscription.unbind()
+            self._end()
+        finally:
+            self._closing = False
 
     def _return_untouched(self) -> None:
         """Return what nobody has seen. With a backlog of 0 nothing more is sent, and the answer to

@@ -8,12 +8,15 @@ a message where it was 14.
 
 from __future__ import annotations
 
+import logging
 import threading
 from concurrent.futures import Future, TimeoutError
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any
 
 from ..protocol import LakequeueError
+
+log = logging.getLogger("lakequeue.client")
 
 
 class Receipt:
@@ -81,6 +84,12 @@ class Pending(Future[Receipt]):
             return made
         raise AttributeError(name)
 
+    def __repr__(self) -> str:
+        said = "no answer yet"
+        if self._state == FINISHED:
+            said = repr(self._exception or self.result())
+        return f"<Pending {self.seq} to {self.to!r}: {said}>"
+
     def cancel(self) -> bool:
         """Always False: the message is on its way."""
         return False
@@ -119,4 +128,8 @@ def settle(pending: Pending, number: int, error: LakequeueError | None = None) -
             for waiter in asked["_waiters"]:
                 waiter.add_result(pending) if error is None else waiter.add_exception(pending)
     if "_done_callbacks" in asked:
-        pending._invoke_callbacks()
+        for told in asked["_done_callbacks"]:
+            try:
+                told(pending)
+            except BaseException:  # also `sys.exit()`: others wait for their answers in this thread
+                log.exception("a callback of a sent message failed")

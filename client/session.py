@@ -26,6 +26,7 @@ from .transport import Record, Transport
 __all__ = ["Answer", "Consuming", "Producing", "Session"]
 
 HEARTBEAT_S = 4.0
+ENDED = "Ended"  # the kind of a reply that nobody asked for: the engine ended a subscription
 
 
 class Consuming(Protocol):
@@ -171,12 +172,18 @@ class Session(Speaking):
     def receive(self, timeout_s: float) -> None:
         """Take what came in to those whom it concerns."""
         records = self._transport.poll(timeout_s)
+        errors: list[Exception] = []
         for record in records:
-            self._dispatch(record)
+            try:
+                self._dispatch(record)
+            except Exception as error:  # one that nobody can read keeps none behind it away
+                errors.append(error)
         if records:
             self.wake()
             for hook in list(self._hooks.values()):
                 hook()
+        if errors:
+            raise errors[0]
 
     def _dispatch(self, record: Record) -> None:
         name = (record.key or b"").decode("utf-8", "replace")
@@ -188,7 +195,9 @@ class Session(Speaking):
                 if told is not None:
                     self.is_silent = False
                     told(answer)
-                elif name in self._consumers:  # the engine has ended this subscription
+                elif (
+                    name in self._consumers and answer["kind"] == ENDED
+                ):  # its subscription is over
                     self._consumers[name].on_end(answer["result"]["ended"])
             elif framing == b"batch":
                 consumer = self._consumers.get(name)

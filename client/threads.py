@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from uuid import uuid4
 
 from ..protocol import ConfigError, LakequeueError
@@ -156,14 +157,13 @@ def _read(reference: weakref.ref[Duties]) -> None:
         session = reference()
         if session is None or not session.is_open:
             return
-        try:
-            session.receive(POLL_S)
-            session.upkeep()
-            session.beat()
-        except Exception as error:  # whatever it was, heartbeats and acks must go on
-            if session.is_open:
-                _report(session, error)
-        del session
+        for duty in (partial(session.receive, POLL_S), session.upkeep, session.beat):
+            try:
+                duty()
+            except Exception as error:  # whatever it was, heartbeats and acks must go on
+                if session.is_open:
+                    _report(session, error)
+        del session, duty
 
 
 def _gather(reference: weakref.ref[Duties], gathered: threading.Event) -> None:
@@ -174,5 +174,9 @@ def _gather(reference: weakref.ref[Duties], gathered: threading.Event) -> None:
         session = reference()
         if session is None or not session.is_open:
             return
-        session.send_gathered()
+        try:
+            session.send_gathered()
+        except Exception as error:  # what is sent next must go out too
+            if session.is_open:
+                _report(session, error)
         del session

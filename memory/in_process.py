@@ -263,6 +263,8 @@ class MemoryEngine:
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
         target = self.now + duration_ms(duration, "advance")
+        for client in self._attending():  # what is due by now is done before time moves
+            client.attend()
         while (stop := self._next_stop()) <= target:
             with self._lock:
                 self.now = max(self.now, stop)
