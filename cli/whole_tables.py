@@ -49,7 +49,14 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
     if as_json:
         said = {"repaired": done} if repair else {}
         say_json({"tables": [_json(table) for table in found], **said})
-        return
+    else:
+        _say(home, repair, done, found)
+    if not all(table.is_whole for table in found):
+        raise click.exceptions.Exit(1)
+
+
+def _say(home: Path, repair: bool, done: list[str], found: list[Table]) -> None:
+    """For people."""
     for line in done:
         note(line)
     for table in found:
@@ -58,7 +65,6 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
         click.echo("Start the engine." if done else "Nothing is to be mended.")
     elif not all(table.is_whole for table in found):
         click.echo(f"Stop the engine and run: lakequeue tables --repair --home {home}")
-        raise click.exceptions.Exit(1)
 
 
 def _json(table: Table) -> dict[str, object]:

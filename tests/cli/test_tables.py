@@ -47,9 +47,9 @@ def test_R1_a_damaged_table_is_named_and_mended(home: Path) -> None:
     assert done.exit_code == 1
     assert f"{lost.name} is missing" in done.stdout
     assert f"lakequeue tables --repair --home {home}" in done.stdout
-    assert (
-        f"{lost.name} is missing" in json.loads(run(home, "--json").stdout)["tables"][0]["problem"]
-    )
+    said = run(home, "--json")
+    assert said.exit_code == 1, "for programs too"
+    assert f"{lost.name} is missing" in json.loads(said.stdout)["tables"][0]["problem"]
     done = run(home, "--repair")
     assert done.exit_code == 0
     assert "the table goes on without 1 of its files (1 rows)" in done.stderr
