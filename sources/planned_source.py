@@ -47,7 +47,7 @@ Offsets = Mapping[str, Mapping[str, int]]
 
 
 class PlannedRecords(DataSource):
-    """Options: ``bootstrap``; ``topics``, with commas between; ``most``, records a batch; 0: all."""
+    """Options: ``bootstrap``; ``topics``, with commas between; ``most`` of a batch, 0: all."""
 
     @classmethod
     def name(cls) -> str:
