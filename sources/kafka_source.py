@@ -13,9 +13,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol import topics
-from ..protocol.kafka_headers import UNREADABLE
 from ..protocol.kafka_settings import for_spark, kafka_settings
-from ..protocol.messages import HEADER
+from .planned_source import FORMAT, PlannedRecords
 
 RECORDS_PER_BATCH = 5_000
 
@@ -81,31 +80,17 @@ def read_stream(
     return reader.load()
 
 
-# Our clients put the header `lq` first, and most messages have no other: two comparisons, where
-# a search through the headers copies them.
-_LQ_FIRST = f"get(headers, 0).key = '{HEADER}'"
-_ALONE = f"size(headers) = 1 AND {_LQ_FIRST}"
-# Java puts U+FFFD for what is not UTF-8, see `protocol.kafka_headers`.
-_UNREADABLE = "exists(headers, h -> contains(h.key, '\ufffd'))"
-
-
-def meta_column() -> Column:
-    """The value of the header `lq`, or null; what `kafka_headers` has for it where a name is no
-    text."""
-    return f.expr(
-        f"CASE WHEN {_ALONE} THEN get(headers, 0).value "
-        f"WHEN {_UNREADABLE} THEN cast('{UNREADABLE.decode()}' AS BINARY) "
-        f"WHEN {_LQ_FIRST} THEN get(headers, 0).value "
-        f"ELSE get(filter(headers, h -> h.key = '{HEADER}'), 0).value END"
-    )
-
-
-def headers_column() -> Column:
-    """The application's headers as JSON text (values base64), or null where there are none."""
-    return f.expr(
-        f"CASE WHEN headers IS NULL OR {_ALONE} OR {_UNREADABLE} THEN NULL "
-        f"WHEN exists(headers, h -> h.key != '{HEADER}') "
-        f"THEN to_json(filter(headers, h -> h.key != '{HEADER}')) END"
+def read_planned(
+    spark: SparkSession, bootstrap: str, where: dict[str, str], records_per_batch: int = 0
+) -> DataFrame:
+    """The same for micro-batches, see `planned_source`: its columns, committed records alone."""
+    spark.dataSource.register(PlannedRecords)
+    return (
+        spark.readStream.format(FORMAT)
+        .option("bootstrap", bootstrap)
+        .option("topics", where["subscribe"])
+        .option("most", str(records_per_batch))
+        .load()
     )
 
 
@@ -120,27 +105,7 @@ def now_column() -> Column:
 
 
 def input_rows(commands: DataFrame, publishes: DataFrame, broker: str) -> DataFrame:
-    """Kafka records as the flat rows that the processor takes, with the batch's time.
-
-    What is not asked of commands is not planned: Spark plans each batch anew, each expression of
-    each source.
-    """
-    nothing = f.lit(None)
-    return _rows(commands, broker, nothing.cast("binary"), nothing.cast("string")).unionByName(
-        _rows(publishes, broker, meta_column(), headers_column())
-    )
-
-
-def _rows(stream: DataFrame, broker: str, meta: Column, headers: Column) -> DataFrame:
-    return stream.select(
-        f.lit(broker).alias("broker"),
-        f.col("topic"),
-        f.col("partition"),
-        f.col("offset"),
-        f.expr("unix_millis(timestamp)").alias("timestamp"),
-        f.col("key"),
-        f.col("value"),
-        meta.alias("meta"),
-        headers.alias("headers"),
-        now_column().alias("now"),
-    )
+    """Records as `read_planned` gives them, as the rows that the processor takes, with the batch's
+    time."""
+    rows = commands.unionByName(publishes)
+    return rows.select(f.lit(broker).alias("broker"), "*", now_column().alias("now"))

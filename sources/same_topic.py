@@ -11,8 +11,14 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec, TopicDescription
 
 from .step_batch import Place
 
@@ -72,6 +78,14 @@ class TopicsNow:
     def ids(self, names: Iterable[str]) -> dict[str, str]:
         """The ids of those topics that are there, empty where Kafka has none. Raises KafkaException
         while Kafka is away."""
+        found = {name: str(one.topic_id) for name, one in self._described(names).items()}
+        return {name: "" if known == _NO_ID else known for name, known in found.items()}
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """How many partitions those topics have that are there. Raises as `ids` does."""
+        return {name: len(one.partitions) for name, one in self._described(names).items()}
+
+    def _described(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         asked = sorted(set(names))
         if not asked:
             return {}
@@ -79,8 +93,7 @@ class TopicsNow:
         answers = self._admin.describe_topics(TopicCollection(asked), request_timeout=ASK_S)
         for name, answer in answers.items():
             try:
-                topic_id = str(answer.result(2 * ASK_S).topic_id)
-                found[name] = "" if topic_id == _NO_ID else topic_id
+                found[name] = answer.result(2 * ASK_S)
             except TimeoutError as error:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error
             except KafkaException as error:
@@ -88,10 +101,16 @@ class TopicsNow:
                     raise
         return found
 
-    def ends(self, places: Iterable[Place], spec: OffsetSpec) -> dict[Place, int]:
-        """Where those partitions begin, or end, that answer."""
+    def ends(
+        self, places: Iterable[Place], spec: OffsetSpec, committed: bool = False
+    ) -> dict[Place, int]:
+        """Where those partitions begin, or end, that answer. committed: where the first transaction
+        begins that is open, as an end."""
         asked = {TopicPartition(*place): spec for place in places}
-        answers = self._admin.list_offsets(asked, request_timeout=ASK_S) if asked else {}
+        if not asked:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        answers = self._admin.list_offsets(asked, request_timeout=ASK_S, isolation_level=level)
         found = {}
         for p, answer in answers.items():
             with contextlib.suppress(KafkaException, TimeoutError):

@@ -1,7 +1,7 @@
 """The engine's queries: a broker's, with either trigger, and the one of the Delta tables.
 
-*real-time*: the operator steps in a loop for the length of a batch (`loop`). *micro-batch*: Spark's
-own Kafka source and sink, and a batch is one step or a few. The core is the same, and so is what
+*real-time*: the operator steps in a loop for the length of a batch (`loop`). *micro-batch*: Spark
+plans what a batch takes, which is one step or a few. The core is the same, and so is what
 clients see; the checkpoints are not: a home belongs to one of them. The tables have a query of
 their own, beside the brokers': a commit of Delta takes longer than a delivery may.
 """
@@ -69,11 +69,9 @@ def start_batches(
     from ..sources import kafka_source as source
     from .processor import BrokerProcessor
 
-    commands_in = source.read_stream(
-        spark, bootstrap, source.commands_topics(vpns, home.name), committed=True
-    )
-    publishes = source.read_stream(
-        spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch, committed=True
+    commands_in = source.read_planned(spark, bootstrap, source.commands_topics(vpns, home.name))
+    publishes = source.read_planned(
+        spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
     )
     rows = source.input_rows(commands_in, publishes, home.name)
     outputs = (

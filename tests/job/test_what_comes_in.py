@@ -1,8 +1,9 @@
 """What other programs write to a captured topic, with either trigger: what a transaction took back
-is not delivered, and a time in microseconds is delivered as now (S1, L12)."""
+is not delivered, and a time in micro- or nanoseconds is delivered as now (S1, L12)."""
 
 from __future__ import annotations
 
+import json
 import time
 
 import lakequeue
@@ -50,7 +51,11 @@ def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     assert found == [b'{"tx": 1}', b'{"tx": 2}']
 
 
-def test_L12_a_time_in_microseconds_is_now(job: Job) -> None:
+@pytest.mark.parametrize(
+    "odd", [int(time.time() * 1e6), int(time.time() * 1e9), 2**63 - 1],
+    ids=["microseconds", "nanoseconds", "most"],
+)  # fmt: skip
+def test_L12_a_time_outside_the_calendar_is_now(job: Job, odd: int) -> None:
     admin = AdminClient({"bootstrap.servers": job.kafka.bootstrap_servers})
     entry = ConfigEntry(  # as every Kafka before 4.0 is by default
         "message.timestamp.after.max.ms", str(2**63 - 1),
@@ -60,10 +65,11 @@ def test_L12_a_time_in_microseconds_is_now(job: Job) -> None:
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(20)
     producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})
-    producer.produce(TOPIC, b'{"time": "odd"}', timestamp=int(time.time() * 1e6))
+    payload = json.dumps({"time": odd}).encode()
+    producer.produce(TOPIC, payload, timestamp=odd)
     producer.flush(30)
     with job.connect() as connection:
-        (message,) = received(connection, b'{"time": "odd"}')
+        (message,) = received(connection, payload)
         assert message.published_at is not None
         assert abs((message.published_at - connection.now()).total_seconds()) < 90
 

@@ -1,0 +1,203 @@
+"""Kafka as a source of micro-batches, read where nothing that somebody wrote can end a query.
+
+Anybody may write to a captured topic: Spark's own source makes a Java row of each record, and ends
+its query at a time in nanoseconds, at each start again. Here the driver plans what a batch takes,
+up to the first transaction that is open, and a Python worker reads it as the tables' does
+(`offset_ranges`): what a batch gets of a record is what a loop gets.
+
+Offsets are kept in the form of Spark's source, ``{"topic": {"0": 123}}``: a home that began with
+that one goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import OffsetSpec
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from ..protocol.errors import NotConnected
+from .live import kafka_client
+from .offset_ranges import BEGINNING, Ranges, read_ranges
+from .same_topic import TopicsNow
+from .step_batch import Place, header_columns
+
+FORMAT = "lakequeue-kafka"
+SCHEMA = (
+    "topic STRING, `partition` INT, `offset` LONG, timestamp LONG, key BINARY, value BINARY, "
+    "meta BINARY, headers STRING"
+)
+_COLUMNS = pa.schema(
+    [
+        ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+        ("timestamp", pa.int64()), ("key", pa.binary()), ("value", pa.binary()),
+        ("meta", pa.binary()), ("headers", pa.string()),
+    ]
+)  # fmt: skip
+SIZES_S = 5.0  # how soon a new partition is noticed
+BEHIND_S = 5.0  # a broker that has just begun to lead may for a moment know less than it will
+Offsets = Mapping[str, Mapping[str, int]]
+
+
+class PlannedRecords(DataSource):
+    """Options: ``bootstrap``; ``topics``, with commas between; ``most`` of a batch, 0: all."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in `format`."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """The columns. A time is a number here: any that Kafka has fits."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For `readStream`."""
+        most, names = int(self.options["most"]), self.options["topics"].split(",")
+        return PlannedReader(kafka_client(self.options["bootstrap"], FORMAT), names, most)
+
+
+class RangesPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self.ranges = ranges
+
+
+class PlannedReader(DataSourceStreamReader):
+    """Plans batches in the driver, and reads them in tasks, which get copies of it."""
+
+    def __init__(self, kafka: dict[str, Any], names: list[str], most: int) -> None:
+        self._kafka, self._names, self._most = kafka, names, most
+        self._now = TopicsNow(kafka)
+        self._places: list[Place] = []
+        self._looked = -math.inf
+        self._ends: dict[Place, int] = {}
+        self._behind: dict[Place, float] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kafka": self._kafka}
+
+    # ------------------------------------------------------------ the driver
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:
+        """The beginning of each topic. Raises NotConnected."""
+        try:
+            self._look()
+        except KafkaException as error:
+            raise NotConnected(f"the topics to be read do not answer: {error}") from error
+        first = self._now.ends(self._places, OffsetSpec.earliest())
+        missing = [place for place in self._places if place not in first]
+        if missing:
+            raise NotConnected(f"where partition {missing[0]} begins is not answered")
+        return as_offsets(first)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """As the option says."""
+        return ReadMaxRows(self._most) if self._most else ReadAllAvailable()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, dict[str, int]]:
+        """Where the next batch ends; where it starts, when there is nothing, or nobody answers."""
+        before = places_of(start)
+        try:
+            self._look()
+        except KafkaException:
+            return as_offsets(before)
+        found = self._now.ends(self._places, OffsetSpec.latest(), committed=True)
+        ends = self._believed(before, found)
+        self._ends = before | ends
+        anew = [p for p in ends if p not in before or ends[p] < before[p]]
+        first = self._now.ends(anew, OffsetSpec.earliest())
+        begins = {p: at for p, at in before.items() if p in ends and p not in anew} | first
+        ends = {p: at for p, at in ends.items() if p in begins}
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return as_offsets(before | limited(begins, ends, most))
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
+        """Up to where there was something, for the batch's progress."""
+        return as_offsets(self._ends) if self._ends else None
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """One task: the operator behind it is one."""
+        ranges = ranges_of(places_of(start), places_of(end))
+        return [RangesPartition(ranges)] if ranges else []
+
+    def _look(self) -> None:
+        """Which partitions there are. Raises KafkaException."""
+        now = time.monotonic()
+        if now >= self._looked + SIZES_S:
+            sizes = self._now.sizes(self._names)
+            self._places = [(name, n) for name in sorted(sizes) for n in range(sizes[name])]
+            self._looked = now
+
+    def _believed(self, before: dict[Place, int], ends: dict[Place, int]) -> dict[Place, int]:
+        """The ends, but those that are before what was read: these only when they stay so. Then the
+        topic was made anew, and is read from its beginning, as a loop does that knows no id."""
+        now = time.monotonic()
+        behind = {p for p, at in ends.items() if at < before.get(p, 0)}
+        self._behind = {p: self._behind.get(p, now) for p in behind}
+        return {p: at for p, at in ends.items() if now - self._behind.get(p, -math.inf) >= BEHIND_S}
+
+    # ------------------------------------------------------------ a task
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Its records."""
+        assert isinstance(partition, RangesPartition)
+        yield from map(columns_of, read_ranges(self._kafka, partition.ranges))
+
+
+def columns_of(messages: list[Any]) -> pa.RecordBatch:
+    """Messages of Kafka's client as the source's columns."""
+    headers = [header_columns(m) for m in messages]
+    columns = [
+        [m.topic() for m in messages], [m.partition() for m in messages],
+        [m.offset() for m in messages], [m.timestamp()[1] for m in messages],
+        [m.key() for m in messages], [m.value() for m in messages],
+        [meta for meta, _, _ in headers], [rest for _, rest, _ in headers],
+    ]  # fmt: skip
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, _COLUMNS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS)
+
+
+def ranges_of(before: Mapping[Place, int], after: Mapping[Place, int]) -> Ranges:
+    """What a batch reads. A partition that is new is read from its beginning, and so is one that
+    became shorter (see `PlannedReader.latestOffset`)."""
+    found = {}
+    for place, end in after.items():
+        begin = before.get(place, BEGINNING)
+        if begin != end and end > 0:
+            found[place] = (begin if begin < end else BEGINNING, end)
+    return found
+
+
+def places_of(offsets: Offsets) -> dict[Place, int]:
+    """Spark's form of offsets as ours."""
+    return {(t, int(n)): at for t, partitions in offsets.items() for n, at in partitions.items()}
+
+
+def as_offsets(places: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+    """Ours as Spark's form."""
+    found: dict[str, dict[str, int]] = {}
+    for (topic, partition), at in sorted(places.items()):
+        found.setdefault(topic, {})[str(partition)] = at
+    return found
+
+
+def limited(
+    begins: Mapping[Place, int], ends: Mapping[Place, int], most: int | None
+) -> dict[Place, int]:
+    """Ends of a batch of about so many records, of each partition its share, one at least: nobody's
+    backlog keeps others out. Both of the same places."""
+    waiting = {p: max(0, at - begins[p]) for p, at in ends.items()}
+    total = sum(waiting.values())
+    if most is None or total <= most:
+        return dict(ends)
+    shares = {p: min(n, max(1, most * n // total)) for p, n in waiting.items()}
+    return {p: begins[p] + shares[p] for p in ends}

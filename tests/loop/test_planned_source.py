@@ -1,0 +1,73 @@
+"""What the source of micro-batches plans (L12): shares of a batch, and what its offsets mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lakequeue.sources import planned_source
+from lakequeue.sources.offset_ranges import BEGINNING
+from lakequeue.sources.planned_source import (
+    PlannedReader,
+    as_offsets,
+    limited,
+    places_of,
+    ranges_of,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+A, B = ("a", 0), ("b", 1)
+
+
+class TopicsThen:
+    """Stands for `TopicsNow`."""
+
+    def __init__(self, ends: dict[Any, int]) -> None:
+        self.latest = ends
+
+    def sizes(self, names: list[str]) -> dict[str, int]:
+        return {"a": 1}
+
+    def ends(self, places: list[Any], spec: Any, committed: bool = False) -> dict[Any, int]:
+        return {p: self.latest[p] if committed else 0 for p in places if p in self.latest}
+
+
+def reader_of(ends: dict[Any, int], monkeypatch: pytest.MonkeyPatch) -> PlannedReader:
+    monkeypatch.setattr(planned_source, "TopicsNow", lambda _: TopicsThen(ends))
+    return PlannedReader({}, ["a"], 0)
+
+
+def test_offsets_are_in_the_form_of_sparks_source() -> None:
+    kept = '{"a":{"0":7},"b":{"1":9}}'  # of a home that began with that
+    assert places_of(json.loads(kept)) == {A: 7, B: 9}
+    assert json.dumps(as_offsets({B: 9, A: 7}), separators=(",", ":")) == kept
+
+
+def test_no_backlog_keeps_others_out_of_a_batch() -> None:
+    assert limited({A: 0, B: 5}, {A: 10, B: 6}, 100) == {A: 10, B: 6}
+    assert limited({A: 0, B: 5}, {A: 1_000_000, B: 6}, 100) == {A: 99, B: 6}
+    assert limited({A: 0, B: 5}, {A: 1_000_000, B: 6}, None) == {A: 1_000_000, B: 6}
+
+
+def test_what_is_new_or_made_anew_is_read_from_its_beginning() -> None:
+    assert ranges_of({A: 3}, {A: 5, B: 2}) == {A: (3, 5), B: (BEGINNING, 2)}
+    assert ranges_of({A: 30}, {A: 5}) == {A: (BEGINNING, 5)}
+    assert ranges_of({A: 30}, {A: 30, B: 0}) == {}
+
+
+def test_an_end_that_goes_back_is_believed_when_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of({A: 5}, monkeypatch)
+    start, limit = {"a": {"0": 30}}, ReadAllAvailable()
+    assert reader.latestOffset(start, limit) == start
+    monkeypatch.setattr(planned_source, "BEHIND_S", 0.0)
+    assert reader.latestOffset(start, limit) == {"a": {"0": 5}}
+    assert reader.latestOffset(start, ReadMaxRows(2)) == {"a": {"0": 2}}
+
+
+def test_a_partition_that_does_not_answer_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = reader_of({}, monkeypatch)
+    start = {"a": {"0": 3}, "gone": {"0": 8}}
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
