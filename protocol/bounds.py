@@ -72,7 +72,10 @@ def datetime_of(ms: int) -> datetime:
 def explain(error: msgspec.ValidationError, value: bytes) -> str:
     """What is wrong with a record, as a sentence with the field and what stood there."""
     text = str(error)
-    found = re.fullmatch(r"(.*) - at `\$((?:\.\w+)+)`", text, re.DOTALL)
+    # Inside a map or a list the error does not say where: then the whole of it is shown.
+    found = re.fullmatch(
+        r"(.*) - at `(?:key` in `)?\$((?:\.\w+)+)(?:\[\.\.\.\])*`", text, re.DOTALL
+    )
     if found is None:
         return text
     try:

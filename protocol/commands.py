@@ -319,7 +319,7 @@ class Move(Change, frozen=True, kw_only=True, tag="move"):
 class Edit(Change, frozen=True, kw_only=True, tag="edit"):
     """Change headers of messages in this queue: a text for each name, null removes the header."""
 
-    headers: dict[Name, Name | None]
+    headers: dict[Name, Text | None]
 
 
 class Redrive(Named, frozen=True, kw_only=True, tag="redrive"):

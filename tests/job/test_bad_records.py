@@ -61,7 +61,7 @@ BAD: dict[str, tuple[str, bytes | None, Headers]] = {
     "publish_header_wrong_type": (PUBLISH, GOOD, lq(to="bad", ttl_ms="soon")),
     "publish_header_priority_range": (PUBLISH, GOOD, lq(to="bad", priority=256)),
     "publish_header_negative_ttl": (PUBLISH, GOOD, lq(to="bad", ttl_ms=-1)),
-    "publish_header_huge_number": (PUBLISH, GOOD, lq(to="bad", deliver_at=10**30)),
+    "publish_header_huge_number": (PUBLISH, GOOD, lq(to="bad", ttl_ms=10**30)),
     "publish_header_sequence_zero": (PUBLISH, GOOD, lq(to="bad", producer="p", seq=0)),
     "underlying_header_random": ("bad", NOISE(100), [("lq", NOISE(50))]),
     "underlying_header_wrong_type": ("bad", GOOD, lq(priority="high")),

@@ -224,3 +224,19 @@ def test_R6_what_may_be_edited(bench: Bench) -> None:
     done = bench.admin.edit("orders", headers={"h3": "x" * 240, "h4": "x" * 240})
     assert (done.count, done.stayed, done.why) == (0, 1, {"edited_too_much": 1})
     assert set(bench.admin.browse("orders")[0].headers) == {"h0", "h1", "h2"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({"a": "x" * 1_001}, "more than 1,000 characters in all"),
+        ({"a" * 300: "x"}, r"headers: .*aaa.* length <= 250"),
+        ({"a": "x" * 20_000}, r"headers: .*xxx.* length <= 10000"),
+    ],
+)
+def test_R6_an_edit_that_is_too_long_is_named(
+    empty: Bench, headers: dict[str, str], says: str
+) -> None:
+    empty.define()
+    with pytest.raises(ConfigError, match=says):
+        empty.admin.edit("orders", headers, ids="1")
