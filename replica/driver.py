@@ -217,7 +217,8 @@ class Driver:
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         before = self.cost_s
-        decided = self._first_try(record, taken.batch)  # while the log is written
+        # While the log is written: of the steps before, and of this one.
+        decided = self._first_try(record, taken.batch, len(self._unsaid) + 1)
         self._rest(bool(taken.ranges), bool(decided.said), self.cost_s - before)
         records = self._encoded(decided)
         self._unsaid.append((self.step, records))
@@ -250,9 +251,9 @@ class Driver:
             self.log_at, self._said = at + 1, step
             self._outbox.send(step, records)
 
-    def _first_try(self, record: StepRecord, batch: Batch) -> Decided:
+    def _first_try(self, record: StepRecord, batch: Batch, waiting: int) -> Decided:
         """Take a step that nobody has taken. One that fails stands in the log once more, without
-        what failed."""
+        what failed. waiting: records that the log does not have yet."""
         try:
             return self._compute(record, batch)
         except StepFailed as failed:
@@ -260,7 +261,7 @@ class Driver:
             skipped = tuple((*place, why) for place, why in sorted(batch.skipped.items()))
             again = msgspec.structs.replace(record, skipped=skipped, faulted=batch.faulted)
             self._log.append(steplog.encode(again))
-            waiting = len(self._unsaid) + 2  # those before it, its first record, and this one
+            waiting += 1
             while waiting > 0:
                 waiting -= len(self._log.written(LOG_S))
             raise StepPutAside(str(failed)) from failed
@@ -285,7 +286,10 @@ class Driver:
                 raise self._other(record.step, "took other records", begins)
             batch.skipped = {(t, p, o): why for t, p, o, why in record.skipped}
             batch.faulted = dict(record.faulted)
-            decided = (self._first_try if at == todo[-1][0] else self._compute)(record, batch)
+            if at == todo[-1][0]:
+                decided = self._first_try(record, batch, waiting=0)
+            else:
+                decided = self._compute(record, batch)
             silent = record.step <= mute_to
             if silent:
                 self._journal.take(record.now)
