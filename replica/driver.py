@@ -31,7 +31,7 @@ from ..core import Batch, Home, Limits, StepFailed, Store
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
-from ..protocol.steplog import Range, StepRecord
+from ..protocol.steplog import Opened, Range, StepRecord
 from ..protocol.wire import WireRecord
 from .journal_buffer import JournalBuffer
 from .replica import Decided, Replica, put_aside, sorted_out
@@ -68,9 +68,10 @@ class Clocks(NamedTuple):
 class Snapshot(msgspec.Struct):
     """All that outlives a batch beside the pages.
 
-    offsets: (topic, partition) → the next record; log_at: offset behind the last step's record;
-    marks: `log_at` of the snapshots before, newest last; sizes: topics with their numbers of
-    partitions; outputs: the last step's digest; journal, since: see `JournalBuffer`.
+    offsets: (topic, partition) → the next record; ids: the same → the topic's id; log_at: offset
+    behind the last step's record; marks: `log_at` of the snapshots before, newest last; sizes:
+    topics with their numbers of partitions; outputs: the last step's digest; journal, since: see
+    `JournalBuffer`.
     """
 
     step: int = 0
@@ -83,13 +84,15 @@ class Snapshot(msgspec.Struct):
     outputs: int = 0
     journal: list[Segment] = []
     since: int = 0
+    ids: list[tuple[str, int, str]] = []
 
 
 class Taken(NamedTuple):
-    """A step's inputs, and where they stand."""
+    """A step's inputs, and where they stand; opened: what is read from elsewhere from here on."""
 
     batch: Batch
     ranges: tuple[Range, ...]
+    opened: tuple[Opened, ...] = ()
 
 
 class Inputs(Protocol):
@@ -157,6 +160,7 @@ class Driver:
         self._log, self._outbox, self._clocks = log, outbox, clocks
         self.step, self.now, self.log_at = snapshot.step, snapshot.now, snapshot.log_at
         self.offsets = {(topic, at): offset for topic, at, offset in snapshot.offsets}
+        self.ids = {(topic, at): topic_id for topic, at, topic_id in snapshot.ids}
         self.sizes = dict(snapshot.sizes)
         self.captured = dict.fromkeys(snapshot.captured)
         self._marks = snapshot.marks
@@ -212,7 +216,7 @@ class Driver:
         acked = self._outbox.acked()
         record = StepRecord(
             steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, 0,
-            self._digest, self.code, taken.ranges, self._news,
+            self._digest, self.code, taken.ranges, self._news, taken.opened,
             inputs=digest_of(taken.batch), marked=self._marked,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
@@ -337,7 +341,12 @@ class Driver:
         decided = sorted_out(self._replica.take(batch, record.now))
         self.cost_s += self._clocks.cpu() - begun
         self.step, self.now = record.step, record.now
+        for one in record.opened:
+            self.offsets[one.topic, one.partition] = one.at
+            self.ids[one.topic, one.partition] = one.topic_id
         for r in record.ranges:
+            if r.first < self.offsets.get((r.topic, r.partition), 0):  # of another topic, untold
+                self.ids.pop((r.topic, r.partition), None)
             self.offsets[r.topic, r.partition] = r.last + 1
         for topic, size in record.sizes.items():
             if size:
@@ -381,4 +390,5 @@ class Driver:
             self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],
             self.log_at, self._marks, dict(self.sizes), list(self.captured), self._digest,
             list(self._journal.segments), self._journal.since,
+            [(*place, topic_id) for place, topic_id in sorted(self.ids.items())],
         )  # fmt: skip

@@ -74,7 +74,9 @@ class _Inputs:
 
     def take(self, timeout_s: float) -> Taken | None:
         taken: Read | None = self._inputs.take(timeout_s)
-        return None if taken is None else Taken(_converted(taken.batch), taken.ranges)
+        if taken is None:
+            return None
+        return Taken(_converted(taken.batch), taken.ranges, taken.opened)
 
     def up_to(self) -> int | None:
         """Kafka stamps with the wall clock, and that may have jumped ahead."""

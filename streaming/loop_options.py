@@ -26,8 +26,8 @@ class Options:
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
     snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
     broker is being removed; removed: numbers of brokers that are no more, whose partitions this one
-    reads on; read: up to where they had; accepts_other_kafka: also one that went back in time; live:
-    on the live core, see `live_core`."""
+    reads on; read: up to where they had; accepts_other_kafka: also one that went back in time;
+    live: on the live core, see `live_core`."""
 
     kafka: dict[str, Any]
     broker: str

@@ -9,8 +9,8 @@ import pytest
 from lakequeue.core import DictStore, Home
 from lakequeue.core.phases import admission
 from lakequeue.protocol import commands
-from lakequeue.protocol.steplog import Range
-from lakequeue.replica.driver import Refused, StepPutAside
+from lakequeue.protocol.steplog import Opened, Range
+from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.sources.live import own_places
 from lakequeue.state import DictStore as OldStore
 from lakequeue.streaming import live_core
@@ -27,6 +27,7 @@ from replica.world import LIMITS
 
 HOME = Home("broker-0", 0, 7)
 PUBLISH = ("default.publish", 0)
+COMMANDS_0 = (COMMANDS, 0)
 MESH = {"broker-0.mesh": 1, "default.bridge-in": 16}
 
 
@@ -38,8 +39,8 @@ def _nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 class Reads(Inputs):
     """Inputs that remember which places they were told."""
 
-    def also(self, places: dict[Any, int]) -> None:
-        super().also(places)
+    def also(self, places: dict[Any, int], ids: Any) -> None:
+        super().also(places, ids)
         self.told = set(places)
 
 
@@ -163,6 +164,27 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(queue, payload, *more)
 
     monkeypatch.setattr(admission, "match", match)
+
+
+def test_the_id_of_a_topic_outlives_the_worker() -> None:
+    """An offset means nothing without it."""
+    world: Any = World()
+    world.command(command="begin", epoch=7)
+    driver = LiveDriver(HOME, "v1", DictStore(), None, world, world)
+
+    class MadeAnew(Inputs):
+        def take(self, timeout_s: float) -> Any:
+            taken = super().take(timeout_s)
+            assert taken is not None
+            return taken._replace(opened=(Opened(*COMMANDS_0, 0, "an id"),))
+
+    driver.one(MadeAnew(world, driver), 0.0)  # type: ignore[arg-type]
+    driver.settle()
+    assert [r.opened[0].topic_id for _, r in world.logged()] == ["an id"]
+    assert driver.snapshot(5).ids == [(*COMMANDS_0, "an id")]
+    again = LiveDriver(HOME, "v1", DictStore(), _encode(Snapshot()), world, world)
+    again.replay(world.logged(), world)
+    assert again.ids == {COMMANDS_0: "an id"}
 
 
 def test_pages_of_the_other_core_are_refused() -> None:
