@@ -99,7 +99,8 @@ def _trigger() -> Callable:
 
 @_add(
     "core", "The pure step alone, µs per message",
-    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000.",
+    "The pure step: µs per message of publish, deliver, ack, in batches of 10,000, on the core "
+    "that engines use and on the live one.",
     _messages(200_000), click.option("--batch", default=10_000, show_default=True),
 )  # fmt: skip
 def _core(messages: int, batch: int) -> list[dict[str, Any]]:

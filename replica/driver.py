@@ -31,7 +31,7 @@ from ..core import Batch, Home, Limits, StepFailed, Store
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
-from ..protocol.steplog import Range, StepRecord
+from ..protocol.steplog import Opened, Range, StepRecord
 from ..protocol.wire import WireRecord
 from .journal_buffer import JournalBuffer
 from .replica import Decided, Replica, put_aside, sorted_out
@@ -68,9 +68,10 @@ class Clocks(NamedTuple):
 class Snapshot(msgspec.Struct):
     """All that outlives a batch beside the pages.
 
-    offsets: (topic, partition) → the next record; log_at: offset behind the last step's record;
-    marks: `log_at` of the snapshots before, newest last; sizes: topics with their numbers of
-    partitions; outputs: the last step's digest; journal, since: see `JournalBuffer`.
+    offsets: (topic, partition) → the next record; ids: the same → the topic's id; log_at: offset
+    behind the last step's record; marks: `log_at` of the snapshots before, newest last; sizes:
+    topics with their numbers of partitions; outputs: the last step's digest; journal, since: see
+    `JournalBuffer`.
     """
 
     step: int = 0
@@ -83,13 +84,15 @@ class Snapshot(msgspec.Struct):
     outputs: int = 0
     journal: list[Segment] = []
     since: int = 0
+    ids: list[tuple[str, int, str]] = []
 
 
 class Taken(NamedTuple):
-    """A step's inputs, and where they stand."""
+    """A step's inputs, and where they stand; opened: what is read from elsewhere from here on."""
 
     batch: Batch
     ranges: tuple[Range, ...]
+    opened: tuple[Opened, ...] = ()
 
 
 class Inputs(Protocol):
@@ -157,6 +160,7 @@ class Driver:
         self._log, self._outbox, self._clocks = log, outbox, clocks
         self.step, self.now, self.log_at = snapshot.step, snapshot.now, snapshot.log_at
         self.offsets = {(topic, at): offset for topic, at, offset in snapshot.offsets}
+        self.ids = {(topic, at): topic_id for topic, at, topic_id in snapshot.ids}
         self.sizes = dict(snapshot.sizes)
         self.captured = dict.fromkeys(snapshot.captured)
         self._marks = snapshot.marks
@@ -212,12 +216,13 @@ class Driver:
         acked = self._outbox.acked()
         record = StepRecord(
             steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, 0,
-            self._digest, self.code, taken.ranges, self._news,
+            self._digest, self.code, taken.ranges, self._news, taken.opened,
             inputs=digest_of(taken.batch), marked=self._marked,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         before = self.cost_s
-        decided = self._first_try(record, taken.batch)  # while the log is written
+        # While the log is written: of the steps before, and of this one.
+        decided = self._first_try(record, taken.batch, len(self._unsaid) + 1)
         self._rest(bool(taken.ranges), bool(decided.said), self.cost_s - before)
         records = self._encoded(decided)
         self._unsaid.append((self.step, records))
@@ -250,9 +255,9 @@ class Driver:
             self.log_at, self._said = at + 1, step
             self._outbox.send(step, records)
 
-    def _first_try(self, record: StepRecord, batch: Batch) -> Decided:
+    def _first_try(self, record: StepRecord, batch: Batch, waiting: int) -> Decided:
         """Take a step that nobody has taken. One that fails stands in the log once more, without
-        what failed."""
+        what failed. waiting: records that the log does not have yet."""
         try:
             return self._compute(record, batch)
         except StepFailed as failed:
@@ -260,7 +265,7 @@ class Driver:
             skipped = tuple((*place, why) for place, why in sorted(batch.skipped.items()))
             again = msgspec.structs.replace(record, skipped=skipped, faulted=batch.faulted)
             self._log.append(steplog.encode(again))
-            waiting = len(self._unsaid) + 2  # those before it, its first record, and this one
+            waiting += 1
             while waiting > 0:
                 waiting -= len(self._log.written(LOG_S))
             raise StepPutAside(str(failed)) from failed
@@ -285,7 +290,10 @@ class Driver:
                 raise self._other(record.step, "took other records", begins)
             batch.skipped = {(t, p, o): why for t, p, o, why in record.skipped}
             batch.faulted = dict(record.faulted)
-            decided = (self._first_try if at == todo[-1][0] else self._compute)(record, batch)
+            if at == todo[-1][0]:
+                decided = self._first_try(record, batch, waiting=0)
+            else:
+                decided = self._compute(record, batch)
             silent = record.step <= mute_to
             if silent:
                 self._journal.take(record.now)
@@ -333,7 +341,12 @@ class Driver:
         decided = sorted_out(self._replica.take(batch, record.now))
         self.cost_s += self._clocks.cpu() - begun
         self.step, self.now = record.step, record.now
+        for one in record.opened:
+            self.offsets[one.topic, one.partition] = one.at
+            self.ids[one.topic, one.partition] = one.topic_id
         for r in record.ranges:
+            if r.first < self.offsets.get((r.topic, r.partition), 0):  # of another topic, untold
+                self.ids.pop((r.topic, r.partition), None)
             self.offsets[r.topic, r.partition] = r.last + 1
         for topic, size in record.sizes.items():
             if size:
@@ -377,4 +390,5 @@ class Driver:
             self.step, self.now, [(*place, at) for place, at in sorted(self.offsets.items())],
             self.log_at, self._marks, dict(self.sizes), list(self.captured), self._digest,
             list(self._journal.segments), self._journal.since,
+            [(*place, topic_id) for place, topic_id in sorted(self.ids.items())],
         )  # fmt: skip

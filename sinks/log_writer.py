@@ -84,7 +84,9 @@ class StepLog:
         self._begun = time.monotonic()
 
     def append(self, value: bytes) -> None:
-        """Begin to write a record."""
+        """Begin to write a record; before steps are taken, where one that is taken again fails."""
+        if self._begun == float("-inf"):
+            self.begin()
         self._producer.produce(self._topic, value, None, 0, on_delivery=self._deliver)
         self._producer.poll(0)
 

@@ -190,7 +190,7 @@ class SparkApplication:
     def _loop_options(
         self, spark: SparkSession, home: Home, run: str, closed: bool = False
     ) -> Options:
-        from .loop_options import Options
+        from .loop_options import Options, live_core
         from .version import code_version
 
         default = Options({}, "", 0, 0, [], "", "")
@@ -215,6 +215,7 @@ class SparkApplication:
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},
             accepts_other_kafka=self._settings.accepts_other_kafka,
             cache_bytes=value("page_cache_mb", default.cache_bytes // mb) * mb,
+            live=live_core() and self._alone,
             limits=InputLimits(
                 value("records_per_step", default.limits.records),
                 value("mb_per_step", default.limits.bytes // mb) * mb,
@@ -247,9 +248,14 @@ class SparkApplication:
     def start_history(self) -> None:
         """Start the query of what steps took and were, if there is to be one. Micro-batches have no
         log of steps. In any thread."""
+        from .loop_options import live_core
+
         interval_s = self.history_interval_s()
         if not interval_s:
             return
+        snapshots_s = self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
+        if live_core():  # the tables cannot lead back into its pages yet
+            snapshots_s = 0
 
         def start(spark: SparkSession) -> StreamingQuery:
             # Of a broker that is no more, what is not in the tables yet is still to be written.
@@ -258,8 +264,7 @@ class SparkApplication:
             return start_history(
                 spark, self._bootstrap, self._vpns, checkpoints, self._captured.said(),
                 self._folder.tables,
-                self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s,
-                self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S),
+                self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s, snapshots_s,
             )  # fmt: skip
 
         self._start_of_tables(HISTORY_QUERY, start)

@@ -10,7 +10,9 @@ import re
 
 DEPTH_MAX = 20
 # The last line of a traceback in Python, also of one that stands in an error of Java's.
-_PYTHON = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping)(?:: .*)?)$", re.MULTILINE)
+_PYTHON = re.compile(
+    r"^((?:\w+\.)*\w*(?:Error|Exception|Stopping|PutAside)(?:: .*)?)$", re.MULTILINE
+)
 _CAUSED = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
 _CALLED = re.compile(r"^: (.+)$", re.MULTILINE)  # behind "An error occurred while calling …"
 _JAVA = re.compile(r"(?:java|org|io|com|scala|software)\.")

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from .. import core
 from ..protocol import topics
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
@@ -33,6 +34,7 @@ from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
+from .live_core import LiveDriver
 from .loop_options import Options
 from .rebuilt import restore
 from .state_store import StatePages
@@ -111,9 +113,7 @@ class Loop:
         if saved is None and o.rebuilt:
             saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
         self._cache = PageCache(state, o.cache_bytes)
-        snapshot = Snapshot() if saved is None else _decode(saved)
-        home = Home(o.broker, o.number, o.epoch, o.secret)
-        self.driver = Driver(home, o.code, self._cache, snapshot, self._log, self._outbox, clock)
+        self.driver = self._driver(saved)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
         self._discovery = Discovery(
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
@@ -128,6 +128,16 @@ class Loop:
         self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
         self._stepper.begin(figures, self._discovery.look)
         self._inputs.start({})  # now that it knows what to read: a reader that waits hears late
+
+    def _driver(self, saved: bytes | None) -> Driver | LiveDriver:
+        """Who takes the steps, from this snapshot on."""
+        o, kafka = self.options, (self._log, self._outbox)
+        if o.live:
+            live_home = core.Home(o.broker, o.number, o.epoch, o.secret)
+            return LiveDriver(live_home, o.code, self._cache, saved, *kafka)
+        snapshot = Snapshot() if saved is None else _decode(saved)
+        home = Home(o.broker, o.number, o.epoch, o.secret)
+        return Driver(home, o.code, self._cache, snapshot, *kafka, clock)
 
     def _replay(self, figures: Figures) -> None:
         logged = read_steps(self.options.kafka, self._topic, self.driver.log_at)

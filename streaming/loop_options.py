@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..sources.live_reader import InputLimits
 from ..sources.step_batch import Place
+
+# For development: the engine is started with this in its environment, see decision 0062.
+LIVE_VARIABLE, LIVE = "LAKEQUEUE_CORE", "live"
+
+
+def live_core() -> bool:
+    """Whether homes with one broker are to use the live core."""
+    return os.environ.get(LIVE_VARIABLE) == LIVE
 
 
 @dataclass(frozen=True)
@@ -17,7 +26,8 @@ class Options:
     with where there is none, see `rebuilt`; log_kept_s: how long the log is kept beyond what
     snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
     broker is being removed; removed: numbers of brokers that are no more, whose partitions this one
-    reads on; read: up to where they had; accepts_other_kafka: also one that went back in time."""
+    reads on; read: up to where they had; accepts_other_kafka: also one that went back in time;
+    live: on the live core, see `live_core`."""
 
     kafka: dict[str, Any]
     broker: str
@@ -40,4 +50,5 @@ class Options:
     read: dict[Place, int] = field(default_factory=dict)
     accepts_other_kafka: bool = False
     cache_bytes: int = 200_000_000
+    live: bool = False
     limits: InputLimits = field(default_factory=InputLimits)

@@ -27,14 +27,16 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException
 
 from ..protocol import topics
+from ..replica import driver as live
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
 from ..sources.live import LiveInputs, closed_places, own_places, places_of
-from ..sources.step_batch import Place
+from ..sources.step_batch import Place, is_mesh
 from .cache import PageCache
 from .driver import Driver, Refused, Snapshot
 from .figures import Figures
+from .live_core import LiveDriver
 from .loop_options import Options
 from .stack_dump import StackDump
 
@@ -60,7 +62,7 @@ def went_back(broker: str, places: list[Place]) -> str:
 class Mark:
     """What a batch saves and tells: the state between two steps."""
 
-    snapshot: Snapshot
+    snapshot: Snapshot | live.Snapshot
     figures: Figures
     notes: list[str]
 
@@ -85,7 +87,7 @@ class Stepper(threading.Thread):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: Driver | LiveDriver,
         cache: PageCache,
         inputs: LiveInputs,
         step_log: StepLog,
@@ -227,6 +229,8 @@ class Stepper(threading.Thread):
             places = closed_places(sizes, o.broker)
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
+        if o.live:  # it speaks with no other broker yet
+            places = [p for p in places if not is_mesh(p[0])]
         places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}

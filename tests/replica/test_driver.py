@@ -437,6 +437,29 @@ def test_a_record_that_fails_costs_one_replay_and_never_fails_twice(
     assert all(b'{"n": %d}' % n in sent for n in (1, 2, 3))
 
 
+def test_a_record_that_fails_when_a_step_is_taken_again_is_left_out_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker died when the log had the step and nobody had taken it."""
+    real = admission.match
+
+    def failing(queue: Any, payload: bytes, *more: Any) -> Any:
+        if payload == b'{"n": %d}' % POISON:
+            raise RuntimeError("planted")
+        return real(queue, payload, *more)
+
+    monkeypatch.setattr(admission, "match", failing)
+    walk = Walk()
+    walk.go([("subscribe", 0), ("step", 9), ("save",), ("publish", 1, POISON)])
+    walk.world.point = "appended"
+    with pytest.raises(StepPutAside, match="planted"):
+        walk.step(9)  # dies, and comes back
+    walk.restart()
+    walk.go([("publish", 1, 4), ("step", 9)])
+    judge(walk)
+    assert len([r for _, r in walk.world.logged() if r.skipped]) == 1
+
+
 def test_a_queue_that_fails_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     real = delivery.choose_messages
 

@@ -1,0 +1,114 @@
+"""The live core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
+
+For development, see decision 0062: a home with one broker, when the engine was started with
+`LAKEQUEUE_CORE=live`. What another broker or another home says stays unread in Kafka.
+
+A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
+state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
+next loop begins from the state, with a log that says what to leave out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from ..core import FORMAT, Batch, Home, Limits, Store
+from ..protocol.steplog import Range, StepRecord
+from ..replica.clock import BrokerClock
+from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
+from ..sources.step_batch import Taken as Read
+from ..state import Batch as ReadBatch
+from .loop_options import LIVE, LIVE_VARIABLE
+
+
+class _Layout(msgspec.Struct):
+    """What the broker's page has in every format."""
+
+    format: int = 0
+
+
+_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
+_layout = msgspec.msgpack.Decoder(_Layout).decode
+
+
+def wall() -> float:
+    """Epoch ms; may jump."""
+    return time.time() * 1000
+
+
+class LiveDriver(Driver):
+    """One broker's steps on the live core. saved: the snapshot that the state has; limits: tests
+    make them tiny."""
+
+    def __init__(
+        self, home: Home, code: str, store: Store, saved: bytes | None, log: Log,
+        outbox: OutputWriter, limits: Limits = Limits(),  # noqa: B008 (frozen)
+    ) -> None:  # fmt: skip
+        _check_format(home, store)
+        snapshot = Snapshot() if saved is None else _snapshot(saved)
+        self._clock = BrokerClock(wall, time.monotonic)
+        self._clock.start(snapshot.now)
+        clocks = Clocks(self._clock, time.monotonic, time.thread_time)
+        super().__init__(home, code, store, snapshot, log, outbox, clocks, limits)
+
+    def one(self, inputs: Any, timeout_s: float) -> Taken | None:
+        """As the driver's. inputs: `LiveInputs`, whose batches are converted."""
+        return super().one(_Inputs(inputs, self._clock), timeout_s)
+
+    def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
+        """As the driver's, from `ReadAgain`; the broker has lived through all of it then."""
+        spoken = super().replay(logged, _Again(again))
+        self._clock.start(self.now)
+        return spoken
+
+
+class _Inputs:
+    """What comes in now, for the live core."""
+
+    def __init__(self, inputs: Any, clock: BrokerClock) -> None:
+        self._inputs, self._clock = inputs, clock
+        self.current = inputs.current
+
+    def take(self, timeout_s: float) -> Taken | None:
+        taken: Read | None = self._inputs.take(timeout_s)
+        if taken is None:
+            return None
+        return Taken(_converted(taken.batch), taken.ranges, taken.opened)
+
+    def up_to(self) -> int | None:
+        """Kafka stamps with the wall clock, and that may have jumped ahead."""
+        at: int | None = self._inputs.up_to()
+        return None if at is None else min(at, self._clock())
+
+
+class _Again:
+    """What came in before, for the live core."""
+
+    def __init__(self, again: Any) -> None:
+        self._again = again
+
+    def take(self, ranges: tuple[Range, ...]) -> Batch:
+        return _converted(self._again.take(ranges))
+
+
+def _converted(batch: ReadBatch) -> Batch:
+    """A batch as it was read, for the live core."""
+    assert not batch.mesh, "what other brokers say is not read"
+    return Batch(batch.commands, batch.publishes)
+
+
+def _check_format(home: Home, store: Store) -> None:
+    """Raise Refused for the pages of another core."""
+    page = store.get("broker")
+    if page is None:
+        return
+    found = _layout(page).format
+    if found != FORMAT:
+        raise Refused(
+            f"the state of broker {home.name!r} has format {found}, and the live core reads "
+            f"{FORMAT}: start the engine without {LIVE_VARIABLE}={LIVE}, or begin "
+            "with an empty home"
+        )

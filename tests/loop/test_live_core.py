@@ -1,0 +1,225 @@
+"""The live core in the loop's surroundings: its pages in the cache, its time, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from lakequeue.core import DictStore, Home
+from lakequeue.core.phases import admission
+from lakequeue.protocol import commands
+from lakequeue.protocol.steplog import Opened, Range
+from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
+from lakequeue.sources.live import own_places
+from lakequeue.state import DictStore as OldStore
+from lakequeue.streaming import live_core
+from lakequeue.streaming.cache import PageCache
+from lakequeue.streaming.figures import Figures
+from lakequeue.streaming.live_core import LiveDriver
+from lakequeue.streaming.loop import _encode
+from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE, Options
+from lakequeue.streaming.loop_options import live_core as wanted
+from lakequeue.streaming.stepper import Mark, Stepper
+from loop.memory import COMMANDS, SIZES, World
+from loop.test_stepper import Inputs, State, Transactions, until
+from replica.world import LIMITS
+
+HOME = Home("broker-0", 0, 7)
+PUBLISH = ("default.publish", 0)
+COMMANDS_0 = (COMMANDS, 0)
+MESH = {"broker-0.mesh": 1, "default.bridge-in": 16}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
+
+
+class Reads(Inputs):
+    """Inputs that remember which places they were told."""
+
+    def also(self, places: dict[Any, int], ids: Any) -> None:
+        super().also(places, ids)
+        self.told = set(places)
+
+
+class Broker:
+    """A world that outlives workers, and the worker that runs now."""
+
+    def __init__(self) -> None:
+        self.world: Any = World()
+        self.world.records, self.world.notes = 0, []
+        self.state = State()
+        self.saved: bytes | None = None
+        self.open()
+        value = commands.encode_command(commands.Begin(epoch=7))
+        self.world.write((COMMANDS, 0), value)
+        self.world.command(command="define", definition={"name": "q", "message_type": "text"})
+
+    def open(self) -> None:
+        """A worker, from what was saved and the log."""
+        self.cache = PageCache(self.state, 1_000_000)
+        self.driver = LiveDriver(
+            HOME, "v1", self.cache, self.saved, self.world, self.world, LIMITS
+        )  # fmt: skip
+        logged = self.world.logged(self.driver.log_at)
+        self.world.heard = len(self.world.log)
+        self.driver.replay(logged, self.world)
+        self.inputs = Reads(self.world, self.driver)  # type: ignore[arg-type]
+        options = Options(
+            {}, "broker-0", 0, 7, ["default"], "v1", "run", alone_s=0.6, batch_s=0.1, live=True
+        )  # fmt: skip
+        parts: Any = (self.driver, self.cache, self.inputs, Transactions(), self.world, options)
+        self.stepper = Stepper(*parts)
+        self.stepper.found(SIZES | MESH)
+        self.stepper.begin(Figures(), lambda: None)
+
+    def batch(self) -> Mark:
+        """A visit, and what a batch saves of it."""
+        self.cache.attach(self.state)
+        mark = self.stepper.visit()
+        self.cache.settle()
+        self.cache.detach()
+        self.saved = _encode(mark.snapshot)
+        return mark
+
+    def again(self) -> None:
+        """The worker dies; the next one."""
+        self.stepper.close()
+        self.open()
+
+    def publish(self, n: int) -> None:
+        self.world.write(PUBLISH, b"m%d" % n, to="q", producer="p", seq=n)
+        self.inputs.arrived.set()
+
+    def depth(self) -> int:
+        """Of the queue, as the engine says it."""
+        broker = self.driver._replica.broker
+        queue = broker.find("default", "q")
+        return 0 if queue is None else queue.header.depth
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker()
+    yield made
+    made.stepper.close()
+
+
+def test_a_snapshot_with_its_pages_is_all_that_a_worker_needs(broker: Broker) -> None:
+    for n in range(1, 21):
+        broker.publish(n)
+    until(lambda: bool(broker.batch()) and broker.depth() == 20)
+    broker.world.log.clear()  # nothing is left but the state
+    begun = broker.driver.step
+    broker.cache.attach(broker.state)
+    broker.again()
+    assert broker.driver.step == begun
+    assert broker.depth() == 20
+
+
+def test_steps_behind_the_snapshot_come_from_the_log(broker: Broker) -> None:
+    broker.publish(1)
+    until(lambda: bool(broker.batch()) and broker.depth() == 1)
+    broker.publish(2)
+    until(lambda: broker.depth() == 2)
+    broker.cache.attach(broker.state)
+    broker.again()
+    assert broker.depth() == 2
+    assert broker.batch().snapshot.step >= 2
+
+
+def test_what_other_brokers_say_is_not_read(broker: Broker) -> None:
+    places = own_places(SIZES | MESH, ["default"], "broker-0", 0, True)
+    left = set(places) - broker.inputs.told
+    assert left == {("broker-0.mesh", 0), ("default.bridge-in", 0)}
+
+
+def test_a_step_that_fails_ends_the_batch_and_the_next_worker_leaves_it_out(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch)
+    broker.publish(1)
+    until(lambda: bool(broker.batch()) and broker.depth() == 1)
+    broker.publish(666)
+    broker.publish(2)
+    with pytest.raises(StepPutAside, match="planted"):
+        broker.batch()
+    broker.cache.attach(broker.state)
+    broker.again()
+    until(lambda: bool(broker.batch()) and broker.depth() == 2)
+    assert [r.skipped for _, r in broker.world.logged() if r.skipped] == [
+        (("default.publish", 0, 1, "RuntimeError: planted"),)
+    ]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message 666 is our mistake."""
+    real: Callable[..., Any] = admission.match
+
+    def match(queue: Any, payload: bytes, *more: Any) -> Any:
+        if payload == b"m666":
+            raise RuntimeError("planted")
+        return real(queue, payload, *more)
+
+    monkeypatch.setattr(admission, "match", match)
+
+
+def test_the_id_of_a_topic_outlives_the_worker() -> None:
+    """An offset means nothing without it."""
+    world: Any = World()
+    world.command(command="begin", epoch=7)
+    driver = LiveDriver(HOME, "v1", DictStore(), None, world, world)
+
+    class MadeAnew(Inputs):
+        def take(self, timeout_s: float) -> Any:
+            taken = super().take(timeout_s)
+            assert taken is not None
+            return taken._replace(opened=(Opened(*COMMANDS_0, 0, "an id"),))
+
+    driver.one(MadeAnew(world, driver), 0.0)  # type: ignore[arg-type]
+    driver.settle()
+    assert [r.opened[0].topic_id for _, r in world.logged()] == ["an id"]
+    assert driver.snapshot(5).ids == [(*COMMANDS_0, "an id")]
+    again = LiveDriver(HOME, "v1", DictStore(), _encode(Snapshot()), world, world)
+    again.replay(world.logged(), world)
+    assert again.ids == {COMMANDS_0: "an id"}
+
+
+def test_pages_of_the_other_core_are_refused() -> None:
+    store = OldStore()
+    store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
+    world: Any = World()
+    with pytest.raises(Refused, match=r"has format 7, and the live core reads 8: start the engine"):
+        LiveDriver(HOME, "v1", store, None, world, world)
+
+
+def test_time_goes_on_from_what_the_broker_has_lived_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when the wall clock was set back, or a command's time is ahead of it."""
+    world: Any = World()
+    monkeypatch.setattr(live_core, "wall", lambda: 1_000.0)
+    driver = LiveDriver(HOME, "v1", DictStore(), None, world, world)
+    driver.now = 90_000
+    driver.replay([], world)
+    assert 90_000 <= driver._clock() < 100_000
+    ahead = Inputs(world, driver)  # type: ignore[arg-type]
+    ahead.until = 10**15
+    inputs = live_core._Inputs(ahead, driver._clock)
+    assert (inputs.up_to() or 0) < 100_000
+
+
+def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LIVE_VARIABLE, raising=False)
+    assert not wanted()
+    monkeypatch.setenv(LIVE_VARIABLE, LIVE)
+    assert wanted()
+
+
+def test_the_same_records_come_again(broker: Broker) -> None:
+    broker.publish(1)
+    again = live_core._Again(broker.world)
+    batch = again.take((Range("default.publish", 0, 0, 0, 1),))
+    assert batch.publishes.values == [b"m1"]
