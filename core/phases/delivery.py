@@ -33,8 +33,7 @@ def deliver(broker: Broker) -> None:
     others in turn."""
     broker.header.unserved = False
     if not broker.header.waiting and not _wanting(broker):  # most often
-        for queue in broker.touched.values():
-            queue.header.again = False
+        _remember(broker)
         return
     budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
     looks = Budget(broker.limits.looks, broker.limits.look_bytes)
@@ -50,10 +49,15 @@ def deliver(broker: Broker) -> None:
                 break
             _serve(broker, queue, budget, looks, len(wanting) - at)
             broker.header.turn = queue.number
-    for queue in broker.touched.values():
-        queue.header.again = queue.wanted
     if broker.header.waiting:
         _serve_waiting(broker, budget, looks)
+    _remember(broker)
+
+
+def _remember(broker: Broker) -> None:
+    """Which queues are to be served in the next step: also by a broker that is loaded before."""
+    for queue in broker.touched.values():
+        queue.header.again = queue.wanted
 
 
 def _wanting(broker: Broker) -> list[Queue]:

@@ -222,8 +222,8 @@ class Broker:
     def schedule(self, queue: Queue) -> None:
         """Look at a queue when something in it is due."""
         at = NEVER if queue.header.deleted else queue.deadline()
-        if at != queue.due_at:
-            queue.due_at = at
+        if at != queue.header.due_at:
+            queue.header.due_at = at
             if at < NEVER:
                 heappush(self._due, (at, queue.number))
 
@@ -232,7 +232,8 @@ class Broker:
         found: list[Queue] = []
         while len(found) < most and self._next_queue() <= self.now:
             queue = self.queues[heappop(self._due)[1]]
-            queue.due_at = NEVER
+            queue.header.due_at = NEVER
+            queue.dirty = True
             found.append(queue)
         return found
 
@@ -250,7 +251,7 @@ class Broker:
         while due:
             at, number = due[0]
             queue = self.queues.get(number)
-            if queue is not None and queue.due_at == at:
+            if queue is not None and queue.header.due_at == at:
                 return at
             heappop(due)
         return NEVER
@@ -323,8 +324,7 @@ class Broker:
         self.queues[queue.number] = queue
         if not queue.header.deleted:
             self.names[self.vpn_of(queue), queue.definition.name] = queue
-        at = NEVER if queue.header.deleted else _deadline_of_facts(queue)
-        queue.due_at = at
+        at = queue.header.due_at
         if at < NEVER:
             heappush(self._due, (at, queue.number))
 
@@ -458,14 +458,6 @@ class Broker:
         for page in range(max(old, 0), (last - self.all_limits.events) // EVENTS_PER_PAGE):
             self.store.delete(f"e/{page}")
         self._new_events = 0
-
-
-def _deadline_of_facts(queue: Queue) -> int:
-    """When a queue that was just read is due: known exactly once its rows are read; with messages
-    in it that is now."""
-    if queue.is_awake:
-        return queue.deadline()
-    return 0 if queue.header.depth or queue.header.subscriptions else NEVER
 
 
 def _cut(value: Any) -> Any:

@@ -93,7 +93,8 @@ class QueueHeader(msgspec.Struct):
     barriers: dict[int, int] = {}  # generation → id of the barrier that ends it, oldest first
     taken: list[list[int]] = []  # ids that have entered, as ranges: the newest ones (L9)
     tasks: list[Task] = []  # commands that wait for their turn, the next one first
-    again: bool = False  # delivery stopped at its budget
+    again: bool = False  # a message may go out: a budget ended before that was known
+    due_at: int = NEVER  # when the broker looks at it, unless something happens before
     usage_high: bool = False  # the alert of the spool's usage is set (S9)
     flows_high: list[str] = []  # subscriptions whose alert is set (B4)
     marks: list[list[int]] = []  # earlier levels, for their rates

@@ -70,8 +70,8 @@ class Queue:
     """A queue of a broker."""
 
     __slots__ = (
-        "_by_id", "_listed", "active_end", "cold", "deadlines", "dirty", "dropped", "due_at",
-        "early", "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
+        "_by_id", "_listed", "active_end", "cold", "deadlines", "dirty", "dropped", "early",
+        "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
         "program_of",
         "ready", "spool", "store", "wanted",
     )  # fmt: skip
@@ -88,10 +88,9 @@ class Queue:
         self.store, self.spool, self.limits = store, spool, limits
         self.header = header
         self.number = header.number
-        self.wanted = False  # something changed that may let a message go out
+        self.wanted = header.again  # something changed that may let a message go out
         self.dirty = True  # it differs from its page
         self.dropped = False
-        self.due_at = NEVER  # when the broker looks at it, unless something happens before
         self.active_end: int | None = -1  # see `active_set`; -1: not known
         self.program: Any = None  # its expressions, see `entering`
         self.plain_match: Any = None  # likewise
@@ -194,10 +193,23 @@ class Queue:
         found: dict[int, Row] = {}
         deadlines = self.deadlines
         while deadlines and deadlines[0][0] <= now and len(found) < most:
-            row = self.live.get(heappop(deadlines)[1])
-            if row is not None and (row.expires <= now or row.until <= now):
-                found[row.id] = row
+            at, number = heappop(deadlines)
+            row = self.live.get(number)
+            if row is not None and at in (row.expires, row.until):
+                found[number] = row
         return list(found.values())
+
+    def _next_deadline(self) -> int:
+        """When something of a live row is due. Entries that do not count any more are dropped: a
+        broker that is loaded has none of them, and must come to the same."""
+        deadlines, live = self.deadlines, self.live
+        while deadlines:
+            at, number = deadlines[0]
+            row = live.get(number)
+            if row is not None and at in (row.expires, row.until):
+                return at
+            heappop(deadlines)
+        return NEVER
 
     def deadline(self) -> int:
         """When the queue needs a step, epoch ms, or NEVER."""
@@ -206,9 +218,7 @@ class Queue:
             return NEVER
         if header.again:
             return 0
-        at = self.early.next_end()
-        if self.deadlines:
-            at = min(at, self.deadlines[0][0])
+        at = min(self.early.next_end(), self._next_deadline())
         if self.cold.rows:
             at = min(at, self.cold.due())
         if self.later.rows:

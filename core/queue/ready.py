@@ -1,8 +1,8 @@
 """What goes out next: the live ready rows of a queue, by delivery order (O1, O2, O4, F5).
 
-Theory. Heaps are lazy: an entry ``(key, id)`` counts only while its row is live, ready and, in a
-lane, next of it. So nothing is ever searched for to be removed, and a returned message finds its
-old place by its key (L7).
+Theory. Heaps are lazy: an entry ``(key, id)`` counts only while its row is live, ready, has this
+key and, in a lane, is next of it. So nothing is ever searched for to be removed, a returned message
+finds its old place by its key (L7), and one that left and came in anew has a new one.
 
 *Lanes* (O4). At most one message per lane is next: one that is under way (leased, delayed, or
 given out before and back again), else the first in order. Only that one stands in the heaps, and
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from ..storage.row import READY, Row
+from ..storage.row import READY, Row, by_key
 
 Entry = tuple[int, int]  # key, id
 _SLACK = 64
@@ -37,9 +37,9 @@ class Lane:
         """The message that is next, ready or not."""
         heap = self.heap
         while heap:
-            fresh, _, number = heap[0]
+            fresh, key, number = heap[0]
             row = live.get(number)
-            if row is not None and fresh == is_fresh(row):
+            if row is not None and fresh == is_fresh(row) and key == by_key(row):
                 return row
             heappop(heap)
         return None
@@ -158,7 +158,9 @@ class Ready:
 
     def _counts(self, entry: Entry) -> bool:
         row = self.live.get(entry[1])
-        return row is not None and row.state == READY and self.is_next(row)
+        if row is None or row.state != READY or by_key(row) != entry[0]:
+            return False
+        return self.is_next(row)
 
     # ------------------------------------------------------------ what is next
 
@@ -170,8 +172,12 @@ class Ready:
         """The first row of a heap; entries that do not count are dropped."""
         live = self.live
         while heap:
-            row = live.get(heap[0][1])
-            if row is not None and row.state == READY and (not row.lane or self.is_next(row)):
+            key, number = heap[0]
+            row = live.get(number)
+            if (
+                row is not None and row.state == READY and by_key(row) == key
+                and (not row.lane or self.is_next(row))
+            ):  # fmt: skip
                 return row
             heappop(heap)
         return None

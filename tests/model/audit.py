@@ -117,12 +117,14 @@ class Auditor:
 
 
 class Trouble:
-    """Blind commands and publishes in batches; every step is audited."""
+    """Blind commands and publishes in batches; every step is audited. STEPS: of what."""
+
+    STEPS: type = Steps
 
     def __init__(self, seed: int, **options: Any) -> None:
         self.random = random.Random(seed)
         self.auditor = Auditor()
-        self.steps = Steps(DictStore(), watch=self.auditor.see, **options)
+        self.steps = self.STEPS(DictStore(), watch=self.auditor.see, **options)
         self.flows: list[str] = []
         self.named = self.sequence = self.published = 0
         self.orders = {"name": "orders", "message_type": "json", "dead_message_queue": "dead",
