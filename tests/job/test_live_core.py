@@ -19,7 +19,7 @@ from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE
 pytestmark = pytest.mark.job
 
 SEED = 29
-SETTINGS = ("--set", "lakequeue.batch_s=2")
+SETTINGS = ("--set", "lakequeue.batch_s=2", "--set", "lakequeue.tables_interval_s=0")
 MODES = ("auto", "client", "individual", "dups_ok", "pre_ack", "no_ack")
 # More than the live part of a queue holds: rows are spilled, and come back.
 MANY = 10_000
