@@ -51,13 +51,12 @@ def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
         queue.wanted = True
     for runs in (queue.cold, queue.later):
         _expire_cold(broker, queue, runs, budget)
-    queue.thaw_due(broker.now, budget)
-    while not budget.spent and _of_live(broker, queue, budget):
+    while not budget.spent and _of_rows(broker, queue, budget):
         pass
 
 
-def _of_live(broker: Broker, queue: Queue, budget: Budget) -> bool:
-    """Some live rows that are due; whether there were any."""
+def _of_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
+    """Some rows that are due; whether there were any."""
     now = broker.now
     rows = sorted(queue.due(now, budget.rows), key=_seq)
     budget.take(len(rows))

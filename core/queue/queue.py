@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ...definitions import QueueDefinition
-from ..limits import Budget, Limits
+from ..limits import Limits
 from ..storage.id_ranges import IdRanges
 from ..storage.row import DELAYED, IN_MEMORY, LEASED, NEVER, READY, Row, by_key, by_until
 from ..storage.runs import Runs, RunsState, Segment
@@ -188,15 +188,16 @@ class Queue:
             heapify(self.deadlines)
 
     def due(self, now: int, most: int) -> list[Row]:
-        """Live rows of which something is due, up to so many, each once; they are not watched any
-        more."""
+        """Rows of which something is due, up to so many, each once; they are not watched any more.
+        Cold ones become live as long as there is room for more: else they would be spilled again,
+        before it is their turn."""
         found: dict[int, Row] = {}
-        deadlines = self.deadlines
-        while deadlines and deadlines[0][0] <= now and len(found) < most:
-            at, number = heappop(deadlines)
-            row = self.live.get(number)
-            if row is not None and at in (row.expires, row.until):
-                found[number] = row
+        while len(found) < most:
+            if self._next_deadline() <= now:
+                number = heappop(self.deadlines)[1]
+                found[number] = self.live[number]
+            elif not self._thaw_due(now):
+                break
         return list(found.values())
 
     def _next_deadline(self) -> int:
@@ -299,17 +300,15 @@ class Queue:
             self.spill(self.limits.live_rows)
         return len(rows)
 
-    def thaw_due(self, now: int, budget: Budget) -> None:
-        """Delayed rows whose time has come become live."""
-        while self.later.rows and not budget.spent:
-            first = self.later.first()
-            if first is None or first >> 64 > now:
-                return
-            rows = self.later.take()
-            budget.take(len(rows))
-            for row in rows:
-                self.admit(row)
-            self.dirty = True
+    def _thaw_due(self, now: int) -> bool:
+        """Delayed rows whose time has come become live, a segment of them; whether there were."""
+        first = self.later.first() if self.later.rows else None
+        if first is None or first >> 64 > now:
+            return False
+        for row in self.later.take():
+            self.admit(row)
+        self.dirty = True
+        return True
 
     def _unskip(self, rows: list[Row]) -> None:
         """Cold rows of lanes have left: what views held back because of them may go (O4)."""
