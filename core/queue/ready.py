@@ -127,6 +127,7 @@ class Ready:
         changed, whose earlier entries may have been taken."""
         first = lane.first(self.live)
         if first is None or first.state != READY:
+            lane.announced = 0  # whoever stood there is not next, so its entry may be dropped
             return
         if first is row or first.id != lane.announced:
             lane.announced = first.id
