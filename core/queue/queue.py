@@ -296,7 +296,9 @@ class Queue:
             self.admit(row)
         self._unskip(rows)
         self.dirty = True
-        if len(self.live) - self.header.leased > 2 * self.limits.live_rows:
+        # Whoever looks for a key that is free (O4) would read again what is spilled meanwhile.
+        many = len(self.live) - self.header.leased > 2 * self.limits.live_rows
+        if many and not self.ready.lanes:
             self.spill(self.limits.live_rows)
         return len(rows)
 

@@ -1,0 +1,21 @@
+"""Makes `rules` and `model` importable, and small active sets allowed (R5)."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from lakequeue.definitions import definition
+from lakequeue.definitions import definition_values as read
+
+
+@pytest.fixture(scope="module")
+def small_active_sets() -> Iterator[None]:
+    """`target_queue_depth` from 1 on, instead of from 1000 on."""
+    with pytest.MonkeyPatch.context() as patch:
+        key = "target_queue_depth"
+        patch.setitem(definition._KEYS, key, (key, read.count(1)))
+        yield

@@ -1,0 +1,33 @@
+"""Keys (O4) where a broker is loaded while a message of the key is under way."""
+
+from lakequeue.core import Limits
+from lakequeue.protocol import commands as c
+from rules.steps import define, delivered, described, subscribe
+
+from .live_steps import LiveSteps
+
+
+def test_O4_the_next_of_a_key_goes_out_after_a_restart() -> None:
+    """The one that waits may be read before the one that is under way; when that leaves, the other
+    goes, though somebody looked for messages meanwhile."""
+    steps = LiveSteps(twins=1)
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=9), subscribe("a", 9)])
+    steps.run(publishes=[("orders", b'{"k":1}')] * 2)
+    steps.run([c.Cancel(queue="orders", subscription="a", ids="1", delay_ms=500)])
+    (queue,) = steps.brokers[0].queues.values()
+    queue.live = dict(sorted(queue.live.items(), reverse=True))  # as after many comings and goings
+    steps.restart()
+    steps.run(publishes=[("orders", b'{"k":2}')])  # somebody looks
+    assert delivered(steps.tick(500)) == [1]
+    assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1,3")])) == [2]
+
+
+def test_O4_a_key_with_more_messages_than_may_be_live_holds_up_no_other() -> None:
+    """The step ends, though all that may be live waits behind one message of its key."""
+    steps = LiveSteps(limits=Limits(live_rows=16, segment_rows=8))
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=99), subscribe("a", 99)])
+    steps.run(publishes=[("orders", b'{"k":1}')] * 100 + [("orders", b'{"k":2}')])
+    steps.run(publishes=[("orders", b'{"k":3}')])
+    seen = described(steps)
+    assert (seen["leased"], seen["depth"]) == (3, 102)
+    assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1")])) == [2]
