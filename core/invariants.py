@@ -169,7 +169,7 @@ def _check_alerts(broker: Broker) -> None:
         assert is_over(level, limit, high, clear, there) == there, f"alert {name}: {level}/{limit}"
 
     for queue in broker.queues.values():
-        if queue.header.deleted:
+        if queue.header.deleted or queue.header.faulted:
             continue
         level, limit, _, _ = level_of(queue)
         d = queue.definition

@@ -54,7 +54,9 @@ def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
         answer(broker, producer)
     for queue in admission.entered.values():
         keep_last(broker, queue)
-        queue.spill_over()
+        if not queue.header.faulted:
+            broker.at = queue
+            queue.spill_over()
 
 
 class Admission:

@@ -59,12 +59,16 @@ def watch(broker: Broker) -> None:
     vpns: set[int] = set()
     touched = sorted(broker.touched.items()) if len(broker.touched) > 1 else broker.touched.items()
     for _, queue in touched:
+        if queue.header.faulted:
+            continue
+        broker.at = queue
         if broker.header.vpn_limits:
             vpns.add(queue.header.vpn_number)
         if queue.dropped or queue.header.deleted:
             _clear_all(broker, queue)
         else:
             _watch_queue(broker, queue)
+    broker.at = None
     if broker.reconfigured:
         vpns.update(broker.header.vpns.values())
     for number in sorted(vpns):

@@ -14,7 +14,7 @@ def tidy(broker: Broker) -> None:
     merging, header.merging = header.merging, []
     for number in sorted({*merging, *broker.touched}) if merging else list(broker.touched):
         queue = broker.queue(number)
-        if queue is None:
+        if queue is None or queue.header.faulted:
             continue
         broker.at = queue
         queue.spill_over()
