@@ -380,9 +380,6 @@ def _settle(values: _Values) -> dict[str, Any]:
     elif "max_ttl" in values or "respect_ttl" in values:
         settled["respect_ttl"] = True
         settled["expiration_model"] = "earliest"
-        limits_ms = [values[key] for key in ("expiration", "max_ttl") if key in values]
-        if limits_ms:
-            settled["expiration"] = min(limits_ms)
     return settled
 
 
@@ -390,7 +387,7 @@ def _settle(values: _Values) -> dict[str, Any]:
 
 _DERIVED = (
     "default_publish_target", "underlying_topic", "fairness_model", "expiration_model",
-    "respect_ttl", "expiration", "permission",
+    "respect_ttl", "permission",
 )  # fmt: skip
 
 

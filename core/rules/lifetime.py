@@ -12,7 +12,9 @@ def expires_at(definition: QueueDefinition, now: int, ttl_ends: int, own_only: b
     ttl_ends: end of the publisher's TTL, epoch ms, NEVER where there is none. own_only: in a dead
     message queue and after a redrive only the queue's own expiration counts (X5).
     """
-    own = definition.expiration_ms
+    own, most = definition.expiration_ms, definition.max_ttl_ms
+    if most is not None and (own is None or most < own):  # max_ttl bounds who has no TTL, too
+        own = most
     queue_ends = NEVER if own is None else now + own
     model = definition.expiration_model
     if own_only or model == "queue":

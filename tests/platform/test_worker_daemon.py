@@ -47,7 +47,7 @@ before = psutil.Process().memory_info().rss
 kept = []
 for _ in range(3):
     blocks = []
-    for n in range(300):
+    for n in range(100):  # less than may be free at the heap's end
         blocks.append(b"x" * 1_000_000)
         kept.append(b"y" * (600 + n))  # what comes to stand between them
     del blocks
@@ -64,8 +64,8 @@ def test_memory_that_is_let_go_is_used_again_and_then_given_back() -> None:
         [sys.executable, "-c", LETS_GO], capture_output=True, text=True, timeout=60, check=False
     )
     kept, stays = map(int, done.stdout.split() or (0, 999))
-    assert kept >= 200, f"{kept} MB are kept; {done.stderr}"
-    assert stays < 30, f"{stays} MB stay; {done.stderr}"
+    assert kept >= 80, f"{kept} MB are kept; {done.stderr}"
+    assert stays < 20, f"{stays} MB stay; {done.stderr}"
 
 
 WHAT_STATE = """

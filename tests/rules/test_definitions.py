@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lakequeue.conf import load, load_configuration_text
+from lakequeue.core.rules import lifetime as live_lifetime
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.definitions.definition import (
     KEYS,
@@ -24,6 +25,8 @@ from lakequeue.definitions.definition import (
     try_definition,
 )
 from lakequeue.protocol import ConfigError, Problem
+from lakequeue.state.rules import lifetime
+from lakequeue.state.storage import NEVER
 
 
 def define(**keys: Any) -> QueueDefinition:
@@ -207,8 +210,12 @@ def test_F4_fairness_follows_semantics() -> None:
 
 def test_X2_max_ttl_with_respect_ttl_is_the_earliest_model() -> None:
     queue = define(max_ttl="10s", respect_ttl=True)
-    assert (queue.expiration_ms, queue.expiration_model) == (10_000, "earliest")
-    assert define(max_ttl="10s", expiration="3s").expiration_ms == 3_000
+    assert queue.expiration_model == "earliest"
+    for expires_at in (lifetime.expires_at, live_lifetime.expires_at):
+        assert expires_at(queue, 0, NEVER) == 10_000
+        assert expires_at(queue, 0, 4_000) == 4_000
+        assert expires_at(define(max_ttl="10s", expiration="3s"), 0, NEVER) == 3_000
+        assert expires_at(define(max_ttl="3s", expiration="10s"), 0, NEVER) == 3_000
     assert define(respect_ttl=False).expiration_model == "queue"
     assert "max_ttl" in problems(max_ttl="10s", respect_ttl=False)
     assert "expiration_model" in problems(max_ttl="10s", expiration_model="latest")
@@ -282,6 +289,8 @@ def test_Q9_what_is_not_named_stays_and_what_follows_from_it_follows(
         ({"max_ttl": "5s"}, {"max_ttl": "9s"}),
         ({}, {"semantics": "at-most-once"}),
         ({"max_ttl": "5s"}, {"max_ttl": None}),
+        ({"max_ttl": "5s", "expiration": "5s"}, {"max_ttl": "9s"}),
+        ({"max_ttl": "5s", "expiration": "9s"}, {"max_ttl": None}),
         ({}, {"topic": "orders", "max_backlog": 5}),
     ],
 )
