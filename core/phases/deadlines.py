@@ -15,8 +15,7 @@ from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.deferred import forget
 from ..rules.returning import expire, give_back
-from ..storage.row import DELAYED, LEASED, NEVER, Row
-from ..storage.runs import Runs
+from ..storage.row import DELAYED, LEASED, NEVER
 from .delivery import send_again
 
 
@@ -49,8 +48,6 @@ def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
     forget(queue, broker.now, budget)
     if queue.header.again:
         queue.wanted = True
-    for runs in (queue.cold, queue.later):
-        _expire_cold(broker, queue, runs, budget)
     while not budget.spent and _of_rows(broker, queue, budget):
         pass
 
@@ -58,7 +55,7 @@ def _of_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
 def _of_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
     """Some rows that are due; whether there were any."""
     now = broker.now
-    rows = sorted(queue.due(now, budget.rows), key=_seq)
+    rows = queue.due(now, budget.rows)
     budget.take(len(rows))
     expire(broker, queue, [row for row in rows if row.expires <= now])
     over = [row for row in rows if row.until <= now]
@@ -68,20 +65,3 @@ def _of_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
         if row.id in queue.live and row.expires != NEVER:
             queue.watch(row)
     return bool(rows)
-
-
-def _seq(row: Row) -> int:
-    return row.seq
-
-
-def _expire_cold(broker: Broker, queue: Queue, runs: Runs, budget: Budget) -> None:
-    """Segments in which something has expired, as many as the budget allows."""
-    now = broker.now
-    for segment in runs.due_segments(now) if runs.rows and runs.due() <= now else ():
-        if budget.spent:
-            return
-        rows = runs.read(segment)
-        over = [row for row in rows if row.expires <= now]
-        budget.take(len(over))
-        queue.thaw(runs, segment, over, [row for row in rows if row.expires > now])
-        expire(broker, queue, over)

@@ -188,17 +188,41 @@ class Queue:
             heapify(self.deadlines)
 
     def due(self, now: int, most: int) -> list[Row]:
-        """Rows of which something is due, up to so many, each once; they are not watched any more.
-        Cold ones become live as long as there is room for more: else they would be spilled again,
-        before it is their turn."""
+        """Rows of which something is due, about so many, each once, in the order of their arrival;
+        they are live, and not watched any more. The longest overdue come first, live or not. What
+        is read from a segment comes at once: it would be spilled again before its turn."""
         found: dict[int, Row] = {}
         while len(found) < most:
-            if self._next_deadline() <= now:
-                number = heappop(self.deadlines)[1]
-                found[number] = self.live[number]
-            elif not self._thaw_due(now):
+            at = self._next_deadline()
+            rows = self._due_cold(min(at, now), now)
+            if not rows and at <= now:
+                rows = [self.live[heappop(self.deadlines)[1]]]
+            if not rows:
                 break
-        return list(found.values())
+            found.update((row.id, row) for row in rows)
+        return sorted(found.values(), key=_seq)
+
+    def _due_cold(self, since: int, now: int) -> list[Row]:
+        """Rows of which something is due now, of a segment where it has been since this time; none
+        if there is no such segment. They become live."""
+        for runs in (self.cold, self.later):
+            if not runs.rows:
+                continue
+            segment = runs.first_due(since)
+            if segment is None and runs is self.later and self._next_later() <= since:
+                segment = runs.segments()[0]
+            if segment is not None:
+                over, rest = [], []
+                for row in runs.read(segment):
+                    (over if min(row.expires, row.until) <= now else rest).append(row)
+                self.thaw(runs, segment, over, rest)
+                return over
+        return []
+
+    def _next_later(self) -> int:
+        """When the first delayed row is due that is cold."""
+        first = self.later.first()
+        return NEVER if first is None else first >> 64
 
     def _next_deadline(self) -> int:
         """When something of a live row is due. Entries that do not count any more are dropped: a
@@ -223,9 +247,7 @@ class Queue:
         if self.cold.rows:
             at = min(at, self.cold.due())
         if self.later.rows:
-            first = self.later.first()
-            assert first is not None
-            at = min(at, self.later.due(), first >> 64)
+            at = min(at, self.later.due(), self._next_later())
         for one in header.subscriptions:
             if one.unconfirmed or one.again:
                 at = min(at, one.again_at())
@@ -301,16 +323,6 @@ class Queue:
         if many and not self.ready.lanes:
             self.spill(self.limits.live_rows)
         return len(rows)
-
-    def _thaw_due(self, now: int) -> bool:
-        """Delayed rows whose time has come become live, a segment of them; whether there were."""
-        first = self.later.first() if self.later.rows else None
-        if first is None or first >> 64 > now:
-            return False
-        for row in self.later.take():
-            self.admit(row)
-        self.dirty = True
-        return True
 
     def _unskip(self, rows: list[Row]) -> None:
         """Cold rows of lanes have left: what views held back because of them may go (O4)."""
@@ -413,6 +425,10 @@ class Queue:
 
 def _number(row: Row) -> int:
     return row.number
+
+
+def _seq(row: Row) -> int:
+    return row.seq
 
 
 def _insert(ranges: list[list[int]], number: int) -> None:

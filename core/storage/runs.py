@@ -123,16 +123,9 @@ class Runs:
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
-    def due_segments(self, now: int, most: int = 64) -> list[Segment]:
-        """Up to so many segments in which something has expired, the earliest first."""
-        found: dict[int, Segment] = {}
-        while len(found) < most and self.due() <= now:
-            number = heappop(self._due)[1]
-            if number not in found:
-                found[number] = self._segments[number]
-        for segment in found.values():
-            heappush(self._due, (segment.expires, segment.number))
-        return list(found.values())
+    def first_due(self, since: int) -> Segment | None:
+        """The segment in which something expires first, if it has expired at this time."""
+        return self._segments[self._due[0][1]] if self.due() <= since else None
 
     def segments(self) -> list[Segment]:
         """All segments, in order of their first keys. They may overlap."""
