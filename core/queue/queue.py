@@ -212,9 +212,9 @@ class Queue:
             if segment is None and runs is self.later and self._next_later() <= since:
                 segment = runs.segments()[0]
             if segment is not None:
-                over, rest = [], []
-                for row in runs.read(segment):
-                    (over if min(row.expires, row.until) <= now else rest).append(row)
+                rows = runs.read(segment)
+                over = [row for row in rows if min(row.expires, row.until) <= now]
+                rest = [row for row in rows if min(row.expires, row.until) > now]
                 self.thaw(runs, segment, over, rest)
                 return over
         return []

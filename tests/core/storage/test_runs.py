@@ -100,14 +100,13 @@ class Walk:
 
     def expire(self) -> None:
         now = self.random.randrange(1000)
-        while segments := self.runs.due_segments(now, most=2):
-            assert segments[0].expires == self.runs.due() <= now
-            for segment in segments:
-                rows = self.runs.read(segment)
-                rest = [row for row in rows if row.expires > now]
-                assert len(rest) < len(rows)
-                self.forget([row for row in rows if row.expires <= now])
-                self.runs.replace(segment, rest)
+        while segment := self.runs.first_due(now):
+            assert segment.expires == self.runs.due() <= now
+            rows = self.runs.read(segment)
+            rest = [row for row in rows if row.expires > now]
+            assert len(rest) < len(rows)
+            self.forget([row for row in rows if row.expires <= now])
+            self.runs.replace(segment, rest)
         assert all(row.expires > now for row in self.model)
 
     def look(self) -> None:
