@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..lake import NoLake, open_lake
+from ..lake.opening import not_written
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import DEFAULT_HOME, json_option, json_text, one_line, option, plain_value, say_json
+from .common import (
+    DEFAULT_HOME,
+    json_option,
+    json_text,
+    note,
+    one_line,
+    option,
+    plain_value,
+    say_json,
+)
 from .environment_fault import EnvironmentFault
 
 if TYPE_CHECKING:
@@ -98,6 +108,9 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     if as_csv and as_json:
         raise click.UsageError("Of --csv and --json only one can be had.")
     with asked(home) as lake:
+        for name, sentence in not_written(home).items():
+            if re.search(rf"\b{name}\b", query):
+                note(sentence)
         found = lake.execute(query)
         if found is None:
             raise ConfigError("The SQL is empty: there is no statement in it")

@@ -13,9 +13,11 @@ from .environment_fault import EnvironmentFault
 
 
 @click.command()
-@option("--home", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_HOME,
-        show_default=True, help="The home whose tables are looked at.")  # fmt: skip
-@option("--repair", is_flag=True, help="Mend what is damaged. Stop the engine first.")
+@option("--home", type=click.Path(file_okay=False, path_type=Path), envvar="LAKEQUEUE_HOME",
+        default=DEFAULT_HOME, show_default=True,
+        help="The home whose tables are looked at.")  # fmt: skip
+@click.option("--repair", is_flag=True, allow_from_autoenv=False,
+              help="Mend what is damaged. Stop the engine first.")  # fmt: skip
 @json_option
 def tables(home: Path, repair: bool, as_json: bool) -> None:
     """Look whether the Delta tables of a home are whole, also while the engine runs.

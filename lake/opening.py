@@ -11,6 +11,7 @@ dies of a signal, with its answer given.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder, delta_options, files_of
 from ..protocol.home_places import tables_place
-from ..protocol.table_format import refusal_of
+from ..protocol.table_format import COLUMNS, refusal_of
 from .views import create_views
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 TABLES = ("messages", "journal")
 HISTORY = ("commands", "steps", "snapshots")  # there where steps are taken in real time
+WHEN_WRITTEN = (
+    "an engine in real time writes it a minute after its start (lakequeue.history_interval_s is "
+    "not 0)"
+)
+_LIST = re.compile(r"ARRAY<STRUCT<(.*?)>>")
 NEEDED = {"messages": "item", "journal": "line"}  # the column that came last: older ones lack it
 
 
@@ -35,8 +41,8 @@ class NoLake(LakequeueError):
 
 def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`, `queues`,
-    `consumers` and `changes` over the tables of a home, as they stand now, and where there are
-    such `commands`, `steps` and `snapshots`. Times are UTC.
+    `consumers` and `changes` over the tables of a home, as they stand now, and `commands`, `steps`
+    and `snapshots`, which are empty until the engine has written them. Times are UTC.
 
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables, when they
     cannot be read, or when `deltalake` and `duckdb` are not installed (extra `sql`).
@@ -59,8 +65,26 @@ def open_lake(home: Path | str) -> duckdb.DuckDBPyConnection:
     for name in TABLES + HISTORY:
         if name in TABLES or is_there(tables / name):
             connection.register(name, _dataset(tables / name))
+        else:
+            connection.execute(f"CREATE TEMPORARY TABLE {name} ({_columns(name)})")
     create_views(connection.execute, "duckdb")
     return connection
+
+
+def _columns(name: str) -> str:
+    """A table's columns, as DuckDB says them."""
+    text = COLUMNS[name].replace("`", '"').replace("TIMESTAMP", "TIMESTAMP WITH TIME ZONE")
+    return _LIST.sub(lambda found: f"STRUCT({found[1].replace(': ', ' ')})[]", text)
+
+
+def not_written(home: Path | str) -> dict[str, str]:
+    """The tables of the history that a home does not have yet, with a sentence about each."""
+    tables = tables_of(home)
+    return {
+        name: f"The home {home} has nothing in the table {name!r} yet: {WHEN_WRITTEN}"
+        for name in HISTORY
+        if not is_there(tables / name)
+    }
 
 
 def tables_of(home: Path | str) -> Folder:

@@ -31,7 +31,7 @@ from ..state import DictStore, Home
 from ..streaming.driver import Driver, Refused, Snapshot
 from .inputs import TOGETHER, FromTables, Stored, steps_between
 from .named_payloads import Named, blocks_of
-from .opening import HISTORY, NoLake
+from .opening import WHEN_WRITTEN, NoLake
 
 if TYPE_CHECKING:
     import duckdb
@@ -142,13 +142,8 @@ def all_as_of(
 
 
 def _require_history(lake: duckdb.DuckDBPyConnection) -> None:
-    there = {name for (name,) in lake.execute("SHOW TABLES").fetchall()}
-    missing = [name for name in HISTORY if name not in there]
-    if missing:
-        raise NoLake(
-            f"The home has no table {' and no table '.join(missing)}: an engine in real time "
-            "writes them a minute after its start (lakequeue.history_interval_s is not 0)"
-        )
+    if lake.execute("SELECT step FROM steps LIMIT 1").fetchone() is None:
+        raise NoLake(f"The home has nothing in the table 'steps' yet: {WHEN_WRITTEN}")
 
 
 def _target(

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from ..protocol import journal as journal_codec
 from ..protocol import topics
+from ..protocol.table_format import JOURNAL, MESSAGES
 from ..sources.offset_ranges import Ranges, read_ranges
 from ..sources.step_batch import Place
-from .delta_tables import JOURNAL, MESSAGES
 from .kafka_records import TIME_MS_END, records_of
 from .run_items import run_items
 from .table_files import TableFiles

@@ -28,9 +28,10 @@ from pyspark.sql import functions as f
 
 from ..protocol import topics
 from ..protocol.folders import Folder, folder
+from ..protocol.table_format import JOURNAL, MESSAGES, ROWS
 from ..sources.offset_ranges import Scan, scan_of
 from .batch_files import BatchFiles, journal_rows, step_of
-from .delta_tables import JOURNAL, MESSAGES, ROWS, append, stored_offsets
+from .delta_tables import append, stored_offsets
 from .file_commit import FileCommits
 from .kafka_records import records_frame
 from .run_rows import run_rows

@@ -21,44 +21,19 @@ from pyspark.sql import functions as f
 from ..protocol import topics
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder
-from ..protocol.table_format import SCHEMA, SCHEMA_VERSION, refusal_of
-
-MESSAGES, JOURNAL = "messages", "journal"
-COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"
-
-# What stands in `messages` already: `count` of its rows from record `first`, item `item` on, up to
-# record `last`, none of them younger than `time`, µs since 1970.
-REFS = (
-    "ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, item: INT, `last`: LONG, "
-    "count: INT, time: LONG>>"
+from ..protocol.table_format import (
+    COLUMNS,
+    COMMANDS,
+    DATE,
+    JOURNAL,
+    MESSAGES,
+    SCHEMA,
+    SCHEMA_VERSION,
+    SNAPSHOTS,
+    STEPS,
+    refusal_of,
 )
-# Columns of what the writers make, as Spark's SQL names them.
-ROWS = {
-    MESSAGES: (
-        "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
-        "payload BINARY, lq STRING, headers STRING"
-    ),
-    JOURNAL: (
-        "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
-        "message_id STRING, subscription STRING, reason STRING, deliveries INT, topic STRING, "
-        "`partition` INT, `offset` LONG, item INT, time TIMESTAMP, line INT, until TIMESTAMP"
-    ),
-    COMMANDS: (
-        "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, command STRING, "
-        "queue STRING, key BINARY, value BINARY, headers STRING"
-    ),
-    STEPS: (
-        "broker STRING, step LONG, now TIMESTAMP, acked LONG, pages LONG, outputs LONG, "
-        "code STRING, ranges ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, "
-        "`last`: LONG, count: INT>>, sizes STRING, parts STRING, `offset` LONG, time TIMESTAMP"
-    ),
-    SNAPSHOTS: (
-        "broker STRING, step LONG, now TIMESTAMP, batch LONG, whole BOOLEAN, page STRING, "
-        f"value BINARY, crc LONG, refs {REFS}"
-    ),
-}
-DATE = "date"
-COLUMNS = {name: f"{columns}, {DATE} DATE" for name, columns in ROWS.items()}
+
 # Whose day it is. A clock that is wrong makes no partition of its own: a day far off is the nearest
 # of the last days, so whatever comes in, a batch writes a few files at most.
 _DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}

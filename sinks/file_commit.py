@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from .delta_tables import DATE
+from ..protocol.table_format import DATE
 
 WRITER_VERSION = 2  # the last of Delta's that asks nothing of rows that our tables could break
 

@@ -22,9 +22,10 @@ from pyspark.sql import functions as f
 
 from ..protocol import signing, steplog, topics
 from ..protocol.folders import Folder
+from ..protocol.table_format import COMMANDS, ROWS, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
 from .delta import not_stored
-from .delta_tables import COMMANDS, ROWS, SNAPSHOTS, STEPS, append, create_tables, stored_offsets
+from .delta_tables import append, create_tables, stored_offsets
 from .kafka_records import records_frame
 
 _RANGE = pa.struct(

@@ -16,8 +16,8 @@ from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
 from ..protocol.ids import make_id
+from ..protocol.table_format import JOURNAL, MESSAGES, REFS
 from ..state import Limits
-from .delta_tables import JOURNAL, MESSAGES, REFS
 from .payload_references import PLACE, REFERENCE, Pieces, counters_of, pieces_of, references
 
 _BLOCKS = "page LIKE 'b/%' AND value IS NOT NULL"

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder
-from ..protocol.table_format import CRC_MODULUS
-from .delta_tables import SNAPSHOTS, append
+from ..protocol.table_format import CRC_MODULUS, SNAPSHOTS
+from .delta_tables import append
 from .referring import Referring
 
 log = logging.getLogger("lakequeue.tables")

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from ..protocol.errors import LakequeueError
 from ..protocol.file_sums import damage_of
 from ..protocol.folders import Folder, files_below, move
-from .delta_tables import COLUMNS
+from ..protocol.table_format import COLUMNS
 
 LOG, LAST, ASIDE = "_delta_log", "_last_checkpoint", ".aside"
 _COMMIT = re.compile(r"(\d{20})\.json")

@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .delta_tables import DATE, DAY_S, DAYS_BACK, JOURNAL, MESSAGES, SKIPPING
+from ..protocol.table_format import DATE, JOURNAL, MESSAGES
+from .delta_tables import DAY_S, DAYS_BACK, SKIPPING
 
 GROUP_BYTES = 32_000_000  # of a file's rows in memory; what readers may have to hold at once
 DAY_US = DAY_S * 1_000_000

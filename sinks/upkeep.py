@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.folders import Folder, folder
+from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, REFS, SNAPSHOTS, STEPS
 from ..sources.step_batch import goes_first
-from .delta_tables import COMMANDS, JOURNAL, MESSAGES, REFS, SNAPSHOTS, STEPS
 
 log = logging.getLogger("lakequeue.tables")
 

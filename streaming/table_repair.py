@@ -11,11 +11,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder
 from ..protocol.home_places import TABLES, checkpoints_place, places_of, tables_place
 from ..sinks.table_damage import look_at_tables, mend
 from .home import HISTORY_CHECKPOINT, TABLES_CHECKPOINT
-from .tables_lock import TablesLock
+from .tables_lock import TablesLock, TablesTaken
 
 
 def repair(home: Path) -> list[str]:
@@ -24,7 +25,14 @@ def repair(home: Path) -> list[str]:
     places = places_of(home)
     tables, checkpoints = tables_place(home, places), checkpoints_place(home, places)
     lock = TablesLock(home / TABLES)
-    lock.take()
+    try:
+        lock.take()
+    except TablesTaken as taken:
+        raise LakequeueError(
+            f"The engine of home {home} is running ({taken.owner}) and has its tables open: stop "
+            "it, run this command again, and start it. The queues do not need the repair: they "
+            "go on meanwhile"
+        ) from taken
     try:
         if all(table.is_whole for table in look_at_tables(tables)):
             return []

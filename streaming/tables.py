@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..lake import HISTORY, TABLES, create_views, tables_of
 from ..lake.opening import is_there
+from ..protocol.table_format import COLUMNS
 from .jars import ensure_jars
 from .object_store import object_store_jars, place_settings
 
@@ -24,7 +25,7 @@ CORES = 2  # an engine beside it needs the others
 def open_tables(home: Path | str) -> SparkSession:
     """A session with views of a home's tables (R1): `messages` and `journal`, those over them
     (`queued`, `lifecycle`, `queues`, `consumers`, `changes`), and `commands`, `steps` and
-    `snapshots` where there are such.
+    `snapshots`, which are empty until the engine has written them.
 
     home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables.
     """
@@ -38,8 +39,10 @@ def open_tables(home: Path | str) -> SparkSession:
         extra=settings | place_settings((tables,)),
     )  # fmt: skip
     for name in TABLES + HISTORY:
-        if name in HISTORY and not is_there(tables / name):
-            continue
-        spark.read.format("delta").load(str(tables / name)).createOrReplaceTempView(name)
+        if name in TABLES or is_there(tables / name):
+            rows = spark.read.format("delta").load(str(tables / name))
+        else:
+            rows = spark.createDataFrame([], COLUMNS[name])
+        rows.createOrReplaceTempView(name)
     create_views(spark.sql, "spark")
     return spark

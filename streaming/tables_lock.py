@@ -18,6 +18,17 @@ from ..protocol.errors import LakequeueError
 LOCK = ".writer"
 
 
+class TablesTaken(LakequeueError):
+    """Another process has the tables. owner: who it is, as far as it said so."""
+
+    def __init__(self, tables: Path, owner: str) -> None:
+        super().__init__(
+            f"The tables {tables} are written by another engine ({owner}): stop that one, or use "
+            "another --home"
+        )
+        self.owner = owner
+
+
 class TablesLock:
     """Of one engine. tables: the folder that holds them."""
 
@@ -26,7 +37,7 @@ class TablesLock:
         self._file: IO[str] | None = None
 
     def take(self) -> None:
-        """Have the tables for oneself; raises LakequeueError where another engine has them, OSError
+        """Have the tables for oneself; raises TablesTaken where another engine has them, OSError
         where the file beside them cannot be written."""
         if self._file is not None:
             return
@@ -38,10 +49,7 @@ class TablesLock:
             file.seek(0)
             owner = file.read().strip() or "an unknown process"
             file.close()
-            raise LakequeueError(
-                f"The tables {self._tables} are written by another engine ({owner}): stop that "
-                "one, or use another --home"
-            ) from None
+            raise TablesTaken(self._tables, owner) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()

@@ -10,20 +10,26 @@ what it missed, as far as Kafka still has it. The alert is a line in the log, an
 (`tables_stopped`, `tables_resumed`) and a metric. It names the damaged table and what mends it,
 where that can be seen, else the cause.
 
+Whoever was told that the tables stopped is told that they go on, also by an engine that was started
+again meanwhile (damage is mended while none runs): an empty file beside the tables remembers it.
+
 An object store that is slow or refuses makes a start last minutes: it has a thread of its own, and
 nobody waits for it for longer than a moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..protocol import LakequeueError
 from ..protocol.commands import Tables, encode_command
+from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from ..sinks.table_damage import damage
 from .application import SparkApplication
@@ -37,6 +43,7 @@ PAUSE_S_MAX = 30.0
 FIRST_S_MAX, START_S_MAX = 20.0, 1.0  # that a start is waited for: the engine's own, and later
 LOOK_S = 1.0
 WHY_CHARACTERS_MAX = 500
+TOLD = ".stopped-"  # the file of a query of which was told that it stopped
 
 
 @dataclass(slots=True)
@@ -80,6 +87,7 @@ class TablesWatch:
         self._down: dict[str, Down] = {}
         self._wanted: dict[str, Callable[[], None]] = {}
         self._starts: dict[str, TablesStart] = {}
+        self._told: set[str] = set()  # of which was told that they stopped
 
     def begin(self) -> None:
         """Start what is to run."""
@@ -90,6 +98,8 @@ class TablesWatch:
             self._wanted[HISTORY_QUERY] = application.start_history
         for name, start in self._wanted.items():
             self._metrics.tables_stopped(name, False)
+            if self._mark(name).exists():
+                self._told.add(name)
             self._try(name, start, FIRST_S_MAX)
 
     def look(self) -> None:
@@ -110,8 +120,11 @@ class TablesWatch:
 
     def batch(self, name: str) -> None:
         """A query has written a batch."""
-        down = self._down.pop(name, None)
-        if down is not None and down.alerted:
+        self._down.pop(name, None)
+        if name in self._told:
+            self._told.discard(name)
+            with contextlib.suppress(OSError):
+                self._mark(name).unlink(missing_ok=True)
             log.warning("the query %r writes the tables again", name)
             self._metrics.tables_stopped(name, False)
             self._say("")
@@ -156,9 +169,16 @@ class TablesWatch:
                 "is written later", name, down.why,
             )  # fmt: skip
             self._metrics.tables_stopped(name, True)
+            self._told.add(name)
+            with contextlib.suppress(OSError):  # the disk is full; this engine remembers it
+                self._mark(name).touch()
             self._say(down.why)
         elif not down.alerted:
             log.warning("the query %r ended, %s; it is started again", name, down.why)
+
+    def _mark(self, name: str) -> Path:
+        """Beside the tables on this machine, wherever these are."""
+        return self._folder.path / TABLES / f"{TOLD}{name}"
 
     def _room_lacks(self) -> str:
         return self._folder.unwritable(self._folder.tables)

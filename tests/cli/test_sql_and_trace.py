@@ -96,9 +96,9 @@ def test_csv(home: Path) -> None:
     [
         ("selec 1", 2, 'The SQL is not understood: syntax error at or near "selec"'),
         (
-            "select * from commands", 2,
-            "There is no table or view 'commands'; there are changes, consumers, journal, "
-            "lifecycle, messages, queued, queues",
+            "select * from orders", 2,
+            "There is no table or view 'orders'; there are changes, commands, consumers, journal, "
+            "lifecycle, messages, queued, queues, snapshots, steps",
         ),
         ("select no from queued", 2, 'The SQL cannot be answered: Referenced column "no"'),
         ("select 'x'::int", 2, "The SQL cannot be answered: Could not convert string 'x'"),
@@ -111,6 +111,15 @@ def test_what_is_wrong_is_one_sentence(home: Path, query: str, status: int, said
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(said)
+
+
+def test_a_table_that_has_nothing_yet_is_said_to_have_nothing(home: Path) -> None:
+    done = run(home, "sql", "select count(*) from steps join commands using (time)", "--csv")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == ["count_star()", "0"]
+    assert [line.partition(" yet: ")[0] for line in done.stderr.splitlines()] == [
+        f"The home {home} has nothing in the table {name!r}" for name in ("commands", "steps")
+    ]
 
 
 def test_no_variable_of_ours_is_a_table(home: Path) -> None:

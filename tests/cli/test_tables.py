@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from lakequeue.cli import main
+from lakequeue.streaming.tables_lock import TablesLock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -55,6 +56,30 @@ def test_R1_a_damaged_table_is_named_and_mended(home: Path) -> None:
     assert "the table goes on without 1 of its files (1 rows)" in done.stderr
     assert done.stdout.endswith("Start the engine.\n")
     assert run(home).exit_code == 0
+
+
+def test_R1_tables_whose_engine_runs_are_not_mended(home: Path) -> None:
+    """The error names this home, and what to do."""
+    lock = TablesLock(home / "tables")
+    lock.take()
+    done = run(home, "--repair")
+    assert done.exit_code == 1
+    assert f"The engine of home {home} is running (process " in done.stderr
+    assert "stop it, run this command again" in done.stderr
+    lock.release()
+    assert run(home, "--repair").exit_code == 0
+
+
+def test_what_changes_tables_is_not_asked_from_the_environment(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lost,) = (home / "tables" / "messages").rglob("*.parquet")
+    lost.unlink()
+    monkeypatch.setenv("LAKEQUEUE_TABLES_REPAIR", "1")
+    monkeypatch.setenv("LAKEQUEUE_HOME", str(home))
+    done = CliRunner().invoke(main, ["tables"], auto_envvar_prefix="LAKEQUEUE")
+    assert done.exit_code == 1
+    assert f"{lost.name} is missing" in done.stdout
 
 
 def test_a_home_without_tables(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from lakequeue.definitions import bridge, configuration, definition, units
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.lake import create_views
 from lakequeue.lake.views import VIEWS
-from lakequeue.protocol import Reason, commands, wire
+from lakequeue.protocol import Reason, commands, table_format, wire
 from lakequeue.protocol.journal import SCHEMA
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import Deliveries
-from lakequeue.sinks import delta_tables
 from lakequeue.sinks.metric_table import SAMPLES
 from lakequeue.state import Batch, Limits, step
 from lakequeue.streaming.topics_admin import PARTITIONS
@@ -115,7 +114,7 @@ def written(field: msgspec.structs.FieldInfo) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "schema"), delta_tables.COLUMNS.items(), ids=list(delta_tables.COLUMNS)
+    ("name", "schema"), table_format.COLUMNS.items(), ids=list(table_format.COLUMNS)
 )
 def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
     columns = [
@@ -128,7 +127,7 @@ def test_columns_of_tables(name: str, schema: str, table: Table) -> None:
 def test_columns_of_the_views(table: Table) -> None:
     types = {"LONG": "BIGINT", "BINARY": "BLOB", "STRING": "VARCHAR", "TIMESTAMP": "TIMESTAMPTZ"}
     with duckdb.connect() as empty:
-        schemas = {name: delta_tables.COLUMNS[name] for name in ("messages", "journal")}
+        schemas = {name: table_format.COLUMNS[name] for name in ("messages", "journal")}
         for name, schema in schemas.items():
             columns = [column.replace("`", "").split() for column in schema.split(",")]
             text = ", ".join(f'"{c}" {types.get(t, t)}' for c, t in columns)

@@ -27,19 +27,18 @@ from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.views import VIEWS
 from lakequeue.protocol.journal import NO_END, Journal, Segment, encode
 from lakequeue.protocol.messages import RUN_MAX, decode_run, encode_run
-from lakequeue.protocol.table_format import SCHEMA, SCHEMA_VERSION
-from lakequeue.protocol.wire import STEP
-from lakequeue.sinks.delta import TableWriter
-from lakequeue.sinks.delta_tables import (
+from lakequeue.protocol.table_format import (
     COLUMNS,
-    DAYS_BACK,
     MESSAGES,
     REFS,
     ROWS,
+    SCHEMA,
+    SCHEMA_VERSION,
     SNAPSHOTS,
-    append,
-    create_tables,
 )
+from lakequeue.protocol.wire import STEP
+from lakequeue.sinks.delta import TableWriter
+from lakequeue.sinks.delta_tables import DAYS_BACK, append, create_tables
 from lakequeue.sinks.kafka_records import run_of
 from lakequeue.sinks.run_items import run_items
 from lakequeue.sinks.run_rows import run_rows

@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from lake.on_files import Recorded
 from lakequeue import LakequeueError
-from lakequeue.lake import create_views, open_lake
+from lakequeue.lake import HISTORY, create_views, open_lake
+from lakequeue.lake.opening import not_written
+from lakequeue.lake.past import brokers
 from lakequeue.protocol.table_format import SCHEMA
 from lakequeue.streaming.tables_lock import TablesLock
 from rules.harness import Bench
@@ -32,6 +34,23 @@ def home(tmp_path: Path) -> Path:
 def test_a_home_without_tables(tmp_path: Path) -> None:
     with pytest.raises(LakequeueError, match="no table messages and no table journal: is "):
         open_lake(tmp_path)
+
+
+def test_tables_that_the_engine_has_not_written_yet_are_empty(home: Path) -> None:
+    """In the first minute of a home there is no history; who asks for it gets nothing, no error."""
+    with open_lake(home) as lake:
+        for name in HISTORY:
+            assert lake.execute(f"SELECT * FROM {name}").fetchall() == []
+        known = [c for c, *_ in lake.execute("SELECT * FROM steps").description]
+        assert known[:2] == ["broker", "step"]
+        assert lake.execute("SELECT max(step), max(now) FROM steps").fetchone() == (None, None)
+        lake.execute("SELECT unnest(ranges, recursive := true), unnest(ranges).last FROM steps")
+        lake.execute("SELECT refs[1].item, epoch_ms(now) FROM snapshots")
+        with pytest.raises(LakequeueError, match="has nothing in the table 'steps' yet: an engine"):
+            brokers(lake)
+    there = not_written(home)
+    assert list(there) == list(HISTORY)
+    assert f"The home {home} has nothing in the table 'steps' yet" in there["steps"]
 
 
 def test_a_table_whose_log_is_broken(home: Path) -> None:
@@ -52,8 +71,8 @@ def test_a_table_of_an_earlier_version(home: Path) -> None:
 
 def test_a_table_of_a_later_version(home: Path) -> None:
     place = home / "tables" / "journal"
-    deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "4"}, raise_if_not_exists=False)
-    with pytest.raises(LakequeueError, match="journal has version '4' of its columns; this versio"):
+    deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "9"}, raise_if_not_exists=False)
+    with pytest.raises(LakequeueError, match="journal has version '9' of its columns; this versio"):
         open_lake(home)
 
 

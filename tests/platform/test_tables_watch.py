@@ -35,6 +35,7 @@ class World:
         self.starts = 0
         self.told: list[dict[str, Any]] = []
         self.metrics = Metrics()
+        (tmp_path / "tables").mkdir(exist_ok=True)
         folder = HomeFolder(tmp_path)
         monkeypatch.setattr(folder, "unwritable", lambda where: self.full)
         monkeypatch.setattr(tables_watch.time, "monotonic", lambda: self.now)
@@ -168,3 +169,21 @@ def test_after_spark_was_started_again_they_are_started_at_once(world: World) ->
     world.table_queries.clear()
     world.look(0.25)
     assert (world.starts, world.told) == (2, [])
+
+
+def test_who_was_told_that_they_stopped_is_told_that_they_go_on_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged table is mended while no engine runs."""
+    world = World(tmp_path, monkeypatch)
+    world.broken = True
+    world.watch.begin()
+    world.look(60)
+    assert [t["stopped"] for t in world.told] == ["the table cannot be made"]
+    for said in (["", "once"], []):
+        again = World(tmp_path, monkeypatch)
+        again.watch.begin()
+        assert again.told == [], "they have written nothing yet"
+        again.watch.batch(TABLES_QUERY)
+        again.watch.batch(TABLES_QUERY)
+        assert [t["stopped"] for t in again.told] == said[:1]
