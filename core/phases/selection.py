@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.queue import Queue
-from ..queue.ready import View
+from ..queue.ready import UNKNOWN, View
 from ..rules.active_set import SEQ_MASK, first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.looking import matching
@@ -138,9 +138,12 @@ class Search:
             if self.unfinished:
                 return None
             if not queue.cold.rows or not self._look_at_cold(view, row):
-                if row is None or row.lane not in view.skipped:
+                if row is None or not view.waits(row):
                     return row
-                view.held_back.append(heappop(view.matched))
+                if view.skipped[row.lane] == UNKNOWN:
+                    queue.look_again(view)
+                else:
+                    queue.ready.hold_back(view, row)
 
     def _look_at_live(self, view: View) -> Row | None:
         """The first live row that matches; rows before it that were not seen are looked at."""
@@ -180,13 +183,19 @@ class Search:
             self.looks.take(len(rows), size)
             verdicts = matching(self.broker, queue, rows, view.text)
             wanted, rest = [], []
+            waiting: set[int] = set()
             for one, verdict in zip(rows, verdicts, strict=True):
-                if verdict and one.lane not in view.skipped:
+                if verdict and view.waits(one):
+                    waiting.add(one.lane)
+                elif verdict:
                     wanted.append(one)
                     continue
                 rest.append(one)
-                if one.lane:
-                    view.skipped.add(one.lane)
+                view.leave(one)
+            if any(view.skipped[lane] == UNKNOWN for lane in waiting):
+                queue.look_again(view)
+                return True
+            view.behind |= waiting
             segment.looked.append(view.number)
             queue.dirty = True
             if wanted:

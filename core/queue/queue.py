@@ -26,7 +26,7 @@ from ..storage.runs import Runs, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
 from .header import QueueHeader, Subscription
-from .ready import Ready, View
+from .ready import UNKNOWN, Ready, View
 
 TAKEN_MAX = 1_000  # ranges of ids that have entered, as remembered
 
@@ -39,8 +39,8 @@ class ViewState(msgspec.Struct, array_like=True):
     number: int
     matched: list[int]
     others: list[int]
-    skipped: list[int]
-    held_back: list[int]
+    skipped: list[tuple[int, str]]  # lanes and keys, which are longer than 64 bits
+    behind: list[int]
 
 
 class QueuePage(msgspec.Struct):
@@ -139,8 +139,9 @@ class Queue:
             self.ready.add(row)
             self.watch(row)
         for view in page.views:
-            self.ready.restore(view.text, view.number, view.matched, view.others)
-            self.ready.hold_back(view.text, view.skipped, view.held_back)
+            known = self.ready.restore(view.text, view.number, view.matched, view.others)
+            known.skipped = {lane: int(key, 16) for lane, key in view.skipped}
+            known.behind = set(view.behind)
 
     @property
     def is_awake(self) -> bool:
@@ -308,7 +309,7 @@ class Queue:
         runs.replace(segment, rest)
         for row in rows:
             self.admit(row)
-        self._unskip(rows)
+        self._left_cold(rows)
         self.dirty = True
 
     def thaw_first(self) -> int:
@@ -316,7 +317,7 @@ class Queue:
         rows = self.cold.take()
         for row in rows:
             self.admit(row)
-        self._unskip(rows)
+        self._left_cold(rows)
         self.dirty = True
         # Whoever looks for a key that is free (O4) would read again what is spilled meanwhile.
         many = len(self.live) - self.header.leased > 2 * self.limits.live_rows
@@ -324,16 +325,18 @@ class Queue:
             self.spill(self.limits.live_rows)
         return len(rows)
 
-    def _unskip(self, rows: list[Row]) -> None:
-        """Cold rows of lanes have left: what views held back because of them may go (O4)."""
+    def _left_cold(self, rows: list[Row]) -> None:
+        """Cold rows have left: what waits behind one of these in its lane may go (O4)."""
         for view in self.ready.views.values():
-            if view.skipped and any(row.lane in view.skipped for row in rows):
-                view.skipped.clear()
-                view.matched += view.held_back
-                heapify(view.matched)
-                view.held_back = []
-                view.number = self.header.next_filter  # segments do not know it: it looks again
-                self.header.next_filter += 1
+            first = {row.lane for row in rows if view.skipped.get(row.lane) == row.key}
+            view.skipped.update(dict.fromkeys(first, UNKNOWN))
+            if not view.behind.isdisjoint(first):
+                self.look_again(view)
+
+    def look_again(self, view: View) -> None:
+        """A filter does not know any more what of a lane it left."""
+        view.look_again(self.header.next_filter)
+        self.header.next_filter += 1
 
     def view_of(self, text: str) -> View:
         """What a filter has seen; a new one has seen nothing."""
@@ -411,7 +414,8 @@ class Queue:
             view.text, view.number,
             sorted(number for number, matches in view.seen.items() if matches),
             sorted(number for number, matches in view.seen.items() if not matches),
-            sorted(view.skipped), sorted(number for _, number in view.held_back),
+            [(lane, f"{key:x}") for lane, key in sorted(view.skipped.items())],
+            sorted(view.behind),
         )  # fmt: skip
 
     def drop(self) -> None:

@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush
 from ..storage.row import READY, Row, by_key
 
 Entry = tuple[int, int]  # key, id
+UNKNOWN = -(1 << 192)  # before all keys
 _SLACK = 64
 
 
@@ -53,7 +54,7 @@ def is_fresh(row: Row) -> bool:
 class View:
     """What one filter has seen of the live rows. number: names it in segments (`looked`)."""
 
-    __slots__ = ("held_back", "matched", "number", "seen", "skipped", "text", "unseen")
+    __slots__ = ("behind", "held_back", "matched", "number", "seen", "skipped", "text", "unseen")
 
     def __init__(self, text: str, number: int) -> None:
         self.text = text
@@ -61,9 +62,31 @@ class View:
         self.unseen: list[Entry] = []
         self.matched: list[Entry] = []
         self.seen: dict[int, bool] = {}  # verdicts on live rows, by id
-        # Lanes of which it left a message in the cold part, and what waits behind these (O4).
-        self.skipped: set[int] = set()
+        # Lanes of which it left messages in the cold part, with the key of the first one: what it
+        # wants of them waits behind that (O4). UNKNOWN: that one has left. behind: of which lanes
+        # something waits; held_back: what of it is live.
+        self.skipped: dict[int, int] = {}
+        self.behind: set[int] = set()
         self.held_back: list[Entry] = []
+
+    def leave(self, row: Row) -> None:
+        """It looked at a row, and left it in the cold part."""
+        if row.lane:
+            key = by_key(row)
+            self.skipped[row.lane] = min(self.skipped.get(row.lane, key), key)
+
+    def waits(self, row: Row) -> bool:
+        """Whether a row that it wants stands behind one of its lane that it left."""
+        return self.skipped.get(row.lane, by_key(row)) < by_key(row)
+
+    def look_again(self, number: int) -> None:
+        """It does not know any more what it left. Segments do not know the new number."""
+        self.number = number
+        self.skipped.clear()
+        self.behind.clear()
+        self.matched += self.held_back
+        heapify(self.matched)
+        self.held_back = []
 
 
 class Ready:
@@ -196,21 +219,19 @@ class Ready:
         heapify(view.unseen)
         return view
 
-    def restore(self, text: str, number: int, matched: list[int], others: list[int]) -> None:
+    def restore(self, text: str, number: int, matched: list[int], others: list[int]) -> View:
         """A view as it was when the queue was packed."""
         view = self.views[text] = View(text, number)
         view.seen = {**dict.fromkeys(matched, True), **dict.fromkeys(others, False)}
         for entry in self.heap:
             if self._counts(entry):
                 self._show(view, entry)
+        return view
 
-    def hold_back(self, text: str, skipped: list[int], numbers: list[int]) -> None:
-        """What a view waits with, because it left earlier messages of their lanes (O4)."""
-        view = self.views[text]
-        view.skipped = set(skipped)
-        held = set(numbers)
-        view.held_back = [entry for entry in view.matched if entry[1] in held]
-        view.matched = [entry for entry in view.matched if entry[1] not in held]
+    def hold_back(self, view: View, row: Row) -> None:
+        """The first match of a view waits, because it left an earlier message of its lane (O4)."""
+        view.behind.add(row.lane)
+        view.held_back.append(heappop(view.matched))
 
     def judge(self, view: View, row: Row, matches: bool) -> None:
         """What a view found out about its first unseen row."""
@@ -221,7 +242,10 @@ class Ready:
 
     def keep_cold(self, rows: list[Row]) -> list[int]:
         """Rows leave for the cold part: the numbers of the views that want none of them."""
-        return [
-            view.number for view in self.views.values()
-            if all(view.seen.get(row.id) is False for row in rows)
-        ]  # fmt: skip
+        found = []
+        for view in self.views.values():
+            if all(view.seen.get(row.id) is False for row in rows):
+                found.append(view.number)
+                for row in rows:
+                    view.leave(row)
+        return found
