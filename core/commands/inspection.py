@@ -19,8 +19,8 @@ from ..rules.active_set import first_inactive
 from ..rules.edits import dead_part, edited
 from ..rules.fairness import backlog_of
 from ..rules.looking import matching
-from ..rules.which import LOWEST, window
-from ..storage.row import DELAYED, GONE, LEASED, NEVER, Row
+from ..rules.which import window
+from ..storage.row import DELAYED, GONE, LEASED, LOWEST, NEVER, Row
 from ..storage.spool import Content
 from .answers import PartialAnswer
 from .permissions import READ_ONLY, may
@@ -245,7 +245,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
         for row in rows:
             if len(out) >= command.limit:
                 break
-            if (inactive is not None and row.seq >= inactive) or state not in (None, row.state):
+            if (inactive is not None and row.key >= inactive) or state not in (None, row.state):
                 continue
             content = broker.spool.content(row) or (b"", None, None)
             size = sum(map(_length, content)) + len(command.where or "")

@@ -13,12 +13,12 @@ from heapq import heappop, heappush
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.queue import Queue
-from ..queue.ready import UNKNOWN, View
-from ..rules.active_set import SEQ_MASK, first_inactive
+from ..queue.ready import View
+from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.looking import matching
 from ..rules.returning import expire
-from ..storage.row import Row
+from ..storage.row import LOWEST, Row
 
 
 @dataclass(slots=True)
@@ -50,11 +50,9 @@ def choose_messages(
     classes = {c.subscription.filter for c in candidates}
     if len(classes) == 1 and free in (0, len(candidates)):
         most = min(budget.rows, sum(c.room for c in candidates), most_at_once(queue))
-        if free and queue.ready.lanes:  # with each that leaves, the next of its key takes its place
-            most = 1
         if not free:  # what leaves on send takes no lease
             most = min(most, room, free_unacked)
-        rows = search.take(next(iter(classes)), most)
+        rows = search.take(next(iter(classes)), most, free > 0)
         receivers = share(definition.fairness_model, candidates, len(rows), header.served)
     else:
         rows, receivers = _one_by_one(queue, search, candidates, room, free_unacked)
@@ -74,12 +72,13 @@ class Search:
     def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
         self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
         self.below = _fence(queue)
-        self.end = first_inactive(queue)  # a place
+        self.end = first_inactive(queue)  # a key
         self.unfinished = False
 
-    def take(self, text: str | None, most: int) -> list[Row]:
+    def take(self, text: str | None, most: int, free: bool) -> list[Row]:
         """Up to ``most`` first messages for the class with this filter, as many as the budget
-        allows. They are out of the order: whoever takes them delivers them."""
+        allows. They are out of the order: whoever takes them delivers them. free: they leave on
+        send, so behind one of a key the next of that key takes its place (O4)."""
         found: list[Row] = []
         budget = self.budget
         heap = self.queue.ready.heap if text is None else self.queue.view_of(text).matched
@@ -98,6 +97,8 @@ class Search:
             taken.add(row.id)
             found.append(row)
             budget.take(1, row.size)
+            if free and row.lane:
+                break
         return found
 
     def first(self, text: str | None) -> Row | None:
@@ -106,7 +107,7 @@ class Search:
             row = self._first_of_all() if text is None else self._first_of(text)
             if row is None or (self.below is not None and row.key >= self.below):
                 return None
-            if self.end is not None and row.seq >= self.end:
+            if self.end is not None and row.key >= self.end:
                 return None
             if row.expires > self.broker.now:
                 return row
@@ -140,7 +141,7 @@ class Search:
             if not queue.cold.rows or not self._look_at_cold(view, row):
                 if row is None or not view.waits(row):
                     return row
-                if view.skipped[row.lane] == UNKNOWN:
+                if view.skipped[row.lane] == LOWEST:
                     queue.look_again(view)
                 else:
                     queue.ready.hold_back(view, row)
@@ -171,7 +172,7 @@ class Search:
                 return False
             if self.below is not None and first >= self.below:
                 return False
-            if self.end is not None and first & SEQ_MASK >= self.end:
+            if self.end is not None and first >= self.end:
                 return False
             if view.number in segment.looked:
                 continue
@@ -192,7 +193,7 @@ class Search:
                     continue
                 rest.append(one)
                 view.leave(one)
-            if any(view.skipped[lane] == UNKNOWN for lane in waiting):
+            if any(view.skipped[lane] == LOWEST for lane in waiting):
                 queue.look_again(view)
                 return True
             view.behind |= waiting
@@ -250,8 +251,7 @@ def _one_by_one(
                 return row
             heappop(ready.heap if text is None else queue.view_of(text).matched)
 
-    most = 1 if ready.lanes and any(c.free for c in candidates) else budget.rows
-    most = min(most, budget.rows, most_at_once(queue))
+    most = min(budget.rows, most_at_once(queue))
     while len(taken) < most and not budget.spent:
         able_classes = [text for text, group in classes.items() if any(map(may_take, group))]
         if taken and search.looks.rows < len(able_classes):  # what one message may need at most
@@ -275,4 +275,6 @@ def _one_by_one(
         taken.append(row)
         given.append(one)
         budget.take(1, row.size)
+        if one.free and row.lane:  # the next of its key takes its place (O4)
+            break
     return taken, given

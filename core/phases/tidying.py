@@ -18,6 +18,8 @@ def tidy(broker: Broker) -> None:
             continue
         broker.at = queue
         queue.spill_over()
+        if queue.thaw_delayed():
+            broker.more_to_do = True
         for runs in (queue.cold, queue.later):
             if runs.is_merging and runs.merge(broker.limits.merge_rows):
                 header.merging.append(number)

@@ -21,12 +21,12 @@ import msgspec
 from ...definitions import QueueDefinition
 from ..limits import Limits
 from ..storage.id_ranges import IdRanges
-from ..storage.row import DELAYED, IN_MEMORY, LEASED, NEVER, READY, Row, by_key, by_until
+from ..storage.row import DELAYED, IN_MEMORY, LEASED, LOWEST, NEVER, READY, Row, by_key, by_until
 from ..storage.runs import Runs, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
 from .header import QueueHeader, Subscription
-from .ready import UNKNOWN, Ready, View
+from .ready import Ready, View
 
 TAKEN_MAX = 1_000  # ranges of ids that have entered, as remembered
 
@@ -70,7 +70,7 @@ class Queue:
     """A queue of a broker."""
 
     __slots__ = (
-        "_by_id", "_listed", "active_end", "cold", "deadlines", "dirty", "dropped", "early",
+        "_by_id", "_listed", "cold", "deadlines", "dirty", "dropped", "early",
         "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
         "program_of",
         "ready", "spool", "store", "wanted",
@@ -91,7 +91,6 @@ class Queue:
         self.wanted = header.again  # something changed that may let a message go out
         self.dirty = True  # it differs from its page
         self.dropped = False
-        self.active_end: int | None = -1  # see `active_set`; -1: not known
         self.program: Any = None  # its expressions, see `entering`
         self.plain_match: Any = None  # likewise
         self.program_of: QueueDefinition | None = None
@@ -312,6 +311,16 @@ class Queue:
         self._left_cold(rows)
         self.dirty = True
 
+    def thaw_delayed(self) -> bool:
+        """Where an active set is counted (R5), what is delayed becomes live, a segment of it at
+        once; whether there was something."""
+        if self.definition.target_queue_depth is None or not self.later.rows:
+            return False
+        for row in self.later.take():
+            self.admit(row)
+        self.dirty = self.header.again = True
+        return True
+
     def thaw_first(self) -> int:
         """The cold rows that come first become live; how many."""
         rows = self.cold.take()
@@ -329,7 +338,7 @@ class Queue:
         """Cold rows have left: what waits behind one of these in its lane may go (O4)."""
         for view in self.ready.views.values():
             first = {row.lane for row in rows if view.skipped.get(row.lane) == row.key}
-            view.skipped.update(dict.fromkeys(first, UNKNOWN))
+            view.skipped.update(dict.fromkeys(first, LOWEST))
             if not view.behind.isdisjoint(first):
                 self.look_again(view)
 

@@ -20,7 +20,6 @@ from heapq import heapify, heappop, heappush
 from ..storage.row import READY, Row, by_key
 
 Entry = tuple[int, int]  # key, id
-UNKNOWN = -(1 << 192)  # before all keys
 _SLACK = 64
 
 
@@ -63,7 +62,7 @@ class View:
         self.matched: list[Entry] = []
         self.seen: dict[int, bool] = {}  # verdicts on live rows, by id
         # Lanes of which it left messages in the cold part, with the key of the first one: what it
-        # wants of them waits behind that (O4). UNKNOWN: that one has left. behind: of which lanes
+        # wants of them waits behind that (O4). LOWEST: that one has left. behind: of which lanes
         # something waits; held_back: what of it is live.
         self.skipped: dict[int, int] = {}
         self.behind: set[int] = set()

@@ -5,39 +5,60 @@ state they are in: a leased or a delayed one takes a place too. Nothing behind t
 browsed, or found by an expression; when one of them leaves, the next becomes active. What names a
 message by its id reaches it all the same, and time does too: it is acknowledged, purged, expires.
 
-The set is not kept: it ends at one place. Such a queue has neither priority nor barriers, so its
-order is by place, its cold rows are in that order, and an active message stays active.
+The set is not kept: it ends at one key. Such a queue has neither priority nor barriers, so what
+enters has a higher key than all that is there, and an active message stays active.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from heapq import nsmallest
 
 from ..queue.queue import Queue
-
-SEQ_MASK = (1 << 64) - 1  # of a key without a level: what is left is the place
+from ..storage.row import LOWEST
+from ..storage.segments import Segment
 
 
 def first_inactive(queue: Queue) -> int | None:
-    """The place of the first message that is not active; None where all are."""
+    """The key of the first message that is not active; None where all are. Where delayed messages
+    are cold (`Queue.thaw_delayed`), as if all of them came first: it is not known which do."""
     limit = queue.definition.target_queue_depth
     if limit is None or queue.header.depth <= limit:
         return None
-    live = sorted(row.seq for row in queue.live.values())
+    limit -= queue.later.rows
+    if limit < 0:
+        return LOWEST
+    live = sorted([row.key for row in queue.live.values()])
     passed = 0  # cold rows that come before
-    for segment in queue.cold.segments():
-        first, last = segment.first & SEQ_MASK, segment.last & SEQ_MASK
-        before = _below(live, first)
+    for part in _parts(queue.cold.segments()):
+        before = bisect_left(live, part[0].first)
         if before + passed > limit:
             break
-        within = _below(live, last) - before
-        if before + passed + segment.rows + within > limit:
-            rows = [row.seq for row in queue.cold.read(segment)]
-            inside = [seq for seq in live if first <= seq <= last]
-            return nsmallest(limit - before - passed + 1, rows + inside)[-1]
-        passed += segment.rows
+        up_to = bisect_left(live, max(segment.last for segment in part))
+        rows = sum(segment.rows for segment in part)
+        if up_to + passed + rows > limit:
+            return _nth_key(queue, limit - before - passed, live[before:up_to], part)
+        passed += rows
     return live[limit - passed]
 
 
-def _below(live: list[int], place: int) -> int:
-    return sum(seq < place for seq in live)
+def _parts(segments: list[Segment]) -> list[list[Segment]]:
+    """Segments that overlap stand together."""
+    parts: list[list[Segment]] = []
+    end = LOWEST
+    for segment in segments:
+        if segment.first > end:
+            parts.append([])
+        parts[-1].append(segment)
+        end = max(end, segment.last)
+    return parts
+
+
+def _nth_key(queue: Queue, n: int, keys: list[int], part: list[Segment]) -> int:
+    """The n-th of these keys and those of overlapping segments, from 0 on. No more are read than
+    may have it."""
+    for segment in part:
+        if sum(key < segment.first for key in keys) > n:
+            break
+        keys += [row.key for row in queue.cold.read(segment)]
+    return nsmallest(n + 1, keys)[-1]

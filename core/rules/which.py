@@ -7,7 +7,7 @@ is delayed can become ready meanwhile, and is met later then; what is ready does
 since commands of a queue wait for each other. So nothing is missed, in however many steps.
 
 A command means what was there when it began: rows with a lower place than `end`; of an expression
-the active ones (R5). Cold rows that are meant become live, unless they are only looked at.
+the active ones, with a lower key than `inactive` (R5). Cold rows that are meant become live, unless they are only looked at.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task
 from ..queue.queue import Queue
-from ..storage.row import DELAYED, Row
+from ..storage.row import DELAYED, LOWEST, Row
 from ..storage.runs import Runs
 from ..storage.segments import Segment
 from . import deferred
 from .active_set import first_inactive
 from .looking import matching
 
-LOWEST = -(1 << 191)  # below all keys
 FEW_IDS = 1_024  # are looked up one by one, however few messages there are
 IDS_AT_ONCE = 256  # where there are cold rows: each id may cost a read
 FEW_RANGES = 64  # are looked up exactly; of more the nearest to each segment
@@ -105,9 +104,11 @@ def wanted(
     if "end" not in task.done:
         if where is not None:
             compile_program((where,))  # a bad one is refused also where nothing is stored
-        inactive = first_inactive(queue) if where is not None else None
-        task.done["end"] = queue.header.next_seq if inactive is None else inactive
-    end: int = task.done["end"]
+        inactive = None if where is None else first_inactive(queue)
+        task.done["end"] = queue.header.next_seq
+        task.done["inactive"] = None if inactive is None else f"{inactive:x}"  # above 64 bits
+    end, inactive = task.done["end"], task.done["inactive"]
+    active = None if inactive is None else int(inactive, 16)
     part = Part()
     later, start = _place_of(task.cursor)
     while not budget.spent and not part.last:
@@ -115,6 +116,8 @@ def wanted(
         live = [row for row in queue.live.values() if (row.state == DELAYED) is later]
         found = window(live, runs, start, max(budget.rows, 1), ranges)
         rows = [row for row in found.rows if row.seq < end]
+        if active is not None:
+            rows = [row for row in rows if row.key < active]
         if ranges is not None:
             rows = [row for row in rows if is_within(row.id, ranges)]
         rows, following = _afforded(rows, found, runs, where, read, budget)

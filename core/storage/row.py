@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 NEVER = 1 << 62  # a time that does not come
+LOWEST = -(1 << 191)  # before all keys
 
 GONE, READY, LEASED, DELAYED = 0, 1, 2, 3
 
