@@ -75,8 +75,9 @@ class View:
             self.skipped[row.lane] = min(self.skipped.get(row.lane, key), key)
 
     def waits(self, row: Row) -> bool:
-        """Whether a row that it wants stands behind one of its lane that it left."""
-        return self.skipped.get(row.lane, by_key(row)) < by_key(row)
+        """Whether a row that it wants stands behind one of its lane that it left. One that was
+        given out before goes first in its lane."""
+        return not row.deliveries and self.skipped.get(row.lane, by_key(row)) < by_key(row)
 
     def look_again(self, number: int) -> None:
         """It does not know any more what it left. Segments do not know the new number."""
