@@ -131,8 +131,10 @@ def _check_order(queue: Queue) -> None:
                 assert known, f"{name}: filter {view.text!r} does not know of {row.id}"
     end = first_inactive(queue)
     if end is not None:
-        active, most = sum(row.key < end for row in _rows(queue)), queue.definition.target_queue_depth
-        assert active == most or (queue.later.rows and active < most), f"{name}: {active} are active"
+        active = sum(row.key < end for row in _rows(queue))
+        most = queue.definition.target_queue_depth or 0
+        fewer = queue.later.rows and active < most  # see `first_inactive`
+        assert active == most or fewer, f"{name}: {active} are active"
 
 
 def _check_deadlines(queue: Queue) -> None:

@@ -7,7 +7,8 @@ is delayed can become ready meanwhile, and is met later then; what is ready does
 since commands of a queue wait for each other. So nothing is missed, in however many steps.
 
 A command means what was there when it began: rows with a lower place than `end`; of an expression
-the active ones, with a lower key than `inactive` (R5). Cold rows that are meant become live, unless they are only looked at.
+the active ones, with a lower key than `inactive` (R5). Cold rows that are meant become live, unless
+they are only looked at.
 """
 
 from __future__ import annotations
