@@ -64,7 +64,7 @@ test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" le
 	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
 	@($(IDLY) $(MEMORY) $(WALKS) >.venv/walks.log 2>&1; echo $$? >.venv/walks.status; cat .venv/walks.log) & \
 		walks=$$!; trap 'pkill -P $$walks; kill $$walks' INT TERM; \
-		$(call part,jobs,$(PYTEST) -m job); wait $$walks
+		$(call part,jobs,$(PYTEST) -m job --durations=25); wait $$walks
 	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0") ;; "0 0 0 "*) exit 1 ;; \
 		*) for part in $(PARTS); do [ "$$(cat $$part.status)" != 0 ] || { tail -n 1 $$part.log; continue; }; \
 			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 import msgspec
 from confluent_kafka import KafkaException
 
-from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
 from ..client.moving_out import MovedOut
 from ..client.transport import Transport
@@ -208,7 +207,7 @@ class Engine:
         """Start everything; returns when the queues are defined. Raises LakequeueError."""
         self._folder.open(self.trigger)
         self._number_brokers()
-        self._require_its_kafka()
+        transport = self._require_its_kafka()
         self.captured.open()
         if self.application.tables_interval_s():  # who writes none may succeed one that is frozen
             with contextlib.suppress(OSError):  # no rights, no room: the tables' watch tells it
@@ -217,7 +216,6 @@ class Engine:
         numbers, groups = self._numbers_and_groups()
         self._folder.remember_brokers(numbers, groups)
         self._progress("starting Spark")
-        transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         for broker in self.brokers.values():
             self._begin(broker)
             for vpn, queue in self._folder.rebuilt_queues():
@@ -244,9 +242,10 @@ class Engine:
             self._steps.start()
         self._serve()
 
-    def _require_its_kafka(self) -> None:
-        """Offsets of one Kafka mean nothing in another, which may stand at the same address."""
-        require_broker(self.bootstrap)
+    def _require_its_kafka(self) -> Transport:
+        """Offsets of one Kafka mean nothing in another, which may stand at the same address. We are
+        connected first: that says whether Kafka is away, is none, or refuses our credentials."""
+        transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         try:
             cluster = TopicsNow(quiet_client(self.bootstrap, "lakequeue-engine")).cluster()
         except KafkaException as error:
@@ -254,6 +253,7 @@ class Engine:
                 f"Kafka at {self.bootstrap} does not say which it is: {error}"
             ) from error
         self._folder.require_kafka(cluster, self.bootstrap, self._settings.accepts_other_kafka)
+        return transport
 
     def _number_brokers(self) -> None:
         """The brokers that this home has, and those that the configuration names."""

@@ -90,28 +90,6 @@ def test_a_killed_worker_is_replaced_and_loses_nothing(place: Place) -> None:
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_a_frozen_worker_outlives_its_engine_and_says_nothing(place: Place) -> None:
-    """The driver is frozen too, and never comes back: a parent in the session keeps the kernel
-    from ending the worker."""
-    engine = place.running()
-    traffic = Traffic(f"kafka://{place.bootstrap}", SEED + 1)
-    traffic.goes_on(30, 60)
-    zombies = loop_workers(engine)
-    frozen = [*zombies, psutil.Process(engine.process.pid)]
-    for process in frozen:
-        process.send_signal(signal.SIGSTOP)
-    for process in engine.family():
-        if process not in frozen:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-    successor = place.start()
-    traffic.goes_on(60, 60)
-    for worker in zombies:
-        thaw(worker)
-    drain(traffic)
-    assert successor.terminate() == 0
-
-
 def test_a_worker_that_hangs_is_noticed_and_started_again(place: Place) -> None:
     """Frozen for good, as one that waits for ever in a call: Spark itself would never notice."""
     engine = place.running()
@@ -131,3 +109,26 @@ def test_a_worker_that_hangs_is_noticed_and_started_again(place: Place) -> None:
         assert "broker_stuck" in events
         (broker,) = connection.admin().brokers()
         assert broker["state"] == "running"
+
+
+def test_a_frozen_worker_outlives_its_engine_and_says_nothing(place: Place) -> None:
+    """The driver is frozen too, and never comes back: a parent in the session keeps the kernel
+    from ending the worker."""
+    engine = place.running()
+    traffic = Traffic(f"kafka://{place.bootstrap}", SEED + 1)
+    traffic.goes_on(30, 60)
+    zombies = loop_workers(engine)
+    frozen = [*zombies, psutil.Process(engine.process.pid)]
+    for process in frozen:
+        process.send_signal(signal.SIGSTOP)
+    for process in engine.family():
+        if process not in frozen:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+    successor = place.start()
+    traffic.goes_on(60, 60)
+    for worker in zombies:
+        thaw(worker)
+    drain(traffic)
+    engine.kill()  # no later test takes it for one that runs
+    assert successor.terminate() == 0

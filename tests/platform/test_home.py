@@ -141,13 +141,16 @@ def test_tables_may_be_begun_anew_before_anything_was_stored(tmp_path: Path) -> 
     assert HomeFolder(tmp_path).problem() == ""
 
 
-def test_a_convenience_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
+def test_a_convenience_that_is_damaged_is_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     home = HomeFolder(tmp_path)
     home.open()
-    for text in ("[", "7"):
+    for text in ("", '["or', "7"):
         (tmp_path / "captured.json").write_text(text)
         (tmp_path / "ports.json").write_text(text)
         assert (home.captured(), home.port("metrics")) == (set(), 0)
+    assert caplog.text.count("captured.json is damaged") == 2
     home.remember_captured({"b", "a"})
     home.remember_port("metrics", 9400)
     assert (home.captured(), home.port("metrics")) == ({"a", "b"}, 9400)
