@@ -3,7 +3,8 @@
 Whoever drives a broker keeps what came in since the last mark: a log of steps in Kafka, a list in
 memory. When a step fails its live state is not to be trusted: it is thrown away, the last mark is
 loaded, the steps since are taken again, and the step that failed leaves out what failed in it. So a
-bad record costs one replay, and never fails twice (`put_aside`).
+bad record costs one replay, and never fails twice (`put_aside`); a second one if it failed among
+others (`ONE_OF_SEVERAL`).
 """
 
 from __future__ import annotations

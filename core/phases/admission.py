@@ -13,21 +13,21 @@ from ...protocol import topics
 from ...protocol.bounds import within_calendar
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
-from ...protocol.messages import PLAIN, PublishHeader, Records, decode_publish_header
-from ..queue.broker import Broker, Place
+from ...protocol.messages import PLAIN, Records, decode_publish_header
+from ..queue.broker import ONE_OF_SEVERAL, Broker, Place
 from ..queue.change import enter
 from ..queue.producers import ProducerHistory
 from ..queue.queue import Queue
 from ..rules.answering import reject_record
 from ..rules.deferred import settle_arrival, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
-from ..rules.entering import Match, match
+from ..rules.entering import match, plain_match, program_of
 from ..rules.last_value import keep_last
 from ..rules.lifetime import expires_at
 from ..rules.recovery_points import recovers
 from ..rules.routing import queues_of_destination, queues_of_record
-from ..storage.row import NEVER, NO_KEY, Row
-from .incoming import Incoming, payloads_of
+from ..storage.row import NEVER, READY, Row
+from .incoming import Incoming, alike
 from .judging import (
     NACK,
     Judged,
@@ -47,8 +47,9 @@ def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
     if not records:
         return
     admission = Admission(broker)
-    for at in range(len(records)):
-        admission.take(records, at, skipped)
+    at = 0
+    while at < len(records):
+        at = admission.take(records, at, skipped)
     broker.at = None
     for producer in broker.receipts.values():
         answer(broker, producer)
@@ -70,17 +71,17 @@ class Admission:
         self._spooled: dict[tuple[int, str], Segment] = {}
         self.entered: dict[int, Queue] = {}
 
-    def take(self, records: Records, at: int, skipped: dict[Place, str]) -> None:
-        """Take in one record."""
+    def take(self, records: Records, at: int, skipped: dict[Place, str]) -> int:
+        """Take in a record, and those behind it that are alike; where the next one stands."""
         broker = self._broker
-        record = Incoming.of(records, at, broker.now)
-        topic = record.topic
-        broker.at = place = topic, record.partition, record.offset
+        topic = records.topics[at]
+        broker.at = place = topic, records.partitions[at], records.offsets[at]
         if topic in self._vpn_of:
             vpn = self._vpn_of[topic]
         else:
             own = topics.split(topic)
             vpn = self._vpn_of[topic] = own[0] if own and own[1] == topics.PUBLISH else None
+        end = at + 1
         try:
             if place in skipped:
                 raise ValueError(f"it failed: {skipped[place]}")
@@ -90,142 +91,196 @@ class Admission:
                 raise ValueError("header 'lq' names no destination: 'to' is missing")
             if vpn is None and header.durability == DELTA:
                 raise ValueError("durability 'delta' is for messages on <vpn>.publish")
-            payloads = payloads_of(header, record)
+            if vpn is not None and not skipped:
+                end = alike(records, at, header)
+            messages = Incoming.of(records, at, end, header, broker.now)
         except ValueError as error:
-            self._malformed(vpn, record, str(error))
-            return
+            self._malformed(vpn, records, at, str(error))
+            return end
         if vpn is not None:
-            matched = [(vpn, queues_of_destination(broker, vpn, header.to))]
+            self._take_in(vpn, queues_of_destination(broker, vpn, header.to), messages)
         else:
-            matched = self._captured(record)
-        for name, queues in matched:
-            if not header.count:
-                self._publish(name, header, header.seq, queues, record)
-                continue
-            for item, payload in enumerate(payloads):
-                one = record._replace(value=payload, item=item)
-                self._publish(name, header, header.seq + item, queues, one)
+            for name, queues in self._captured(messages):
+                self._take_in(name, queues, messages)
+        return end
 
-    def _captured(self, record: Incoming) -> list[tuple[str, list[Queue]]]:
+    def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
         """Per VPN the queues that take a plain record: not from before their recovery points
         (R2)."""
         broker = self._broker
-        counter = broker.spool.next_counter
+        counter, time = broker.spool.next_counter, messages.times[0]
         return [
-            (vpn, [q for q in queues if recovers(q, record.time, counter)])
-            for vpn, queues in queues_of_record(broker, record.topic)
+            (vpn, [q for q in queues if recovers(q, time, counter)])
+            for vpn, queues in queues_of_record(broker, messages.topic)
         ]
 
-    def _malformed(self, vpn: str | None, record: Incoming, error: str) -> None:
+    def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:
         broker = self._broker
-        names = [vpn] if vpn else [name for name, _ in queues_of_record(broker, record.topic)]
+        topic, partition, offset = records.topics[at], records.partitions[at], records.offsets[at]
+        key, value = records.keys[at], records.values[at] or b""
+        names = [vpn] if vpn else [name for name, _ in queues_of_record(broker, topic)]
         for name in names:
-            reject_record(broker, name, *record[:3], record.key, record.value, error)
+            reject_record(broker, name, topic, partition, offset, key, value, error)
 
-    # ------------------------------------------------------------ one message
+    # ------------------------------------------------------------ together, or one by one
 
-    def _publish(
-        self, vpn: str, header: PublishHeader, seq: int, queues: list[Queue], record: Incoming
-    ) -> None:
+    def _take_in(self, vpn: str, queues: list[Queue], messages: Incoming) -> None:
+        """Take in messages: all at once where it is plain that all get in."""
+        if len(messages) == 1:
+            self._publish(vpn, queues, messages)
+            return
+        judged = self._together(vpn, queues, messages)
+        if judged is not None:
+            broker, place = self._broker, self._broker.at
+            broker.at = ONE_OF_SEVERAL
+            self._settle(vpn, messages, self._producer(vpn, messages), judged)
+            broker.at = place
+            return
+        for one in messages.each():
+            self._broker.at = one.place
+            self._publish(vpn, queues, one)
+
+    def _together(self, vpn: str, queues: list[Queue], messages: Incoming) -> Judged | None:
+        """What becomes of several messages where all get in everywhere, as they are. None: that is
+        not plain, or cannot be said; then they are looked at one by one, and it shows whose fault
+        it is."""
         broker = self._broker
-        producer = None
-        if header.producer:
-            producer = broker.producer(vpn, header.producer)
-            producer.receipt.partition = header.reply
-            place = [(record.partition, record.offset)]
-            producer.wants(record.topic, place, header.durability == DELTA)
+        try:
+            producer = self._producer(vpn, messages)
+            if producer is not None and not producer.is_above(messages.seq):
+                return None
+            if refusal_of_tables(broker, messages.header) or not queues:
+                return None
+            if any(q.early.ranges or program_of(q) is not None for q in queues):
+                return None
+            judged = judge(broker, vpn, [plain_match(q) for q in queues], messages)
+            return judged if judged.is_plain and judged.size <= self._room else None
+        except Exception:  # nothing has changed
+            return None
+
+    def _producer(self, vpn: str, messages: Incoming) -> ProducerHistory | None:
+        """Who has sent messages, and waits for an answer."""
+        header = messages.header
+        if not header.producer:
+            return None
+        producer = self._broker.producer(vpn, header.producer)
+        producer.receipt.partition = header.reply
+        places = zip(messages.partitions, messages.offsets, strict=True)
+        producer.wants(messages.topic, places, header.durability == DELTA)
+        return producer
+
+    def _publish(self, vpn: str, queues: list[Queue], message: Incoming) -> None:
+        """Take in one message, or say why not."""
+        broker, header, seq = self._broker, message.header, message.seq
+        producer = self._producer(vpn, message)
+        if producer is not None:
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
-            producer.take(seq)
             behind = refusal_of_tables(broker, header)
             if behind:
-                refuse_of_vpn(broker, vpn, seq, producer, (Reason.NO_TABLES, behind), record)
+                producer.take(seq)
+                refuse_of_vpn(broker, vpn, seq, producer, (Reason.NO_TABLES, behind), message)
                 return
         matches = []
         for queue in queues:
-            found = match(queue, record.value, header.priority, record.key)
+            found = match(queue, message.payloads[0], header.priority, message.key)
             if found is not None:
                 matches.append(found)
         if not matches:
-            self._nowhere(vpn, header, seq, producer, record)
-            return
-        if self._room <= 0:
-            refuse(broker, vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, record)
-            return
-        judged = judge(broker, vpn, matches, header.priority, record)
+            self._nowhere(vpn, producer, message)
+        elif self._room <= 0:
+            if producer:
+                producer.take(seq)
+            refuse(broker, vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, message)
+        else:
+            self._settle(vpn, message, producer, judge(broker, vpn, matches, message))
+
+    # ------------------------------------------------------------ what becomes of them
+
+    def _settle(
+        self, vpn: str, messages: Incoming, producer: ProducerHistory | None, judged: Judged
+    ) -> None:
+        """Store messages where they are kept, and answer."""
+        broker, header, seq = self._broker, messages.header, messages.seq
+        if producer:
+            producer.take(seq, len(messages))
         if judged.no_json:
-            count_no_json(broker, vpn, judged, record.topic, self._told)
+            count_no_json(broker, vpn, judged, messages.topic, self._told)
         if judged.refused and header.to:
-            refuse(broker, vpn, seq, producer, *judged.refused[0], record)
+            refuse(broker, vpn, seq, producer, *judged.refused[0], messages)
             return
         for queue, reason in judged.refused:
-            keep_out(broker, vpn, queue, reason, record)
+            keep_out(broker, vpn, queue, reason, messages)
         for queue, reason in judged.discards:
-            discard(broker, vpn, queue, reason, record)
+            discard(broker, vpn, queue, reason, messages)
             if producer:
                 producer.discarded(seq, reason.value, queue.definition.name)
-        number = self._store(header, judged, record) if judged.kept else 0
+        number = self._store(judged, messages) if judged.kept else 0
         if producer:
-            producer.stored(seq, number)
+            producer.stored(seq, number, len(messages))
 
-    def _store(self, header: PublishHeader, judged: Judged, record: Incoming) -> int:
-        """Store a message with all its matches; returns its id (S1)."""
-        broker, kept = self._broker, judged.kept
-        payload, key, text = record.value, record.key, record.headers
-        headers = text.encode() if text else None
+    def _store(self, judged: Judged, messages: Incoming) -> int:
+        """Store messages with all their matches; returns the id of the first (S1)."""
+        broker, kept, header = self._broker, judged.kept, messages.header
+        key, time = messages.key, messages.times[0]
+        headers = messages.headers.encode() if messages.headers else None
+        contents = [(payload, key, headers) for payload in messages.payloads]
         vpn = kept[0].queue.header.vpn_number
-        number = broker.spool.store(vpn, (payload, key, headers), judged.size, len(kept))
+        first = broker.spool.store(vpn, contents, judged.size, len(kept))
         self._room -= judged.size
-        ttl_ends = NEVER if header.ttl_ms is None else within_calendar(record.time + header.ttl_ms)
-        at = header.deliver_at if header.delay_ms is None else record.time + header.delay_ms
+        ttl_ends = NEVER if header.ttl_ms is None else within_calendar(time + header.ttl_ms)
+        at = header.deliver_at if header.delay_ms is None else time + header.delay_ms
         until = NEVER if at is None or at <= broker.now else within_calendar(at)
         for one in kept:
             queue = one.queue
-            barrier = one.barrier and not will_leave(queue, number, broker.now)
-            row = Row(
-                0, number, judged.size, 0, record.time, ttl_ends,
-                expires_at(queue.header.definition, broker.now, ttl_ends), header.priority,
-                header.dmq, one.level, 0, one.lane, barrier,
-            )  # fmt: skip
-            row.until = until
-            row.length = len(payload)
-            row.key_length = NO_KEY if key is None else len(key)
-            row.header_length = len(headers) if headers else 0
-            self._enter(one, row, record)
-        return number
+            barrier = one.barrier and not will_leave(queue, first, broker.now)
+            expires = expires_at(queue.header.definition, broker.now, ttl_ends)
+            rows = [
+                Row(
+                    0, number, size, 0, time, ttl_ends, expires, header.priority, header.dmq,
+                    one.level, 0, one.lane, barrier, READY, until,
+                )
+                for number, (size, time) in enumerate(
+                    zip(judged.sizes, messages.times, strict=True), first
+                )
+            ]  # fmt: skip
+            self._enter(queue, rows, messages)
+        return first
 
-    def _enter(self, one: Match, row: Row, record: Incoming) -> None:
-        broker, queue = self._broker, one.queue
-        enter(broker, queue, row)
+    def _enter(self, queue: Queue, rows: list[Row], messages: Incoming) -> None:
+        broker = self._broker
+        enter(broker, queue, rows)
         self.entered[queue.number] = queue
-        segment = self._spooled.get((queue.number, record.topic))
+        place = queue.number, messages.topic
+        segment = self._spooled.get(place)
         if segment is None:
-            segment = self._spooled[queue.number, record.topic] = Segment(
-                "spooled", broker.vpn_of(queue), queue.definition.name, topic=record.topic,
+            segment = self._spooled[place] = Segment(
+                "spooled", broker.vpn_of(queue), queue.definition.name, topic=messages.topic,
                 partitions=[], offsets=[], items=[], until=[],
             )  # fmt: skip
             broker.journal.segments.append(segment)
-        segment.ids.append(row.id)
-        segment.partitions.append(record.partition)  # type: ignore[union-attr]
-        segment.offsets.append(record.offset)  # type: ignore[union-attr]
-        segment.items.append(record.item)  # type: ignore[union-attr]
-        segment.until.append(row.until)  # type: ignore[union-attr]
-        settle_arrival(broker, queue, row)
+        segment.ids += [row.id for row in rows]
+        segment.partitions += messages.partitions  # type: ignore[operator]
+        segment.offsets += messages.offsets  # type: ignore[operator]
+        segment.items += messages.items  # type: ignore[operator]
+        segment.until += [row.until for row in rows]  # type: ignore[operator]
+        for row in rows:
+            settle_arrival(broker, queue, row)
 
-    def _nowhere(
-        self, vpn: str, header: PublishHeader, seq: int, producer: ProducerHistory | None,
-        record: Incoming,
-    ) -> None:  # fmt: skip
+    def _nowhere(self, vpn: str, producer: ProducerHistory | None, message: Incoming) -> None:
         """S6: no queue takes it."""
+        header, seq = message.header, message.seq
         if not header.to:
             return  # a plain record that a filter refused: nobody waits for an answer
+        if producer:
+            producer.take(seq)
         reason = Reason.NO_MATCHING_DESTINATION
         if self._broker.header.system.on_no_match == NACK:
             why = f"no queue takes {header.to[:200]!r}"
-            refuse_of_vpn(self._broker, vpn, seq, producer, (reason, why), record)
+            refuse_of_vpn(self._broker, vpn, seq, producer, (reason, why), message)
             return
-        discard_of_vpn(self._broker, vpn, reason, record)
+        discard_of_vpn(self._broker, vpn, reason, message)
         if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")

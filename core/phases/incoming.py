@@ -1,40 +1,119 @@
-"""What comes in: a record holds one message or a short run of them (`protocol.messages`)."""
+"""What comes in: a record holds one message or a short run of them (`protocol.messages`).
+
+Messages that follow each other often differ in nothing but payload, sequence, place and time. They
+are looked at together, and stored together: what holds for one of them holds for all.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import msgspec
 
 from ...protocol.bounds import within_calendar
 from ...protocol.messages import PublishHeader, Records, decode_run
+from ..queue.broker import Place
+
+SEQ_PLAIN = 1 << 61  # so far below the highest one that no run of records comes to it
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
-class Incoming(NamedTuple):
-    """One message that comes in: a record's columns, and its place in the record."""
+class Incoming:
+    """Messages that come in, one or several that are alike. Of what differs there are columns.
 
-    topic: str
-    partition: int
-    offset: int
-    time: int  # when it was published
-    key: bytes | None
-    value: bytes
-    headers: str | None
-    item: int = 0
+    items: their places in their records; largest: payload, key and headers of the largest one as
+    they are delivered; own: bytes of application headers, as quotas count (Q8).
+    """
+
+    __slots__ = (
+        "header", "headers", "items", "key", "largest", "offsets", "own", "partitions", "payloads",
+        "seq", "times", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, topic: str, header: PublishHeader, seq: int, key: bytes | None, headers: str | None,
+        payloads: list[bytes], partitions: list[int], offsets: list[int], times: list[int],
+        items: list[int],
+    ) -> None:  # fmt: skip
+        self.topic, self.header, self.seq = topic, header, seq
+        self.key, self.headers = key, headers
+        self.payloads, self.times = payloads, times
+        self.partitions, self.offsets, self.items = partitions, offsets, items
+        self.largest = len(payloads[0]) if len(payloads) == 1 else max(map(len, payloads))
+        self.own = 0
+        if key is not None:
+            self.largest += len(key)
+        if headers:
+            self.largest += len(headers)
+            self.own = headers_size(headers)
 
     @classmethod
-    def of(cls, records: Records, at: int, now: int) -> Incoming:
-        """A record, with its first message's place."""
+    def of(cls, records: Records, at: int, end: int, header: PublishHeader, now: int) -> Incoming:
+        """The messages of records that are `alike`. Raises ValueError for a run that is none."""
+        key, headers = records.keys[at], records.headers[at]
+        times = records.timestamps[at:end]
+        if not 0 <= min(times) <= max(times) == within_calendar(max(times)):
+            times = [_time_of(time, now) for time in times]
+        partitions, offsets = records.partitions[at:end], records.offsets[at:end]
+        if header.count:
+            n = header.count
+            payloads = _run_of(header, key, headers, records.values[at])
+            return cls(
+                records.topics[at], header, header.seq, key, headers, payloads, partitions * n,
+                offsets * n, times * n, list(range(n)),
+            )  # fmt: skip
+        payloads = [value or b"" for value in records.values[at:end]]
         return cls(
-            records.topics[at], records.partitions[at], records.offsets[at],
-            time_of(records.timestamps[at], now), records.keys[at], records.values[at] or b"",
-            records.headers[at],
+            records.topics[at], header, header.seq, key, headers, payloads, partitions, offsets,
+            times, [0] * (end - at),
         )  # fmt: skip
 
+    def __len__(self) -> int:
+        return len(self.payloads)
 
-def time_of(timestamp: int, now: int) -> int:
+    @property
+    def place(self) -> Place:
+        """Where the first of them stands."""
+        return self.topic, self.partitions[0], self.offsets[0]
+
+    def each(self) -> Iterator[Incoming]:
+        """One by one."""
+        for at, payload in enumerate(self.payloads):
+            yield Incoming(
+                self.topic, self.header, self.seq + at, self.key, self.headers, [payload],
+                self.partitions[at : at + 1], self.offsets[at : at + 1], self.times[at : at + 1],
+                self.items[at : at + 1],
+            )  # fmt: skip
+
+
+def alike(records: Records, at: int, header: PublishHeader) -> int:
+    """Where the records end that differ from this one in payload, place and time only, and in
+    their sequence, which counts up. header: of the first."""
+    end, meta, seq = at + 1, records.metas[at], header.seq
+    topics, keys, metas, headers = records.topics, records.keys, records.metas, records.headers
+    if end == len(topics) or meta is None or keys[at] is not None or headers[at] is not None:
+        return end
+    if header.count or header.ttl_ms is not None or header.delay_ms is not None:
+        return end  # a life that begins as it is published is each message's own
+    before, text, after = meta.partition(b'"seq":%d' % seq)
+    # With escapes, or with two sequences, it is not plain what a header says.
+    plain = text and meta.count(b'"seq"') == 1 and b"\\" not in meta and seq < SEQ_PLAIN
+    if header.producer and not plain:
+        return end
+    topic, before = topics[at], before + b'"seq":'
+    while end < len(topics):
+        if header.producer:
+            seq += 1
+            meta = b"%b%d%b" % (before, seq, after)
+        same = metas[end] == meta and topics[end] == topic
+        if not same or keys[end] is not None or headers[end] is not None:
+            break
+        end += 1
+    return end
+
+
+def _time_of(timestamp: int, now: int) -> int:
     """When a record was published; what the publisher's clock says may be anything."""
     return timestamp if timestamp == within_calendar(timestamp) else now
 
@@ -57,11 +136,11 @@ def is_json(payload: bytes) -> bool:
     return True
 
 
-def payloads_of(header: PublishHeader, record: Incoming) -> list[bytes]:
-    """A record's messages; raises ValueError for a run that is none."""
-    if not header.count:
-        return [record.value]
-    if record.key is not None or record.headers:
-        what = "a key" if record.key is not None else "application headers"
+def _run_of(
+    header: PublishHeader, key: bytes | None, headers: str | None, value: bytes | None
+) -> list[bytes]:
+    """The messages of a run; raises ValueError for one that is none."""
+    if key is not None or headers:
+        what = "a key" if key is not None else "application headers"
         raise ValueError(f"a run of {header.count} has {what}: only a single message can")
-    return decode_run(record.value, header.count)
+    return decode_run(value or b"", header.count)

@@ -13,48 +13,51 @@ from ..queue.broker import Broker
 from ..queue.producers import ProducerHistory
 from ..queue.queue import Queue
 from ..rules.entering import Match, refusal
-from .incoming import Incoming, headers_size, is_json
+from .incoming import Incoming, is_json
 
 MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
 NACK, DISCARD = "nack", "discard"
 
 
 class Judged:
-    """What becomes of a message at its matches. size: as quotas count it (Q8); refused: queues that
-    refuse it with a nack, and why; no_json: `json` queues for which it is no JSON."""
+    """What becomes of messages at their matches. sizes: as quotas count them (Q8); refused: queues
+    that refuse one with a nack, and why; no_json: `json` queues for which one is no JSON."""
 
-    __slots__ = ("discards", "kept", "no_json", "refused", "size")
+    __slots__ = ("discards", "kept", "no_json", "refused", "size", "sizes")
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.size = sum(sizes)
         self.kept: list[Match] = []
         self.discards: list[tuple[Queue, Reason]] = []
         self.refused: list[tuple[Queue, Reason]] = []
         self.no_json: list[Queue] = []
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all get in everywhere, and there is nothing to say of them."""
+        return not (self.refused or self.discards or self.no_json)
 
-def judge(
-    broker: Broker, vpn: str, matches: list[Match], priority: int, record: Incoming
-) -> Judged:
-    """Look at a message with the eyes of all its matches."""
-    size = len(record.value)
-    whole = size + len(record.key or b"")
-    if record.headers:
-        size += headers_size(record.headers)
-        whole += len(record.headers)
-    judged = Judged(size)
-    reason = _of_broker(broker, vpn, size, whole)
+
+def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) -> Judged:
+    """Look at messages with the eyes of all their matches. Of several it is said what becomes of
+    all together."""
+    payloads, own = messages.payloads, messages.own
+    sizes = [len(payload) + own for payload in payloads] if own else list(map(len, payloads))
+    judged = Judged(sizes)
+    reason = _of_broker(broker, vpn, judged.size, messages.largest)
+    priority = messages.header.priority
     valid: bool | None = None
     for one in matches:
         queue = one.queue
-        why = reason or refusal(queue, size, priority)
+        why = reason or refusal(queue, sizes, judged.size, priority)
         d = queue.header.definition
         if why is None and d.message_type != "json":  # most often
             judged.kept.append(one)
             continue
         if d.message_type == "json":
             if valid is None:
-                valid = is_json(record.value)
+                valid = all(map(is_json, payloads))
             if not valid:
                 judged.no_json.append(queue)
                 if why is None and d.on_invalid == NACK:
@@ -164,6 +167,6 @@ def _journal(
     broker.journal.segments.append(
         Segment(
             event, vpn, queue, reason=reason.value, topic=record.topic,
-            partitions=[record.partition], offsets=[record.offset], items=[record.item],
+            partitions=record.partitions, offsets=record.offsets, items=record.items,
         )
     )  # fmt: skip

@@ -33,6 +33,9 @@ EVENTS_PER_PAGE = 50
 DETAIL_CHARACTERS_MAX = 1_000
 
 Place = tuple[str, int, int]  # topic, partition, offset
+# Stands for a record that failed together with others. One that leaves out this one takes the
+# others one by one, and then it shows which one it is.
+ONE_OF_SEVERAL: Place = ("", 0, 0)
 Name = tuple[str, str]  # VPN, and what is named in it
 
 

@@ -21,26 +21,30 @@ class IllegalTransition(Exception):
     """A message is in a state in which this cannot happen to it: a mistake in the engine."""
 
 
-def enter(broker: Broker, queue: Queue, row: Row) -> None:
-    """A message enters a queue, behind everything that is there (S1, O1). row: complete but for its
-    place; `until` says whether it is delayed (L12). The caller writes the journal."""
-    header = queue.header
-    row.seq = header.next_seq
-    header.next_seq += 1
-    row.entered = broker.now
-    if row.until == NEVER:
-        row.state = READY
-    else:
-        row.state = DELAYED
-        header.delayed += 1
-    if row.barrier or header.generations:
-        _join_generation(queue, row)
-    header.depth += 1
-    header.bytes += row.size
-    counters = header.counters
-    counters["spooled"] = counters.get("spooled", 0) + 1
-    queue.note_taken(row.id)
-    queue.admit(row)
+def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
+    """Messages enter a queue, behind everything that is there (S1, O1). rows: complete but for
+    their places, with ids that follow each other; `until` says whether one is delayed (L12). The
+    caller writes the journal."""
+    header, now = queue.header, broker.now
+    seq, size = header.next_seq, 0
+    for row in rows:
+        row.seq = seq
+        seq += 1
+        row.entered = now
+        size += row.size
+        if row.until == NEVER:
+            row.state = READY
+        else:
+            row.state = DELAYED
+            header.delayed += 1
+        if row.barrier or header.generations:
+            _join_generation(queue, row)
+        header.depth += 1
+    header.next_seq = seq
+    header.bytes += size
+    queue.count("spooled", len(rows))
+    queue.note_taken(rows[0].id, rows[-1].id)
+    queue.admit(rows)
     queue.wanted = True
     broker.touch(queue)
 

@@ -64,15 +64,19 @@ class ProducerHistory:
         """Whether this sequence was not seen before. It changes nothing: `take` does."""
         return seq > self.high or _has(self.gaps, seq) or _has(self.refusals, seq)
 
-    def take(self, seq: int) -> None:
-        """A new sequence counts as seen from now on."""
+    def is_above(self, seq: int) -> bool:
+        """Whether this sequence, and all that follow, were not seen before."""
+        return seq > self.high
+
+    def take(self, seq: int, count: int = 1) -> None:
+        """New sequences, from this one on, count as seen from now on. Several are above all that
+        was seen."""
         high = self.high
-        if seq == high + 1:
-            self.high = seq
-        elif seq > high:
-            self.gaps.append([high + 1, seq - 1])
-            del self.gaps[:-GAPS_MAX]
-            self.high = seq
+        if seq > high:
+            if seq > high + 1:
+                self.gaps.append([high + 1, seq - 1])
+                del self.gaps[:-GAPS_MAX]
+            self.high = seq + count - 1
         else:
             _ = _take(self.gaps, seq) or _take(self.refusals, seq)
 

@@ -255,12 +255,14 @@ class Queue:
 
     # ------------------------------------------------------------ live and cold
 
-    def admit(self, row: Row) -> None:
-        """A row becomes live."""
-        self.live[row.id] = row
-        self.ready.add(row)
-        if row.expires != NEVER or row.until != NEVER:
-            self.watch(row)
+    def admit(self, rows: list[Row]) -> None:
+        """Rows become live."""
+        live, ready = self.live, self.ready
+        for row in rows:
+            live[row.id] = row
+            ready.add(row)
+            if row.expires != NEVER or row.until != NEVER:
+                self.watch(row)
 
     def remove(self, row: Row) -> None:
         """A row is live no longer."""
@@ -306,8 +308,7 @@ class Queue:
     def thaw(self, runs: Runs, segment: Segment, rows: list[Row], rest: list[Row]) -> None:
         """Rows of a segment become live; the rest of it stays."""
         runs.replace(segment, rest)
-        for row in rows:
-            self.admit(row)
+        self.admit(rows)
         self._left_cold(rows)
         self.dirty = True
 
@@ -316,16 +317,14 @@ class Queue:
         once; whether there was something."""
         if self.definition.target_queue_depth is None or not self.later.rows:
             return False
-        for row in self.later.take():
-            self.admit(row)
+        self.admit(self.later.take())
         self.dirty = self.header.again = True
         return True
 
     def thaw_first(self) -> int:
         """The cold rows that come first become live; how many."""
         rows = self.cold.take()
-        for row in rows:
-            self.admit(row)
+        self.admit(rows)
         self._left_cold(rows)
         self.dirty = True
         # Whoever looks for a key that is free (O4) would read again what is spilled meanwhile.
@@ -362,13 +361,14 @@ class Queue:
 
     # ------------------------------------------------------------ ids
 
-    def note_taken(self, number: int) -> None:
-        """An id enters (L9)."""
+    def note_taken(self, first: int, last: int) -> None:
+        """Ids enter, the ones from first to last (L9)."""
         taken = self.header.taken
-        if taken and taken[-1][1] == number - 1:
-            taken[-1][1] = number
+        if taken and taken[-1][1] == first - 1:
+            taken[-1][1] = last
             return
-        _insert(taken, number)
+        for number in range(first, last + 1):
+            _insert(taken, number)
         del taken[:-TAKEN_MAX]
 
     def has_held(self, number: int) -> bool:

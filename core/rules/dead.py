@@ -102,7 +102,7 @@ def put(
         barrier=found.barrier, until=until, holder=0, deliveries=0, cancels=0, number=0,
         extras=extras or None,
     )  # fmt: skip
-    enter(broker, target, moved)
+    enter(broker, target, [moved])
 
 
 def _account(

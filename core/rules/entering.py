@@ -17,30 +17,31 @@ FILTERED = "filter"
 KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 
-def over_quota(queue: Queue, size: int) -> bool:
-    """Whether a message of this size would exceed the queue's quotas, in bytes or in messages. A
-    quota of 0 bytes keeps the last message, so it is never exceeded (S10)."""
+def over_quota(queue: Queue, size: int, messages: int = 1) -> bool:
+    """Whether messages of this size together would exceed the queue's quotas, in bytes or in
+    messages. A quota of 0 bytes keeps the last message, so it is never exceeded (S10)."""
     d, header = queue.header.definition, queue.header
     if not d.max_spool_usage:
         return False
     if header.bytes + size > d.max_spool_usage:
         return True
-    return d.max_spool_messages is not None and header.depth >= d.max_spool_messages
+    return d.max_spool_messages is not None and header.depth + messages > d.max_spool_messages
 
 
-def refusal(queue: Queue, size: int, priority: int) -> Reason | None:
-    """The first of the queue's own checks in S3 that fails. priority: the publisher's."""
+def refusal(queue: Queue, sizes: list[int], size: int, priority: int) -> Reason | None:
+    """The first of the queue's own checks in S3 that fails, of messages with these sizes, together
+    `size`. priority: the publisher's."""
     d = queue.header.definition
-    if over_quota(queue, size):
+    if over_quota(queue, size, len(sizes)):
         return Reason.QUEUE_QUOTA
-    if size > d.max_message_size:
+    if size > d.max_message_size and max(sizes) > d.max_message_size:
         return Reason.MESSAGE_TOO_LARGE
     if not queue.header.ingress:
         return Reason.QUEUE_SHUTDOWN
     limit = d.reject_low_priority_msg_limit
     if limit is None or priority >= LOW_PRIORITY_BELOW:
         return None
-    return Reason.LOW_PRIORITY_LIMIT if queue.header.depth >= limit else None
+    return Reason.LOW_PRIORITY_LIMIT if queue.header.depth + len(sizes) > limit else None
 
 
 def program_of(queue: Queue) -> Program | None:
@@ -111,7 +112,7 @@ def way_in(
 ) -> Match | str:
     """How a message that is stored already enters a queue in which it is not, or why it cannot (X6,
     R6). size: as quotas count it; priority: the publisher's."""
-    reason = refusal(queue, size, priority)
+    reason = refusal(queue, [size], size, priority)
     if reason is not None:
         return reason.value
     if not queue.definition.max_spool_usage and queue.header.depth:

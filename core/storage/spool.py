@@ -11,7 +11,6 @@ What is only kept for speed (contents of placed messages, blocks that were read)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -112,35 +111,14 @@ class Spool:
         self.next_counter += 1
         return number
 
-    def store(self, vpn: int, content: Content, size: int, matches: int) -> int:
-        """Store a message that so many queues hold; returns its id. Headers are None where there
-        are none, never empty."""
-        number = self._base | self.next_counter
-        self.next_counter += 1
-        self._contents[number] = content
-        payload, key, headers = content
-        self._unplaced += len(payload) if key is None and headers is None else length_of(content)
-        self.messages += 1
-        self.bytes += size
-        try:
-            self.vpn_bytes[vpn] += size
-        except KeyError:
-            self.vpn_bytes[vpn] = size
-        if matches != 1:
-            self._matches.set(number, matches)
-        return number
-
-    def store_run(
-        self, vpn: int, payloads: Sequence[bytes], sizes: Sequence[int], matches: int
-    ) -> int:
-        """Store messages without key and headers; returns the id of the first, the others'
-        follow."""
-        n, size = len(payloads), sum(sizes)
+    def store(self, vpn: int, contents: Sequence[Content], size: int, matches: int) -> int:
+        """Store messages that so many queues hold; returns the id of the first, the others' follow.
+        size: of all. Headers are None where there are none, never empty."""
+        n = len(contents)
         first = self._base | self.next_counter
         self.next_counter += n
-        contents = zip(payloads, repeat(None), repeat(None), strict=False)
-        self._contents.update(zip(range(first, first + n), contents, strict=False))
-        self._unplaced += sum(map(len, payloads))
+        self._contents.update(zip(range(first, first + n), contents, strict=True))
+        self._unplaced += sum(map(length_of, contents))
         self.messages += n
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size

@@ -41,11 +41,11 @@ def test_a_message_that_fails_is_rejected(
 ) -> None:
     judge = admission.judge
 
-    def planted(broker: Any, vpn: str, matches: Any, priority: Any, record: Any) -> Any:
-        if b"13" in record.value:
+    def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
+        if any(b"13" in payload for payload in messages.payloads):
             matches[0].queue.header.depth += 7
             raise OverflowError("planted")
-        return judge(broker, vpn, matches, priority, record)
+        return judge(broker, vpn, matches, messages)
 
     monkeypatch.setattr(admission, "judge", planted)
     sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)] + [("other", b"{}")]
@@ -56,6 +56,27 @@ def test_a_message_that_fails_is_rejected(
     assert len(steps.failures) == 1
     steps.run(publishes=sent[:1])
     assert len(steps.failures) == 1
+
+
+def test_of_messages_that_are_stored_together_the_one_that_fails_is_found(
+    steps: FailingSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails as it is stored has failed among others: then each is stored by itself."""
+    store = admission.Admission._store
+
+    def planted(self: Any, judged: Any, messages: Any) -> int:
+        if any(b"13" in payload for payload in messages.payloads):
+            raise OverflowError("planted")
+        return store(self, judged, messages)
+
+    monkeypatch.setattr(admission.Admission, "_store", planted)
+    sent = [("orders", b'{"n":%d}' % n) for n in (1, 13, 2)]
+    out = steps.run(publishes=sent)
+    assert [bad.value for bad in rejected(out)] == [b'{"n":13}']
+    assert len(delivered(out, "orders")) == 2
+    assert len(steps.failures) == 2
+    steps.run(publishes=sent[:1])
+    assert len(steps.failures) == 2
 
 
 def test_a_command_that_fails_is_refused(
