@@ -16,7 +16,7 @@ import msgspec
 
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, encode_run
-from ..protocol.steplog import FORMAT, Range, StepRecord
+from ..protocol.steplog import FORMAT, LivePart, Range, StepRecord
 from ..protocol.wire import headers_list
 from ..sources.step_batch import Place, goes_first, to_batch
 from ..state import Batch
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # steps whose inputs are read at once
 _STEPS = """
-SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, {parts} FROM steps
-WHERE broker = $broker AND step > $after AND step <= $last ORDER BY step
+SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, {parts}, {live} FROM steps
+WHERE broker = $broker AND step > $after AND step <= $last
+-- A step that failed has a second record, and that one counts.
+QUALIFY row_number() OVER (PARTITION BY step ORDER BY "offset" DESC) = 1 ORDER BY step
 """
 _MESSAGES = """
 SELECT "offset", epoch_ms(time), key, payload, lq, headers FROM messages
@@ -39,6 +41,7 @@ SELECT "offset", epoch_ms(time), key, value, NULL, headers FROM commands
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time
 """
+_live = msgspec.json.Decoder(LivePart).decode
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None]
 
 
@@ -79,16 +82,17 @@ def steps_between(
     """The records of a broker's log behind a step, up to a step."""
     given = {"broker": broker, "after": after, "last": last}
     columns = [name for name, *_ in lake.execute("SELECT * FROM steps LIMIT 0").description]
-    there = _STEPS.format(parts="parts" if "parts" in columns else "NULL")  # not in older tables
-    for row in lake.execute(there, given).fetchall():
-        step, now, acked, pages, outputs, code, ranges, sizes, parts = row
+    newer = {name: name if name in columns else "NULL" for name in ("parts", "live")}
+    for row in lake.execute(_STEPS.format(**newer), given).fetchall():
+        step, now, acked, pages, outputs, code, ranges, sizes, parts, live = row
         lie = msgspec.json.decode(parts) if parts else [()] * len(ranges)
         taken = tuple(
             Range(r["topic"], r["partition"], r["first"], r["last"], r["count"], tuple(p))
             for r, p in zip(ranges, lie, strict=True)
         )
         known = msgspec.json.decode(sizes, type=dict[str, int]) if sizes else {}
-        yield StepRecord(FORMAT, step, now, acked, pages, outputs, code, taken, known)
+        record = StepRecord(FORMAT, step, now, acked, pages, outputs, code, taken, known)
+        yield _live(live).added_to(record) if live else record
 
 
 class FromTables:

@@ -16,10 +16,7 @@ from ..client.session import Session
 from ..protocol import commands, wire
 from ..protocol.errors import ConfigError
 from ..protocol.outputs import Reply
-from ..state import Limits
-from ..state.broker import Broker
-from ..state.commands.answers import PartialAnswer
-from ..state.commands.dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE
+from ..state.commands.dispatch import INSPECTIONS
 from .past import Moment
 
 
@@ -64,7 +61,7 @@ class _Asked:
         """The brokers that had a queue; all where none is named."""
         if name is None:
             return self._moments
-        found = [m for m in self._moments if _broker(m).find(self._vpn, name) is not None]
+        found = [m for m in self._moments if m.core.has(m.home, m.store, self._vpn, name)]
         if not found:
             raise ConfigError(f"queue: {name!r} – there was no such queue in VPN {self._vpn!r}")
         return found
@@ -75,24 +72,12 @@ class _Asked:
             raise ConfigError(f"{kind.__name__}: the past can only be looked at")
         hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
-        broker = _broker(moment)
-        if kind in OF_BROKER:
-            result = OF_BROKER[kind](broker, self._vpn, command)
-        else:
-            queue = broker.find(self._vpn, command.queue)
-            result = OF_QUEUE[kind](broker, self._vpn, queue, command)
-        more = None
-        if isinstance(result, PartialAnswer):
-            result, more = result.result, result.more
+        result, more = moment.core.answer(moment.home, moment.store, moment.now, self._vpn, command)
         (record,) = wire.encode([Reply("", 0, "", result, more=more)])
         answer = msgspec.json.decode(record.value or b"")
         if answer["error"] is not None:
             raise ConfigError(answer["error"])
         return answer
-
-
-def _broker(moment: Moment) -> Broker:
-    return Broker.load(moment.store, moment.home, moment.now, Limits(), first=False)
 
 
 def admin_of(*moments: Moment, vpn: str = "default") -> Admin:

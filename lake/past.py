@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -28,7 +27,8 @@ from ..protocol.steplog import StepRecord
 from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
 from ..state import DictStore, Home
-from ..streaming.driver import Driver, Refused, Snapshot
+from ..streaming.driver import Refused
+from .cores import Core, Ear, Own, Steps, core_of
 from .inputs import TOGETHER, FromTables, Stored, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, NoLake
@@ -36,8 +36,6 @@ from .opening import WHEN_WRITTEN, NoLake
 if TYPE_CHECKING:
     import duckdb
 
-_CODE = "tables"  # who took a step is told, and does not matter: its digest does
-_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _KNOWN = """
 SELECT min(step), max(step), epoch_ms(min(now)), epoch_ms(max(now)),
   max(step) FILTER (WHERE epoch_ms(now) <= $at)
@@ -65,39 +63,22 @@ WHERE broker = $broker AND (value IS NOT NULL OR {refs} IS NOT NULL)
 
 @dataclass
 class Moment:
-    """A broker behind a step. now: the step's time, epoch ms; snapshot: the step of the snapshot
-    that it was made from, 0: from nothing; snapshot_state: what the loop knew; notes: what a person
-    should be told; took, said: of the last step, where it was taken again."""
+    """A broker behind a step. core: which one wrote its pages; now: the step's time, epoch ms;
+    snapshot: the step of the snapshot that it was made from, 0: from nothing; own: what the loop
+    knew; notes: what a person should be told; took, said: of the last step, where it was taken
+    again."""
 
+    core: Core
     broker: str
     home: Home
     store: DictStore
     step: int
     now: int
     snapshot: int
-    own: Snapshot
+    own: Own
     notes: list[str] = field(default_factory=list)
     took: list[Stored] = field(default_factory=list)
     said: list[WireRecord] = field(default_factory=list)
-
-
-class _Ear:
-    """`driver.Log` and `driver.OutputWriter` of steps that nobody hears but who asks."""
-
-    def __init__(self) -> None:
-        self.records: list[WireRecord] = []
-
-    def send(self, step: int, records: Iterable[WireRecord]) -> None:
-        self.records = list(records)
-
-    def acked(self) -> int | None:
-        return None
-
-    def append(self, value: bytes) -> None:
-        raise AssertionError("the past is not written")
-
-    def written(self, timeout_s: float) -> list[int]:
-        raise AssertionError("the past is not written")
 
 
 def brokers(lake: duckdb.DuckDBPyConnection) -> list[str]:
@@ -184,15 +165,16 @@ def _start(
         value = there.pop("", b"")
         found = sum(zlib.crc32(page.encode() + v) for page, v in there.items()) % CRC_MODULUS
         if found == total and value and "broker" in there:
-            own = _snapshot(value)
             header = msgspec.msgpack.decode(there["broker"])
+            core = core_of(header["format"])
+            own = core.own(value)
             whose = Home(broker, header["number"], header["epoch"], _secret(home))
             store = DictStore(there)
-            return Moment(broker, whose, store, own.step, own.now, step, own, notes)
+            return Moment(core, broker, whose, store, own.step, own.now, step, own, notes)
         notes.append(f"The snapshot of step {step:,} does not match its digest and is passed over")
-    nothing = Snapshot()
+    core = next((core_of(r.core) for r in steps_between(lake, broker, 0, 1)), core_of(0))
     whose = Home(broker, *_who(lake, home, broker), _secret(home))
-    return Moment(broker, whose, DictStore(), 0, 0, 0, nothing, notes)
+    return Moment(core, broker, whose, DictStore(), 0, 0, 0, core.own(None), notes)
 
 
 def _secret(home: Path) -> bytes:
@@ -256,8 +238,8 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
 
 def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> None:
     """Take the steps behind the snapshot again, up to the target. The last one is heard."""
-    ear = _Ear()
-    driver = Driver(moment.home, _CODE, moment.store, moment.own, ear, ear, lambda: moment.now)
+    ear = Ear()
+    steps = moment.core.open(moment.home, moment.store, moment.own, ear, moment.now)
     for after in range(moment.step, target, TOGETHER):
         last = min(after + TOGETHER, target)
         records = list(steps_between(lake, moment.broker, after, last))
@@ -268,31 +250,27 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> Non
                 f"{moment.snapshot:,} cannot be made again"
             )
         inputs = FromTables(lake, records)
-        same = [(0, msgspec.structs.replace(r, code=_CODE)) for r in records]
-        _checked(driver, same, inputs, records)
+        _checked(steps, records, inputs)
         if last == target:  # its outputs were not yet in Kafka as it was logged, so it speaks
             moment.took = [m for r in records[-1].ranges for m in inputs.records(r)]
             moment.said = ear.records
-    if driver.step > moment.step:
-        moment.step, moment.now = driver.step, driver.now
-        moment.own = driver.snapshot(1)
+    if steps.step > moment.step:
+        moment.own = steps.end()
+        moment.step, moment.now = moment.own.step, moment.own.now
 
 
-def _checked(
-    driver: Driver, logged: list[tuple[int, StepRecord]], inputs: FromTables,
-    records: list[StepRecord],
-) -> None:  # fmt: skip
+def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> None:
     try:
-        driver.replay(logged, inputs)
+        steps.again(records, inputs)
     except Refused as error:
-        code = next((r.code for r in records if r.step > driver.step), "")
+        code = next((r.code for r in records if r.step > steps.step), "")
         raise LakequeueError(f"{error}; its code was {code}") from error
 
 
 def _check_last(lake: duckdb.DuckDBPyConnection, moment: Moment) -> None:
     """The last step's digest stands in the next record, if the tables have that already."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
-        if record.pages != moment.own.pages:
+        if (record.pages, record.outputs) != moment.core.digests(moment.own):
             raise LakequeueError(
                 f"step {moment.step} of broker {moment.broker!r} came out differently when it was "
                 f"taken again; its code was {record.code}"

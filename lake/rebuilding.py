@@ -44,10 +44,9 @@ from ..protocol.home_places import (
 from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
 from ..state.broker import BrokerHeader
-from ..state.header import QueueHeader
 from ..state.mesh.rejoining import agree, pass_over
-from ..state.storage.store import DictStore
 from ..streaming.rebuilt import FOLDER, QUEUES, state_file, write_state
+from .cores import LIVE
 from .opening import delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 
@@ -125,6 +124,8 @@ def _moments(
     removed: had nothing left, and what they knew the first broker has. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
+    if all(moment.core is LIVE for moment in latest.values()):
+        return list(latest.values())  # there is one, and it speaks with no other
     last = {name: moment.step for name, moment in latest.items()}
     known = {(name, moment.step): _header(moment) for name, moment in latest.items()}
 
@@ -203,49 +204,32 @@ def _one(
     lake: duckdb.DuckDBPyConnection, home: Path, tables: Folder, moment: Moment,
     queues: list[list[str]],
 ) -> Rebuilt:  # fmt: skip
-    store, name = moment.store, moment.broker
-    header = _header(moment)
+    store, name, base = moment.store, moment.broker, moment.home.number << 48
     (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
-    ids = {"first": header.number << 48, "last": header.number << 48 | (1 << 48) - 1}
+    ids = {"first": base, "last": base | (1 << 48) - 1}
     (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)  # also of what only others store
-    first = header.number << 48 | header.spool.next_counter
-    header.step = max(moment.step, journaled) + STEPS_AHEAD
-    header.entries_said += STEPS_AHEAD
-    header.rebuilt = round(clock.time() * 1000)
-    counter = given & ((1 << 48) - 1)
-    header.spool.next_counter = max(header.spool.next_counter, counter + 1) + IDS_AHEAD
-    phantoms = lake.execute(
-        _PHANTOMS, {"first": first, "last": header.number << 48 | (1 << 48) - 1}
-    ).fetchall()
+    step = max(moment.step, journaled) + STEPS_AHEAD
+    known = moment.core.next_counter(store)
+    counter = max(known, (given & ((1 << 48) - 1)) + 1) + IDS_AHEAD
+    phantoms = lake.execute(_PHANTOMS, {**ids, "first": base | known}).fetchall()
     if phantoms:
-        _close(tables, name, header.step, moment.now, phantoms)
-    store.put("broker", msgspec.msgpack.encode(header))
+        _close(tables, name, step, moment.now, phantoms)
+    # Deliveries get new numbers: a lost step's holder must not take another delivery for its own.
+    depths = moment.core.move_ahead(
+        store, step, counter, DELIVERIES_AHEAD, round(clock.time() * 1000)
+    )
+    queues += [[one.vpn, one.queue] for one in depths]
     own = msgspec.structs.replace(
-        moment.own, step=header.step, log_at=0, marks=[],
+        moment.own, step=step, log_at=0, marks=[],
         # What the lost steps had not journaled yet, the table may have got from them.
         journal=[s for s in moment.own.journal if (s.step or moment.step) > journaled],
     )  # fmt: skip
-    depth = _queues(store, queues)
     kept = msgspec.msgpack.encode(own)
     write_state(state_file(home, name), kept, sorted(store.pages.items()))
-    _keep_snapshot(tables, moment, header.step, kept)
+    _keep_snapshot(tables, moment, step, kept)
     time = datetime.fromtimestamp(moment.now / 1000, UTC)
-    return Rebuilt(name, moment.step, time, len(depth), sum(depth), len(phantoms), moment.notes)
-
-
-def _queues(store: DictStore, queues: list[list[str]]) -> list[int]:
-    """Every queue with its VPN into the list; their depths. Their deliveries get new numbers: who
-    holds one of a lost step must not take another for it."""
-    depths = []
-    for key, page in sorted(store.pages.items()):
-        if key.startswith("q/"):
-            queue = msgspec.msgpack.decode(page, type=QueueHeader)
-            queue.next_delivery += DELIVERIES_AHEAD
-            store.put(key, msgspec.msgpack.encode(queue))
-            if not queue.deleted:
-                queues.append([queue.definition.vpn, queue.definition.name])
-                depths.append(queue.depth)
-    return depths
+    messages = sum(one.messages for one in depths)
+    return Rebuilt(name, moment.step, time, len(depths), messages, len(phantoms), moment.notes)
 
 
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:

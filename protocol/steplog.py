@@ -74,7 +74,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     inputs: digest of the records that it took; marked: a mark was made before this step; skipped:
     records that it leaves out because they failed, as ``[topic, partition, offset, why]``; faulted:
     queues that it leaves alone from now on, by number, and why. A record whose step has failed is
-    followed by another one of the same step.
+    followed by another one of the same step. core: the format of the state on which the live core
+    took the step; 0: the earlier core took it.
     """
 
     format: int
@@ -91,6 +92,29 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     marked: bool = False
     skipped: tuple[tuple[str, int, int, str], ...] = ()
     faulted: dict[int, str] = {}
+    core: int = 0
+
+
+class LivePart(msgspec.Struct, omit_defaults=True):
+    """What the record of a step on live objects says beside what all records do: fields of
+    `StepRecord`, as the tables keep them."""
+
+    core: int
+    inputs: int = 0
+    marked: bool = False
+    skipped: tuple[tuple[str, int, int, str], ...] = ()
+    faulted: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, record: StepRecord) -> LivePart | None:
+        """What a record says; None where the earlier core took the step."""
+        if not record.core:
+            return None
+        return cls(*(getattr(record, name) for name in cls.__struct_fields__))
+
+    def added_to(self, record: StepRecord) -> StepRecord:
+        """A record with what this says."""
+        return msgspec.structs.replace(record, **msgspec.structs.asdict(self))
 
 
 _encode = msgspec.msgpack.encode

@@ -39,7 +39,8 @@ ROWS = {
     STEPS: (
         "broker STRING, step LONG, now TIMESTAMP, acked LONG, pages LONG, outputs LONG, "
         "code STRING, ranges ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, "
-        "`last`: LONG, count: INT>>, sizes STRING, parts STRING, `offset` LONG, time TIMESTAMP"
+        "`last`: LONG, count: INT>>, sizes STRING, parts STRING, live STRING, "
+        "`offset` LONG, time TIMESTAMP"
     ),
     SNAPSHOTS: (
         "broker STRING, step LONG, now TIMESTAMP, batch LONG, whole BOOLEAN, page STRING, "

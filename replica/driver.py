@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from crc32c import crc32c
 
-from ..core import Batch, Home, Limits, StepFailed, Store
+from ..core import FORMAT, Batch, Home, Limits, StepFailed, Store
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
@@ -167,7 +167,9 @@ class Driver:
         self._digest = snapshot.outputs
         self._journal = JournalBuffer(home.name, list(snapshot.journal), snapshot.since)
         self._deadline = 1  # what came due while nobody watched
-        self._marked = False  # a mark was made since the last step
+        # A mark was made since the last step. One that was loaded counts: whoever takes the steps
+        # again from an earlier snapshot has to make it.
+        self._marked = snapshot.step > 0
         self._news: dict[str, int] = {}
         self._unsaid: deque[tuple[int, list[WireRecord]]] = deque()  # what waits for the log
         self._said = snapshot.step  # up to here outputs were sent
@@ -217,7 +219,7 @@ class Driver:
         record = StepRecord(
             steplog.FORMAT, self.step + 1, now, self._said if acked is None else acked, 0,
             self._digest, self.code, taken.ranges, self._news, taken.opened,
-            inputs=digest_of(taken.batch), marked=self._marked,
+            inputs=digest_of(taken.batch), marked=self._marked, core=FORMAT,
         )  # fmt: skip
         self._log.append(steplog.encode(record))
         before = self.cost_s
@@ -300,7 +302,7 @@ class Driver:
             else:
                 self._outbox.send(self.step, self._encoded(decided))
                 spoken.append(self.step)
-            self.log_at, self._said = at + 1, record.step
+            self.log_at, self._said, self._marked = at + 1, record.step, False
         return spoken
 
     def _check(self, record: StepRecord, silent: bool, begins: bool) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql import functions as f
 
 from ..protocol import signing, steplog, topics
 from ..protocol.folders import Folder
+from ..protocol.steplog import LivePart
 from ..protocol.table_format import COMMANDS, ROWS, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
 from .delta import not_stored
@@ -40,7 +41,7 @@ STEP_ROWS = pa.schema(
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME), ("acked", pa.int64()),
         ("pages", pa.int64()), ("outputs", pa.int64()), ("code", pa.string()),
         ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("parts", pa.string()),
-        ("offset", pa.int64()), ("time", _TIME),
+        ("live", pa.string()), ("offset", pa.int64()), ("time", _TIME),
     ]
 )  # fmt: skip
 
@@ -161,6 +162,7 @@ def step_row(topic: str, offset: int, time: Any, value: bytes) -> dict[str, Any]
         "ranges": [{f.name: getattr(r, f.name) for f in _RANGE} for r in record.ranges],
         "sizes": _json(record.sizes) if record.sizes else None,
         "parts": _json(parts) if any(parts := [r.parts for r in record.ranges]) else None,
+        "live": _json(live) if (live := LivePart.of(record)) else None,
         "offset": offset, "time": time,
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ..protocol.messages import RUN_MAX
-from ..protocol.wire import STEP
+from ..protocol.wire import STEP, headers_json
 from ..sources.offset_ranges import Ranges, read_ranges
 from ..sources.step_batch import header_columns
 
@@ -41,8 +41,10 @@ def records_of(messages: list[Any]) -> pa.RecordBatch:
     keys, values = [m.key() for m in messages], [m.value() for m in messages]
     for m, key, value in zip(messages, keys, values, strict=True):
         meta, rest, headers = header_columns(m)
+        if meta is not None and not _is_text(meta):  # as it is it stands among the others
+            meta, rest = None, headers_json([(k, v or b"") for k, v in headers])
         step = None if rest is None else next((v for k, v in headers if k == STEP), None)
-        metas.append(None if meta is None else meta.decode(errors="replace"))
+        metas.append(None if meta is None else meta.decode())
         rests.append(rest)
         steps.append(None if step is None else step.decode(errors="replace"))
         runs.append(run_of(meta, value) if key is None and rest is None else None)
@@ -57,6 +59,14 @@ def records_of(messages: list[Any]) -> pa.RecordBatch:
         pa.array(rests, pa.string()), pa.array(runs, pa.int32()), pa.array(steps, pa.string()),
     ]  # fmt: skip
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Counted(msgspec.Struct):

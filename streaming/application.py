@@ -248,14 +248,10 @@ class SparkApplication:
     def start_history(self) -> None:
         """Start the query of what steps took and were, if there is to be one. Micro-batches have no
         log of steps. In any thread."""
-        from .loop_options import live_core
-
         interval_s = self.history_interval_s()
         if not interval_s:
             return
         snapshots_s = self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
-        if live_core():  # the tables cannot lead back into its pages yet
-            snapshots_s = 0
 
         def start(spark: SparkSession) -> StreamingQuery:
             # Of a broker that is no more, what is not in the tables yet is still to be written.

@@ -24,10 +24,10 @@ import msgspec
 from crc32c import crc32c
 
 from ..protocol import steplog, wire
-from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord
+from ..replica.driver import Refused as Refused
 from ..sources.step_batch import Taken
 from ..state import Batch, Home, Store
 from .deciding import Decided, decide
@@ -44,10 +44,6 @@ GLANCE_S = 0.001
 REST_OF_BULK, REST_OF_DUE = 4.0, 40.0
 REST_S_MAX = 0.2  # a lease that ends meanwhile is noticed so late at most
 RECENT_S = 1.0
-
-
-class Refused(LakequeueError):
-    """The engine must not go on: it would say other things than it said before."""
 
 
 class Snapshot(msgspec.Struct):

@@ -50,7 +50,11 @@ def place_of(m: Message) -> dict[str, Any]:
 def message_rows(m: Message) -> list[dict[str, Any]]:
     """As the tables query does it: a row for each message of a run."""
     lq = dict(m.headers_ or []).get("lq")
-    own = headers_json([(k, v) for k, v in m.headers_ or [] if k != "lq"])
+    try:
+        (lq or b"").decode()
+        own = headers_json([(k, v) for k, v in m.headers_ or [] if k != "lq"])
+    except UnicodeDecodeError:
+        lq, own = None, headers_json(m.headers_ or [])
     payloads = [m.value_]
     try:
         count = json.loads(lq or b"{}").get("count", 0)
@@ -58,7 +62,11 @@ def message_rows(m: Message) -> list[dict[str, Any]]:
             payloads = decode_run(m.value_, count)
     except ValueError:
         pass
-    more = {"key": m.key_, "lq": None if lq is None else lq.decode(), "headers": own}
+    more = {
+        "key": m.key_,
+        "lq": None if lq is None else lq.decode(),
+        "headers": own,
+    }
     return [
         {**place_of(m), **more, "item": item, "payload": payload}
         for item, payload in enumerate(payloads)

@@ -13,21 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
-import msgspec
 import pyarrow as pa
 import pytest
 from lake.history import write_history
-from lake.test_past import Lived, lived
+from lake.test_past import _as_the_world as _as_the_world
+from lake.test_past import both, lived
 from lakequeue import LakequeueError
+from lakequeue.core import DictStore as LiveStore
+from lakequeue.core import check as live_check
 from lakequeue.lake import open_lake
+from lakequeue.lake.cores import LIVE
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.state import FORMAT, DictStore, check
-from lakequeue.streaming.driver import Driver, Snapshot
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import restore, state_file, write_state
-from loop.memory import HOME, SIZES, Some, World
+from loop.memory import HOME, Some
+from replica.world import Some as LiveSome
 
 
 class Restored(DictStore):
@@ -42,22 +45,39 @@ class Restored(DictStore):
 class New:
     """A driver on a rebuilt home: another log, the same Kafka."""
 
-    def __init__(self, home: Path, old: World) -> None:
+    def __init__(self, home: Path, walk: Any) -> None:
         self.state = Restored()
         restore(state_file(home, HOME.name), self.state)
-        snapshot = msgspec.msgpack.decode(self.state.own, type=Snapshot)
-        self.world = World(now=old.now, topics=old.topics)
-        self.store = DictStore(self.state.pages)
-        self.driver = Driver(
-            HOME, "v1", self.store, snapshot, self.world, self.world, lambda: self.world.now
-        )
-        self.driver.learn(SIZES)
+        is_live = walk.core is LIVE
+        own = walk.core.own(self.state.own)
+        self.core, self.world = walk.core, type(walk.world)(topics=walk.world.topics)
+        self.world.now = walk.world.now
+        if is_live:
+            self.world.saved = own, LiveStore(self.state.pages)
+            self.driver = self.world.open()
+            self._some: Any = LiveSome
+        else:
+            self.world.saved = own, DictStore(self.state.pages)
+            self.driver = self.world.open()
+            self._some = Some
+
+    @property
+    def saved(self) -> list[Any]:
+        return []
+
+    @property
+    def store(self) -> DictStore:
+        """The pages as they are now."""
+        return pages_of(self)
 
     def settle(self) -> None:
         """All that Kafka has, until nothing is due at once."""
         for _ in range(50):
-            self.driver.one(Some(self.world, self.driver, 1_000), 0.0)
-        check(self.store, self.driver.now)
+            self.driver.one(self._some(self.world, self.driver, 1_000), 0.0)
+        if self.core is LIVE:
+            live_check(self.driver._replica.broker)
+        else:
+            check(self.store, self.driver.now)
 
     def begin_again(self) -> None:
         """What the engine says at its start."""
@@ -67,16 +87,26 @@ class New:
         self.settle()
 
     def seen(self) -> dict[str, tuple[bytes, str, int]]:
-        return looked_at(self.store, self.driver)
+        return looked_at(self)
 
 
-def looked_at(store: DictStore, driver: Driver) -> dict[str, tuple[bytes, str, int]]:
-    moment = Moment(HOME.name, HOME, store, driver.step, driver.now, 0, Snapshot())
+def pages_of(walk: Any) -> DictStore:
+    """The state of a walk's driver."""
+    walk.driver.settle()
+    walk.driver.snapshot(1)
+    store = walk.driver._replica.store if walk.core is LIVE else walk.driver._store._put.__self__
+    return DictStore(store.pages)
+
+
+def looked_at(walk: Any) -> dict[str, tuple[bytes, str, int]]:
+    driver = walk.driver
+    own = walk.core.own(None)
+    moment = Moment(walk.core, HOME.name, HOME, pages_of(walk), driver.step, driver.now, 0, own)
     found = admin_of(moment).browse("orders", limit=10_000)
     return {m.id: (m.payload, m.state, m.delivery_count) for m in found}
 
 
-def rebuilt(walk: Lived, path: Path) -> Path:
+def rebuilt(walk: Any, path: Path) -> Path:
     old, new = path / "old", path / "new"
     old.mkdir()
     write_history(walk.world, old, walk.saved)
@@ -85,16 +115,19 @@ def rebuilt(walk: Lived, path: Path) -> Path:
     (old / "lakequeue.json").write_text(json.dumps(about))
     (done,) = rebuild(old, new)
     assert (done.broker, done.lost, done.notes) == (HOME.name, 0, [])
-    assert done.messages == len(looked_at(walk.store, walk.driver))
+    assert done.messages == len(looked_at(walk))
     return new
 
 
+@both
 @pytest.mark.parametrize("seed", range(3))
-def test_R3_the_state_is_what_it_was_and_leases_are_ready(seed: int, tmp_path: Path) -> None:
-    walk = lived(seed)
-    before = looked_at(walk.store, walk.driver)
+def test_R3_the_state_is_what_it_was_and_leases_are_ready(
+    seed: int, tmp_path: Path, kind: type[Any]
+) -> None:
+    walk = lived(seed, kind=kind)
+    before = looked_at(walk)
     assert before
-    new = New(rebuilt(walk, tmp_path), walk.world)
+    new = New(rebuilt(walk, tmp_path), walk)
     assert new.seen() == before
     new.world.command(command="shutdown", queue="orders", egress=True)
     new.begin_again()
@@ -105,13 +138,14 @@ def test_R3_the_state_is_what_it_was_and_leases_are_ready(seed: int, tmp_path: P
     }
 
 
+@both
 def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapshot(
-    tmp_path: Path,
+    tmp_path: Path, kind: type[Any]
 ) -> None:
     """Its first steps are in the tables, and go on from what it began with."""
-    walk = lived(1)
+    walk = lived(1, kind=kind)
     path = rebuilt(walk, tmp_path)
-    new = New(path, walk.world)
+    new = New(path, walk)
     new.begin_again()
     walk.sent += 1
     new.world.write(("default.publish", 1), b'{"n": 9}', to="orders", producer="p", seq=walk.sent)
@@ -123,14 +157,15 @@ def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapsho
     shutil.copytree(path / "tables" / "snapshots", again / "tables" / "snapshots")
     (done,) = rebuild(again, tmp_path / "twice")
     assert (done.step, done.notes) == (new.driver.step, [])
-    assert New(tmp_path / "twice", new.world).seen() == new.seen()
+    assert New(tmp_path / "twice", new).seen() == new.seen()
 
 
-def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
+@both
+def test_R3_the_same_clients_go_on(tmp_path: Path, kind: type[Any]) -> None:
     """Who was subscribed gets messages, acks and new publishes count, no id is given twice."""
-    walk = lived(1)
-    before = looked_at(walk.store, walk.driver)
-    new = New(rebuilt(walk, tmp_path), walk.world)
+    walk = lived(1, kind=kind)
+    before = looked_at(walk)
+    new = New(rebuilt(walk, tmp_path), walk)
     new.begin_again()
     held = [number for number, (_, state, count) in new.seen().items() if state == "leased"]
     assert held
@@ -157,15 +192,16 @@ def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_p
     else:
         (old / "lakequeue.json").unlink()
     rebuild(old, tmp_path / "new")
-    assert New(tmp_path / "new", walk.world).seen() == looked_at(walk.store, walk.driver)
+    assert New(tmp_path / "new", walk).seen() == looked_at(walk)
     assert json.loads((tmp_path / "new" / "lakequeue.json").read_text())["epoch"] == HOME.epoch
     assert HomeFolder(tmp_path / "new").problem("real-time") == ""
 
 
-def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
+@both
+def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path, kind: type[Any]) -> None:
     """Steps that the tables do not have yet are lost; their inputs are still in Kafka."""
-    walk = lived(2)
-    depth = len(looked_at(walk.store, walk.driver))
+    walk = lived(2, kind=kind)
+    depth = len(looked_at(walk))
     for n in range(5):
         walk.do_publish(1, n)
     path = tmp_path / "new"
@@ -173,7 +209,7 @@ def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
     (old / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     walk.step(1_000)  # this one is in no table
     rebuild(old, path)
-    new = New(path, walk.world)
+    new = New(path, walk)
     assert len(new.seen()) == depth
     new.settle()
     ours = [payload for payload, _, _ in new.seen().values()]
@@ -229,9 +265,10 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
         rebuild(tmp_path / "old", home)
 
 
-def test_R3_in_its_place(tmp_path: Path) -> None:
+@both
+def test_R3_in_its_place(tmp_path: Path, kind: type[Any]) -> None:
     """As for `lakequeue up`, whose Kafka is in the home."""
-    walk = lived(5, 80)
+    walk = lived(5, 80, kind=kind)
     home = write_history(walk.world, make(tmp_path / "home"), walk.saved)
     (home / "lakequeue.json").write_text(json.dumps({"epoch": HOME.epoch, "format": FORMAT}))
     for name in ("checkpoint", "history-checkpoint", "tables-checkpoint", "kafka"):
@@ -241,7 +278,7 @@ def test_R3_in_its_place(tmp_path: Path) -> None:
         "kafka", "lakequeue.json", "rebuilt", "tables"
     ]  # fmt: skip
     assert HomeFolder(home).problem("real-time") == ""
-    assert New(home, walk.world).seen() == looked_at(walk.store, walk.driver)
+    assert New(home, walk).seen() == looked_at(walk)
 
 
 def test_a_home_whose_tables_are_anothers(tmp_path: Path) -> None:

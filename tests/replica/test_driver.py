@@ -211,6 +211,16 @@ def test_the_walk_does_what_it_is_for() -> None:
     assert any(len(set(steps)) > 2 for steps in grouped), grouped
 
 
+def test_a_mark_that_was_loaded_stands_in_the_log() -> None:
+    """Whoever takes the steps again from an earlier snapshot makes it where it was made: what a
+    mark settles decides in which block a content is."""
+    walk = Walk()
+    walk.go([("publish", 1, 1), ("step", 1), ("save",), ("restart",), ("publish", 1, 2)])
+    walk.go([("step", 1), ("publish", 1, 3), ("step", 1)])
+    assert [r.marked for _, r in walk.world.logged()[-2:]] == [True, False]
+    judge(walk)
+
+
 def test_nothing_is_said_before_the_log_has_it() -> None:
     """Steps are taken while the log is slow, up to a limit; their outputs wait, in order."""
     walk = Walk()
