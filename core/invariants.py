@@ -16,7 +16,7 @@ from .queue.ready import is_fresh
 from .queue.table import ENDINGS
 from .rules.active_set import first_inactive
 from .rules.fairness import backlog_of
-from .storage.row import DELAYED, LEASED, NEVER, READY, Row
+from .storage.row import DELAYED, LEASED, MOVING, NEVER, READY, Row
 
 
 def check(broker: Broker) -> None:
@@ -27,8 +27,8 @@ def check(broker: Broker) -> None:
         rows = _rows(queue)
         _check_queue(broker, queue, rows)
         for row in rows:
-            matches[row.id] = matches.get(row.id, 0) + 1
-            sizes[row.id] = queue.header.vpn_number, row.size
+            matches[row.stored] = matches.get(row.stored, 0) + 1
+            sizes[row.stored] = queue.header.vpn_number, row.size
     _check_spool(broker, matches, sizes)
     leased = sum(queue.header.leased for queue in broker.queues.values())
     assert broker.unacked == leased, f"delivered and unacked: {broker.unacked}, leased {leased}"
@@ -54,7 +54,7 @@ def _check_queue(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     states = [row.state for row in rows]
     assert len({row.id for row in rows}) == len(rows), f"{name}: a message stands there twice"
     assert header.depth == len(rows), f"{name}: depth {header.depth}, rows {len(rows)}"
-    assert header.leased == states.count(LEASED), f"{name}: leased"
+    assert header.leased == states.count(LEASED) + states.count(MOVING), f"{name}: leased"
     assert header.delayed == states.count(DELAYED), f"{name}: delayed"
     size = sum(row.size for row in rows)
     assert header.bytes == size, f"{name}: spool bytes {header.bytes}, rows hold {size}"
@@ -75,7 +75,7 @@ def _check_leases(queue: Queue, rows: list[Row]) -> None:
     header, name = queue.header, queue.definition.name
     held: dict[int, set[int]] = {}
     for row in rows:
-        if row.state == LEASED:
+        if row.state in (LEASED, MOVING):
             held.setdefault(row.holder, set()).add(row.id)
         else:
             assert not row.holder, f"{name}: {row.id} has a holder, but no lease"
@@ -141,7 +141,7 @@ def _check_deadlines(queue: Queue) -> None:
     """What is due of live rows is watched for."""
     watched = set(queue.deadlines)
     for row in queue.live.values():
-        for at in (row.expires, row.until):
+        for at in (row.expires, row.until) if row.state != MOVING else ():
             assert at == NEVER or (at, row.id) in watched, (
                 f"{queue.definition.name}: nobody looks at {row.id} at {at}"
             )

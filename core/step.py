@@ -38,14 +38,29 @@ from .storage.row import NEVER
 class Batch:
     """What comes in at once: commands and publishes, each in their log's order.
 
-    commands: records of the commands topics, undecoded; publishes: all other records; skipped:
+    commands: records of the commands topics, undecoded; publishes: all other records; mesh:
+    what other brokers say; skipped:
     records that failed when this step was taken before, and why; faulted: queues that did.
     """
 
     commands: Records = field(default_factory=Records)
     publishes: Records = field(default_factory=Records)
+    mesh: Records = field(default_factory=Records)
     skipped: dict[Place, str] = field(default_factory=dict)
     faulted: dict[int, str] = field(default_factory=dict)
+
+
+def hear(broker: Broker, batch: Batch) -> None:
+    """What other brokers say."""
+    if batch.mesh:
+        assert broker.beyond is not None, "another broker speaks to one that knows none"
+        broker.beyond.hear(batch.mesh, batch.skipped)
+
+
+def speak(broker: Broker) -> None:
+    """What is to be said to other brokers now that all is delivered."""
+    if broker.beyond is not None:
+        broker.beyond.speak()
 
 
 class StepFailed(LakequeueError):
@@ -59,12 +74,14 @@ class StepFailed(LakequeueError):
 
 
 PHASES: tuple[Callable[[Broker, Batch, DecodedCommands], None], ...] = (
+    lambda broker, batch, commands: hear(broker, batch),
     lambda broker, batch, commands: go_on(broker),  # what earlier commands have left to do
     lambda broker, batch, commands: take_commands(broker, commands),
     lambda broker, batch, commands: admit(broker, batch.publishes, batch.skipped),
     lambda broker, batch, commands: say_held(broker),
     lambda broker, batch, commands: act_on_deadlines(broker),
     lambda broker, batch, commands: deliver(broker),
+    lambda broker, batch, commands: speak(broker),
     lambda broker, batch, commands: tidy(broker),
     lambda broker, batch, commands: watch(broker),
     lambda broker, batch, commands: answer_inspections(broker, commands),
@@ -73,7 +90,9 @@ PHASES: tuple[Callable[[Broker, Batch, DecodedCommands], None], ...] = (
 
 def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     """Take one step at this time, epoch ms. Raises StepFailed; then the broker is spoiled."""
-    broker.limits = beside(broker.all_limits, len(batch.commands) + len(batch.publishes))
+    broker.limits = beside(
+        broker.all_limits, len(batch.commands) + len(batch.publishes) + len(batch.mesh)
+    )
     broker.header.step += 1
     broker.begin(now)
     try:

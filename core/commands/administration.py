@@ -85,8 +85,10 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
     where = f"queue {definition.name!r}"
-    names = (broker.header.name,)
-    found = wrong_hosts(definition, names, {}, "allowed are the home's brokers")
+    beyond = broker.beyond
+    names = (broker.header.name,) if beyond is None else beyond.brokers
+    groups = {} if beyond is None else beyond.groups
+    found = wrong_hosts(definition, names, groups, "allowed are the home's brokers")
     problems = [Problem(where, *one) for one in found]
     if problems:
         raise ConfigError(problems)
@@ -220,7 +222,7 @@ def remove_messages(
     broker: Broker, queue: Queue, task: Task, command: Delete, budget: Budget
 ) -> bool:
     """Remove what a deleted queue holds, and then the queue."""
-    part = wanted(broker, queue, task, None, None, budget)
+    part = wanted(broker, queue, task, None, None, budget, moving=True)
     apply(broker, queue, part.rows, Event.DELETE)
     if part.last:
         broker.drop_queue(queue)

@@ -186,6 +186,9 @@ def _carry_out(broker: Broker, given: list[Given]) -> None:
 def _one(broker: Broker, vpn: str, command: Any) -> None:
     """Carry out one command. Raises what is wrong with it, and has changed nothing then."""
     kind = type(command)
+    if broker.beyond is not None and kind in broker.beyond.commands:
+        answer(broker, command, broker.beyond.commands[kind](vpn, command))
+        return
     if kind in OF_BROKER:
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return

@@ -23,7 +23,7 @@ from ..queue.table import Event
 from ..rules.dead import put
 from ..rules.deferred import settle_arrival
 from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
-from ..rules.entering import Match, way_in
+from ..rules.entering import Match, may_be_elsewhere, way_in
 from ..rules.last_value import keep_last
 from ..rules.which import wanted
 from ..storage.row import DELAYED, LEASED, NEVER, Row
@@ -43,7 +43,7 @@ def because(command: Change, *first: str) -> str:
 
 def is_there(broker: Broker, target: Queue, row: Row) -> bool:
     """Whether another queue holds a message too; most messages are in one queue only."""
-    return broker.spool.matches(row.id) > 1 and target.holds(row.id)
+    return may_be_elsewhere(broker, row) and target.holds(row.id)
 
 
 def copy_into(

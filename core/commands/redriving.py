@@ -22,7 +22,7 @@ from ..queue.change import apply
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..rules.dead import died_in, names_of
+from ..rules.dead import died_in, find_any, names_of
 from ..rules.edits import dead_part, edits_part
 from ..rules.entering import Match, program_of, way_in
 from ..rules.which import wanted
@@ -87,7 +87,7 @@ def _take_back(
 
 def _way_back(broker: Broker, source: Queue, name: str, row: Row) -> Match | str:
     """How a message enters a queue in which it died, or why it cannot."""
-    target = broker.find(broker.vpn_of(source), name)
+    target = find_any(broker, broker.vpn_of(source), name)
     if target is None:
         return NO_QUEUE
     if target is source or is_there(broker, target, row):

@@ -21,6 +21,7 @@ from ..queue.queue import Queue
 from ..rules.answering import reject_record
 from ..rules.deferred import settle_arrival, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
+from ..rules.edits import WAY
 from ..rules.entering import match, plain_match, program_of
 from ..rules.last_value import keep_last
 from ..rules.lifetime import expires_at
@@ -110,9 +111,14 @@ class Admission:
         broker = self._broker
         counter, time = broker.spool.next_counter, messages.times[0]
         return [
-            (vpn, [q for q in queues if recovers(q, time, counter)])
+            (vpn, [q for q in queues if self._reads(q, messages) and recovers(q, time, counter)])
             for vpn, queues in queues_of_record(broker, messages.topic)
         ]
+
+    def _reads(self, queue: Queue, messages: Incoming) -> bool:
+        """Whether this broker is the one that reads the record for a queue (M5)."""
+        beyond = self._broker.beyond
+        return beyond is None or beyond.reads(queue, messages.partitions[0])
 
     def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:
         broker = self._broker
@@ -239,12 +245,15 @@ class Admission:
             rows = [
                 Row(
                     0, number, size, 0, time, ttl_ends, expires, header.priority, header.dmq,
-                    one.level, 0, one.lane, barrier, READY, until,
+                    one.level, 0, one.lane, barrier, READY, until, stored=number,
                 )
                 for number, (size, time) in enumerate(
                     zip(judged.sizes, messages.times, strict=True), first
                 )
             ]  # fmt: skip
+            if queue.header.stands_for and until != NEVER:
+                for row in rows:  # it crosses at once, and waits over there
+                    row.until, row.extras = NEVER, {WAY: {"until": until}}
             self._enter(queue, rows, messages)
         return first
 

@@ -167,6 +167,13 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
     period = definition.lease_period_ms
     until = NEVER if period is None else broker.now + period
     for subscription, rows, own in _by_receiver(chosen.rows, chosen.receivers, contents):
+        if subscription.broker is not None:
+            apply(
+                broker, queue, rows, Event.GRANT, holder=subscription, subscription=subscription.id
+            )  # fmt: skip
+            assert broker.beyond is not None
+            broker.beyond.send(queue, subscription, rows, own)
+            continue
         fresh = [row for row in rows if not row.deliveries]
         again = rows if not fresh else [row for row in rows if row.deliveries]
         apply(

@@ -122,7 +122,7 @@ def refuse(
     reason: Reason, record: Incoming,
 ) -> None:  # fmt: skip
     """A queue refuses a message, and with it all that would take it."""
-    name = queue.definition.name
+    name = queue.header.stands_for or queue.definition.name
     rejected = queue.header.rejected
     rejected[reason.value] = rejected.get(reason.value, 0) + 1
     broker.touch(queue)

@@ -43,6 +43,21 @@ def choose_messages(
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
+    neighbours = [c for c in candidates if c.subscription.broker is not None]
+    if neighbours:  # they get what no consumer here can take (H4)
+        own = [c for c in candidates if c.subscription.broker is None]
+        chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
+        if chosen.rows or chosen.unfinished:
+            return chosen
+        candidates, room = neighbours, UNLIMITED
+    return _chosen(broker, queue, candidates, room, free_unacked, budget, looks)
+
+
+def _chosen(
+    broker: Broker, queue: Queue, candidates: list[Candidate], room: int, free_unacked: int,
+    budget: Budget, looks: Budget,
+) -> Chosen:  # fmt: skip
+    definition, header = queue.header.definition, queue.header
     if not candidates or room <= 0:
         return Chosen()
     search = Search(broker, queue, budget, looks)

@@ -23,6 +23,7 @@ from ..limits import Budget, Limits
 from ..storage.row import NEVER
 from ..storage.spool import Spool, SpoolState
 from ..storage.store import Store
+from .beyond import Beyond
 from .header import QueueHeader
 from .producers import ProducerHistory
 from .queue import Queue
@@ -139,6 +140,7 @@ class Broker:
         self._due: list[tuple[int, int]] = []  # heap: queues
         self._changed: dict[str, set[int]] = {"s": set(), "p": set()}  # buckets to be written
         self._new_events = 0
+        self.beyond: Beyond | None = None  # other brokers, where there are any
         self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
         self.begin(header.time)
 
@@ -209,7 +211,8 @@ class Broker:
         header.more_to_do = self.more_to_do
         if self.more_to_do or header.pending:
             return self.now
-        return min(self._next_name(), self._next_queue())
+        at = min(self._next_name(), self._next_queue())
+        return at if self.beyond is None else min(at, self.beyond.deadline())
 
     def touch(self, queue: Queue) -> None:
         """Something happens in a queue: it is looked at before the step ends, and at the mark."""
@@ -416,6 +419,8 @@ class Broker:
             queue = self.queues[number]
             if queue.dirty and not queue.dropped:
                 queue.pack()
+        if self.beyond is not None:
+            self.beyond.mark()
         self.spool.mark()
         self._write_names()
         self._write_events()

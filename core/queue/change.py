@@ -8,7 +8,7 @@ its match: whoever let it happen buries it (`rules.dead`).
 
 from __future__ import annotations
 
-from ..storage.row import DELAYED, GONE, LEASED, NEVER, READY, Row
+from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
 from .header import Subscription
 from .queue import Queue
@@ -95,6 +95,9 @@ def apply(
             release, vpn = broker.spool.release, queue.header.vpn_number
             for row in rows:
                 release(row, vpn)
+    elif effect.to == MOVING:
+        assert holder is not None
+        _grant(broker, queue, rows, holder)
     elif holder is not None:
         _lease(broker, queue, rows, holder, until)
     elif event is Event.RENEW:
@@ -103,7 +106,7 @@ def apply(
         _return(broker, queue, rows, event, effect.to, until)
     for name in effect.counts:
         queue.count(name, len(rows))
-    if effect.to != LEASED:
+    if effect.to not in (LEASED, MOVING):
         queue.wanted = True
     broker.touch(queue)
     ends = until if effect.to in (LEASED, DELAYED) else NEVER
@@ -137,6 +140,19 @@ def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, 
     broker.unacked += len(rows)
 
 
+def _grant(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription) -> None:
+    """Messages are on their way to another broker. Nothing else can happen to them until it says
+    that it has them, and it is no attempt to deliver them (H4)."""
+    leases = queue.leases.setdefault(holder.number, {})
+    for row in rows:
+        row.state = MOVING
+        row.holder = holder.number
+        leases[row.id] = row
+    holder.held += len(rows)
+    queue.header.leased += len(rows)
+    broker.unacked += len(rows)
+
+
 def _renew(queue: Queue, rows: list[Row], until: int) -> None:
     for row in rows:
         row.until = until
@@ -161,6 +177,7 @@ def _return(
         row.until = until if to == DELAYED else NEVER
         if to == DELAYED:
             queue.header.delayed += 1
+        if to == DELAYED or event is Event.REFUSE:  # what moves is not watched
             queue.watch(row)
         queue.ready.changed(row)
 
@@ -169,7 +186,7 @@ def _let_go(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     """Those that are leased are held no longer."""
     freed: dict[int, int] = {}
     for row in rows:
-        if row.state == LEASED:
+        if row.holder:
             del queue.leases[row.holder][row.id]
             freed[row.holder] = freed.get(row.holder, 0) + 1
             row.holder = 0

@@ -39,6 +39,9 @@ class Subscription(msgspec.Struct):
     unconfirmed: list[list[int]] = []  # per step [last number, sent at, first, last place]
     patience: int = 2_000  # ms that the oldest entry waits
     again: list[list[int]] = []  # [first, last place] of what is being sent again
+    broker: int | None = (
+        None  # the number of the broker whose it is; it is served behind all others
+    )
 
     def again_at(self) -> int:
         """When what is not confirmed is sent again, epoch ms (C2)."""
@@ -100,3 +103,4 @@ class QueueHeader(msgspec.Struct):
     marks: list[list[int]] = []  # earlier levels, for their rates
     ingress: bool = True
     egress: bool = True
+    stands_for: str = ""  # the queue of another broker for which messages wait here (M2)

@@ -21,7 +21,17 @@ import msgspec
 from ...definitions import QueueDefinition
 from ..limits import Limits
 from ..storage.id_ranges import IdRanges
-from ..storage.row import DELAYED, IN_MEMORY, LEASED, LOWEST, NEVER, READY, Row, by_key, by_until
+from ..storage.row import (
+    DELAYED,
+    IN_MEMORY,
+    LOWEST,
+    MOVING,
+    NEVER,
+    READY,
+    Row,
+    by_key,
+    by_until,
+)
 from ..storage.runs import Runs, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
@@ -132,7 +142,7 @@ class Queue:
         self.deadlines = []
         self.leases = {}
         for row in sorted(page.rows, key=_number):
-            if row.state == LEASED:
+            if row.holder:
                 self.leases.setdefault(row.holder, {})[row.id] = row
         for row in page.rows:
             self.ready.add(row)
@@ -231,7 +241,7 @@ class Queue:
         while deadlines:
             at, number = deadlines[0]
             row = live.get(number)
-            if row is not None and at in (row.expires, row.until):
+            if row is not None and row.state != MOVING and at in (row.expires, row.until):
                 return at
             heappop(deadlines)
         return NEVER

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from ..storage.row import DELAYED, GONE, LEASED, READY
+from ..storage.row import DELAYED, GONE, LEASED, MOVING, READY
 
-NAMES = {GONE: "gone", READY: "ready", LEASED: "leased", DELAYED: "delayed"}
+NAMES = {GONE: "gone", READY: "ready", LEASED: "leased", DELAYED: "delayed", MOVING: "moving"}
 
 KEPT, RELEASED, DEAD = "kept", "released", "dead"
 
@@ -45,6 +45,9 @@ class Event(enum.Enum):
     MOVE = "moved to another queue"
     DELETE = "its queue is deleted"
     LOSE = "its payload is missing"
+    GRANT = "sent to another broker"
+    TRANSFER = "stored by another broker"
+    REFUSE = "refused by another broker"
 
 
 class Transition(NamedTuple):
@@ -111,6 +114,10 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (DELAYED, _E.DELETE): _leaves("deleted", "S7"),
     (READY, _E.LOSE): _leaves("lost", "S1"),
     (LEASED, _E.LOSE): _leaves("lost", "S1"),
+    (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
+    (MOVING, _E.TRANSFER): _leaves("transferred", "H4"),
+    (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "M3"),
+    (MOVING, _E.DELETE): _leaves("deleted", "S7"),
     (DELAYED, _E.LOSE): _leaves("lost", "S1"),
 }
 

@@ -17,8 +17,8 @@ from ..queue.change import enter
 from ..queue.queue import Queue
 from ..storage.row import NEVER, Row
 from .deferred import settle_arrival
-from .edits import dead_part, edits_part
-from .entering import Match, dead_match, over_quota, program_of
+from .edits import WAY, dead_part, edits_part
+from .entering import Match, dead_match, may_be_elsewhere, over_quota, program_of
 from .last_value import keep_last
 from .lifetime import expires_at
 
@@ -50,6 +50,14 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
     _account(broker, queue, moved, discarded, why)
 
 
+def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
+    """A queue by its name; of another broker's the one that stands for it (M6)."""
+    queue = broker.find(vpn, name)
+    if queue is None and broker.beyond is not None:
+        return broker.beyond.stand_in(vpn, name)
+    return queue
+
+
 def _first_death(extras: dict[str, Any] | None) -> dict[str, Any]:
     """What is kept of an earlier death, so that a message that dies again in its dead message queue
     still tells why it died first."""
@@ -64,7 +72,7 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
     name = queue.definition.dead_message_queue
     if not name:
         return None, "no dead message queue"
-    target = broker.find(broker.vpn_of(queue), name)
+    target = find_any(broker, broker.vpn_of(queue), name)
     if target is None:
         return None, "dead message queue missing"
     if not target.header.ingress:
@@ -74,7 +82,7 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
 
 def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str, Any]) -> None:
     """Put a message into the dead message queue; a queue holds a message once."""
-    if broker.spool.matches(row.id) > 1 and target.holds(row.id):
+    if may_be_elsewhere(broker, row) and target.holds(row.id):
         join(broker, target, row.id, about)
         broker.spool.release(row, queue.header.vpn_number)
         return
@@ -96,6 +104,9 @@ def put(
     """A message that has left another queue enters this one, with its match. It counts deliveries
     from nothing here. own_only, ttl_ends: as `expires_at` has them."""
     target = found.queue
+    if target.header.stands_for:
+        extras = {**(extras or {}), WAY: {"until": until, "own_only": own_only}}
+        until = NEVER
     expires = expires_at(target.definition, broker.now, ttl_ends, own_only=own_only)
     moved = msgspec.structs.replace(
         row, seq=0, expires=expires, level=found.level, generation=0, lane=found.lane,

@@ -13,7 +13,8 @@ from ...protocol import wire
 from ..storage.row import Row
 from ..storage.spool import Content
 
-EDITED = "edited"  # in a row's extras; all else there is what a dead message carries
+EDITED = "edited"  # in a row's extras: this, and what is said on the way to another broker; all
+WAY = "way"  # else there is what a dead message carries
 CHARACTERS_MAX = 1_000  # of one message: names and values
 
 Edits = dict[str, str | None]  # header → text; None: it is gone
@@ -21,9 +22,9 @@ Edits = dict[str, str | None]  # header → text; None: it is gone
 
 def dead_part(extras: dict[str, Any] | None) -> dict[str, Any] | None:
     """What a row's extras say of a dead message; None for one that is not dead."""
-    if extras is None or EDITED not in extras:
+    if extras is None or not (EDITED in extras or WAY in extras):
         return extras
-    return {k: v for k, v in extras.items() if k != EDITED} or None
+    return {k: v for k, v in extras.items() if k not in (EDITED, WAY)} or None
 
 
 def edits_part(extras: dict[str, Any] | None) -> dict[str, Any]:

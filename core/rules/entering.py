@@ -9,12 +9,20 @@ from typing import NamedTuple
 
 from ...expressions import Program, as_priority, compile_program, is_true
 from ...protocol.errors import Reason
+from ..queue.broker import Broker
 from ..queue.queue import Queue
+from ..storage.row import Row
 
 LOW_PRIORITY_BELOW = 4
 LANE_BITS = 52
 FILTERED = "filter"
 KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
+
+
+def may_be_elsewhere(broker: Broker, row: Row) -> bool:
+    """Whether another queue here may hold a message too: most are in one queue only. What came from
+    another broker came for each queue by itself."""
+    return row.stored != row.id or broker.spool.matches(row.stored) > 1
 
 
 def over_quota(queue: Queue, size: int, messages: int = 1) -> bool:

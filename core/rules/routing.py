@@ -145,14 +145,22 @@ def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
         return found
     if to.startswith(QUEUE_ALONE):
         alone = broker.find(vpn, to.removeprefix(QUEUE_ALONE))
-        found = [] if alone is None else [alone]
+        found = [] if alone is None or alone.header.stands_for else [alone]
     else:
         named = broker.find(vpn, to)
-        topic = to if named is None else named.definition.default_publish_target
+        topic = (
+            _topic_of(broker, vpn, to) if named is None else named.definition.default_publish_target
+        )
         of_vpn = _of_vpn(broker, vpn)
         found = _queues(broker, of_vpn.captured.find(topic) | of_vpn.subscribed.find(topic))
+    if broker.beyond is not None:
+        found = broker.beyond.with_others(vpn, to, found)
     _remember(broker, (vpn, to), found)
     return found
+
+
+def _topic_of(broker: Broker, vpn: str, to: str) -> str:
+    return to if broker.beyond is None else broker.beyond.target_of(vpn, to)
 
 
 def queues_of_record(broker: Broker, topic: str) -> list[tuple[str, list[Queue]]]:

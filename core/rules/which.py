@@ -24,7 +24,7 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task
 from ..queue.queue import Queue
-from ..storage.row import DELAYED, LOWEST, Row
+from ..storage.row import DELAYED, LOWEST, MOVING, Row
 from ..storage.runs import Runs
 from ..storage.segments import Segment
 from . import deferred
@@ -98,10 +98,11 @@ def window(
 
 def wanted(
     broker: Broker, queue: Queue, task: Task, where: str | None, ranges: Ranges | None,
-    budget: Budget, *, read: bool = False, thaw: bool = True,
+    budget: Budget, *, read: bool = False, thaw: bool = True, moving: bool = False,
 ) -> Part:  # fmt: skip
     """The next messages for which an expression is true and whose ids are in ranges, in order of
-    their arrival. read: what becomes of them reads their payloads; thaw: cold ones become live."""
+    their arrival. read: what becomes of them reads their payloads; thaw: cold ones become live;
+    moving: also those on their way to another broker."""
     if "end" not in task.done:
         if where is not None:
             compile_program((where,))  # a bad one is refused also where nothing is stored
@@ -116,7 +117,7 @@ def wanted(
         runs = queue.later if later else queue.cold
         live = [row for row in queue.live.values() if (row.state == DELAYED) is later]
         found = window(live, runs, start, max(budget.rows, 1), ranges)
-        rows = [row for row in found.rows if row.seq < end]
+        rows = [row for row in found.rows if row.seq < end and (moving or row.state != MOVING)]
         if active is not None:
             rows = [row for row in rows if row.key < active]
         if ranges is not None:
@@ -215,7 +216,7 @@ def by_ids(
         named += high - low + 1
         for number in range(low, high + 1):
             row = live.get(number)
-            if row is None:
+            if row is None or row.state == MOVING:
                 missing.append(number)
             else:
                 part.rows.append(row)

@@ -17,6 +17,7 @@ NEVER = 1 << 62  # a time that does not come
 LOWEST = -(1 << 191)  # before all keys
 
 GONE, READY, LEASED, DELAYED = 0, 1, 2, 3
+MOVING = 4  # sent to another broker, which has not said yet that it has it
 
 IN_MEMORY = 0  # the block of a content that is in no block yet
 NO_KEY = -1  # the length of a key that is None; an empty key is another thing
@@ -50,6 +51,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     length: int = 0  # of the payload
     key_length: int = NO_KEY
     header_length: int = 0
+    stored: int = 0  # its content's number in the spool: the id, unless it came from another broker
     extras: dict[str, Any] | None = None  # of dead and of edited messages
 
     @property

@@ -132,15 +132,15 @@ class Spool:
 
     def add_match(self, row: Row) -> None:
         """One more queue holds the message. Its row is a copy with the same place."""
-        self._matches.set(row.id, self._matches.get(row.id) + 1)
+        self._matches.set(row.stored, self._matches.get(row.stored) + 1)
         if row.block == IN_MEMORY:
-            place = self._places.get(row.id)
+            place = self._places.get(row.stored)
             if place is not None:
                 place.waiting += 1
 
     def release(self, row: Row, vpn: int) -> None:
         """A queue's match goes; with the last one the message (S2)."""
-        number = row.id
+        number = row.stored
         at: Row | Place | None = row if row.block else None
         if at is None and self._places:
             at = self._places.get(number)
@@ -189,8 +189,8 @@ class Spool:
         """Payload, key and headers; None where they are lost."""
         if row.block:
             return self._read(row)
-        content = self._contents.get(row.id)
-        if content is None and (place := self._places.get(row.id)) is not None:
+        content = self._contents.get(row.stored)
+        if content is None and (place := self._places.get(row.stored)) is not None:
             return self._read(place)
         return content
 
@@ -221,22 +221,22 @@ class Spool:
             if row.block:
                 continue
             self._soon = self._soon or live
-            place = places.get(row.id) if places else None
+            place = places.get(row.stored) if places else None
             if place is None:
-                content = contents.get(row.id)
+                content = contents.get(row.stored)
                 if content is None:
                     continue  # lost
                 self._append(content, row)
                 pages = self._matches.pages
-                count = self._matches.get(row.id) if pages else 1
+                count = self._matches.get(row.stored) if pages else 1
                 if count == 1:  # most often
-                    del contents[row.id]
+                    del contents[row.stored]
                     continue
-                place = places[row.id] = _place_of(row, count)
+                place = places[row.stored] = _place_of(row, count)
                 self._kept += 1
             row.block, row.index, row.length = place.block, place.index, place.length
             row.key_length, row.header_length = place.key_length, place.header_length
-            self._learn(row.id, place)
+            self._learn(row.stored, place)
 
     def _append(self, content: Content, at: Row | Place) -> None:
         """Put a content into the open block."""

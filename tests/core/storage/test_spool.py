@@ -24,6 +24,10 @@ def copied(row: Row) -> Row:
     return msgspec.structs.replace(row)
 
 
+def _row(seq: int, number: int, size: int) -> Row:
+    return Row(seq, number, size, 0, 0, stored=number)
+
+
 class Walk:
     """Random calls on a spool, beside the messages that are in it and their rows."""
 
@@ -58,7 +62,7 @@ class Walk:
     def arrived(self, number: int, vpn: int, content: Content, size: int, matches: int) -> None:
         self.contents[number] = content
         self.vpns[number] = vpn
-        self.rows += [Row(seq, number, size, 0, 0) for seq in range(matches)]
+        self.rows += [_row(seq, number, size) for seq in range(matches)]
 
     def skip(self) -> None:
         assert self.spool.skip_id() not in self.contents
@@ -185,7 +189,7 @@ def test_a_block_without_living_messages_is_deleted() -> None:
     """S2, S8: the last ack frees the room at once."""
     store = DictStore()
     spool = Spool(store, 1, TINY)
-    rows = [Row(n, spool.store(0, [(b"x" * 50, None, None)], 50, 1), 50, 0, 0) for n in range(6)]
+    rows = [_row(n, spool.store(0, [(b"x" * 50, None, None)], 50, 1), 50) for n in range(6)]
     spool.settle(rows)
     assert [key for key in store.pages if key.startswith("b/")] == ["b/1", "b/2", "b/3"]
     assert spool.files_in_use() == 1
@@ -199,9 +203,7 @@ def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
     for spoil in (lambda page: None, lambda page: page[:7], lambda page: page[:30]):
         store = DictStore()
         spool = Spool(store, 1, TINY)
-        rows = [
-            Row(n, spool.store(0, [(b"x" * 40, None, None)], 40, 1), 40, 0, 0) for n in range(9)
-        ]
+        rows = [_row(n, spool.store(0, [(b"x" * 40, None, None)], 40, 1), 40) for n in range(9)]
         spool.settle(rows)
         spool.mark()
         spoiled = spoil(store.pages.pop("b/1"))
@@ -224,9 +226,7 @@ def test_messages_for_fast_consumers_are_not_read_back() -> None:
     """S12: neither before a mark, nor after it."""
     store = CountingStore(DictStore())
     spool = Spool(store, 1, Limits())
-    rows = [
-        Row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999, 0, 0) for n in range(2500)
-    ]
+    rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(2500)]
     assert all(spool.content(row) for row in rows)
     spool.settle(rows, live=True)
     spool.mark()
@@ -238,9 +238,7 @@ def test_a_backlog_is_read_in_large_blocks() -> None:
     """S12."""
     store = DictStore()
     spool = Spool(store, 1, Limits())
-    rows = [
-        Row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999, 0, 0) for n in range(5000)
-    ]
+    rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(5000)]
     spool.settle(rows)
     spool.mark()
     counting = CountingStore(store)

@@ -1,0 +1,73 @@
+"""What a broker asks of whoever works with it from above: other brokers (`mesh`).
+
+The core knows none. It says where it wants to be helped, and without help it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ...protocol.messages import Records
+from ..storage.row import Row
+from ..storage.spool import Content
+from .header import Subscription
+from .queue import Queue
+
+
+class Beyond(Protocol):
+    """Other brokers, as one of them sees them."""
+
+    @property
+    def commands(self) -> Mapping[type, Callable[[str, Any], Any]]:
+        """Commands that concern other brokers too: (VPN, command) → answer."""
+        ...
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The names of all brokers of the home."""
+        ...
+
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """The groups of those that are in one."""
+        ...
+
+    def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
+        """What they say."""
+        ...
+
+    def target_of(self, vpn: str, to: str) -> str:
+        """The topic of a destination that is no queue here."""
+        ...
+
+    def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
+        """The queues in which a message with this destination is stored here, where these are the
+        own ones that take it: others' have stand-ins."""
+        ...
+
+    def stand_in(self, vpn: str, name: str) -> Queue | None:
+        """The queue in which messages wait here for one of another broker; None: there is none."""
+        ...
+
+    def reads(self, queue: Queue, partition: int) -> bool:
+        """Whether this broker reads plain records of this partition for a queue (M5)."""
+        ...
+
+    def send(
+        self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
+    ) -> None:
+        """Messages go to the broker whose subscription it is."""
+        ...
+
+    def speak(self) -> None:
+        """The step ends: say what is to be said."""
+        ...
+
+    def deadline(self) -> int:
+        """When a step is wanted, epoch ms, or NEVER."""
+        ...
+
+    def mark(self) -> None:
+        """Write what changed since the last mark."""
+        ...
