@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lakequeue.core import DictStore, Limits
 from lakequeue.core.phases import admission, delivery
@@ -187,6 +187,7 @@ def judge(walk: Walk) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(operations)
+@example([("plain", 0)] * 3 + [("go", 2, 1), ("save",), ("restart",), ("go", 1, 1)])
 def test_any_split_any_crash_any_number_of_replays(walk: list[Operation]) -> None:
     one = Walk()
     one.go(walk)
