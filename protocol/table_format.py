@@ -2,6 +2,7 @@
 
 1: tables without this property; they lack columns, which an engine adds. 2: the first that says so.
 3: with `date`, by which a table is partitioned that was made with it, and `refs` in `snapshots`.
+4: with `topic_id` in `messages` and `commands`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SCHEMA = "lakequeue.schema"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 CRC_MODULUS = 1 << 62  # of the sum over the pages of a snapshot
 
 MESSAGES, JOURNAL = "messages", "journal"
@@ -25,7 +26,7 @@ REFS = (
 ROWS = {
     MESSAGES: (
         "topic STRING, `partition` INT, `offset` LONG, item INT, time TIMESTAMP, key BINARY, "
-        "payload BINARY, lq STRING, headers STRING"
+        "payload BINARY, lq STRING, headers STRING, topic_id STRING"
     ),
     JOURNAL: (
         "broker STRING, step LONG, part INT, vpn STRING, queue STRING, event STRING, "
@@ -34,7 +35,7 @@ ROWS = {
     ),
     COMMANDS: (
         "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, command STRING, "
-        "queue STRING, key BINARY, value BINARY, headers STRING"
+        "queue STRING, key BINARY, value BINARY, headers STRING, topic_id STRING"
     ),
     STEPS: (
         "broker STRING, step LONG, now TIMESTAMP, acked LONG, pages LONG, outputs LONG, "

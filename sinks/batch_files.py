@@ -36,8 +36,8 @@ Stored = dict[Place, tuple[int, int]]
 @dataclass
 class BatchFiles:
     """Runs in a Python worker: writes the files of a batch. tables: the folder that holds them;
-    by_day: those that are partitioned; last, stored: see `delta.TableWriter`; kafka, ranges: how
-    Kafka is reached, and what is read.
+    by_day: those that are partitioned; last: see `delta.TableWriter`; stored: see `TopicsRead`;
+    kafka, ranges, ids: how Kafka is reached, what is read, and of which topics.
 
     Gives a row for each file, its table and what Delta is to say of it as JSON, and one without a
     table: how many records were read, and what stands last in the journal now.
@@ -50,13 +50,15 @@ class BatchFiles:
     stored: Stored = field(default_factory=dict)
     kafka: dict[str, Any] = field(default_factory=dict)
     ranges: Ranges = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
         """rows: what Spark gives the task. It says nothing, and a worker that leaves some of it
         unread ends with the task."""
         list(rows)
         _yield_to_others()
-        return iter(self.write(map(records_of, read_ranges(self.kafka, self.ranges))))
+        found = read_ranges(self.kafka, self.ranges)
+        return iter(self.write(records_of(some, self.ids) for some in found))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[tuple[str, str]]:
         """Write the files of such records (`RECORDS`)."""
@@ -79,8 +81,7 @@ class BatchFiles:
         return [*said, ("", json.dumps([read, last]))]
 
     def _new_messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those that are not in the table yet. A topic that was deleted and made again starts at
-        offset 0 once more; its records are younger."""
+        """Those that are not in the table yet."""
         if not self.stored or not batch.num_rows:
             return batch
         columns = (batch[name] for name in ("topic", "partition", "offset"))
@@ -128,12 +129,14 @@ _yields = False
 def message_rows(batch: pa.RecordBatch) -> pa.Table:
     """A row for each message of records."""
     record, item, payload = run_items(batch["value"], batch["run"])
-    of_record = batch.select(["topic", "partition", "offset", "time", "key", "lq", "headers"])
+    of_record = batch.select(
+        ["topic", "partition", "offset", "time", "key", "lq", "headers", "topic_id"]
+    )
     rows = of_record.take(pa.array(record))
     columns = {name: rows[name] for name in ("topic", "partition", "offset")}
     columns["item"] = pa.array(item.astype(np.int32))
     columns |= {"time": rows["time"], "key": rows["key"], "payload": payload}
-    return pa.table(columns | {"lq": rows["lq"], "headers": rows["headers"]})
+    return pa.table(columns | {name: rows[name] for name in ("lq", "headers", "topic_id")})
 
 
 # ---------------------------------------------------------------- the journal

@@ -2,11 +2,11 @@
 
 One streaming query reads the engine's inputs and its journal topics, and appends to both tables in
 each of its batches. What is in a table already is left out, and the table itself says what that is:
-the last offset of each partition for `messages`, the last step of each broker for `journal` (both
-only grow). So it does not matter whether a batch is tried again, the engine ran a step again and
-wrote its journal record twice, or the checkpoint of this query was lost. Delta's own mark for
-repeated batches (`txnAppId`) would rebuild the table's snapshot at every append, which takes three
-times as long as the append itself.
+the last offset of each partition for `messages` (of each topic of its name, see `topics_read`), the
+last step of each broker for `journal` (both only grow). So it does not matter whether a batch is
+tried again, the engine ran a step again and wrote its journal record twice, or the checkpoint of
+this query was lost. Delta's own mark for repeated batches (`txnAppId`) would rebuild the table's
+snapshot at every append, which takes three times as long as the append itself.
 
 Spark plans what a batch takes, and a Python worker reads that from Kafka (`kafka_records`): what
 the loops read, so records that a transaction took back are not there. On a file system of this
@@ -29,12 +29,14 @@ from pyspark.sql import functions as f
 from ..protocol import topics
 from ..protocol.folders import Folder, folder
 from ..protocol.table_format import JOURNAL, MESSAGES, ROWS
-from ..sources.offset_ranges import Scan, scan_of
+from ..sources.offset_ranges import Ranges, Scan, scan_of
+from ..sources.same_topic import TopicsNow
 from .batch_files import BatchFiles, journal_rows, step_of
-from .delta_tables import append, stored_offsets
+from .delta_tables import append, stored_rows
 from .file_commit import FileCommits
 from .kafka_records import records_frame
 from .run_rows import run_rows
+from .topics_read import TopicsRead
 
 
 class TableWriter:
@@ -42,9 +44,8 @@ class TableWriter:
 
     query, kafka: of which query, by its name, and how a worker reaches Kafka.
 
-    last: broker and VPN → (step, part) written last; stored: partition → (offset, time) written
-    last. Both are read from the tables at start, so they are always what the tables say. Offsets
-    are looked at only there: within one run of the query no batch comes twice.
+    last: broker and VPN → (step, part) written last. It is read from the tables at start, as is
+    what `TopicsRead` knows, so they are always what the tables say.
     """
 
     def __init__(
@@ -61,13 +62,11 @@ class TableWriter:
         self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
         # Expressions are made once: PySpark asks the Java process for each function by name.
         journal = f.col("topic").endswith(f".{topics.JOURNAL}")
-        self._stored = stored_offsets(spark, tables, MESSAGES)
-        known = not_stored(self._stored)
+        self._topics = TopicsRead(TopicsNow(kafka), stored_rows(spark, tables, MESSAGES))
         self._is_journal = journal
-        self._is_message = ~journal if known is None else ~journal & known
         self._message = [
             f.col(name) for name in
-            ("topic", "partition", "offset", "time", "key", "value", "lq", "headers")
+            ("topic", "partition", "offset", "time", "key", "value", "lq", "headers", "topic_id")
         ]  # fmt: skip
         self._record = [
             f.col("key").cast("string").alias("broker"), f.col("step"),
@@ -77,16 +76,17 @@ class TableWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """batch: what Spark planned; it is not carried out."""
         scan = scan_of(self._spark, self._query)
+        ranges = self._topics.plan(scan)
         if self._commits and all(c.possible() for c in self._commits.values()):
-            self._as_files(scan)
+            self._as_files(scan, ranges)
         else:
-            self._as_rows(scan)
+            self._as_rows(scan, ranges)
 
-    def _as_files(self, scan: Scan) -> None:
+    def _as_files(self, scan: Scan, ranges: Ranges) -> None:
         by_day = frozenset(name for name, commits in self._commits.items() if commits.by_day())
-        stored = {p: at for p, at in self._stored.items() if scan.may_have(p, at[0])}
+        stored = self._topics.may_be_stored(ranges)
         work = BatchFiles(
-            self._folder, by_day, clock(), self._last, stored, self._kafka, scan.ranges
+            self._folder, by_day, clock(), self._last, stored, self._kafka, ranges, self._topics.ids
         )
         said = self._spark.sparkContext.parallelize([0], 1).mapPartitions(work).collect()
         added: dict[str, list[dict[str, Any]]] = {MESSAGES: [], JOURNAL: []}
@@ -99,15 +99,18 @@ class TableWriter:
                 read, at = found
                 scan.count(read)
                 last |= {(broker, vpn): (step, part) for broker, vpn, step, part in at}
+        self._topics.read(ranges)
         for name, files in added.items():
             self._commits[name].commit(files)
         self._last = last
 
-    def _as_rows(self, scan: Scan) -> None:
-        batch = records_frame(self._spark, self._kafka, scan.ranges).persist()
+    def _as_rows(self, scan: Scan, ranges: Ranges) -> None:
+        batch = records_frame(self._spark, self._kafka, ranges, self._topics.ids).persist()
         try:
             scan.count(batch.count())
-            records = batch.where(self._is_message).select(*self._message)
+            self._topics.read(ranges)
+            fresh = not_stored(self._topics.may_be_stored(ranges))
+            records = batch.where(~self._is_journal & fresh).select(*self._message)
             append(self._folder, MESSAGES, run_rows(records))
             last = dict(self._last)
             journal = self._new_only(batch.where(self._is_journal), last)
@@ -142,14 +145,11 @@ class TableWriter:
         return fresh.select("broker", "step", "value").mapInArrow(_decode, ROWS[JOURNAL])
 
 
-def not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column | None:
-    """Whether a record is not in the table yet; None: there is nothing in it. Times are µs since
-    1970: as Python's datetimes they would pass through the machine's time zone.
-
-    A topic that was deleted and made again starts at offset 0 once more; its records are younger.
-    """
+def not_stored(stored: dict[tuple[str, int], tuple[int, int]]) -> Column:
+    """Whether a record is not in the table yet, see `TopicsRead.stored`. Times are µs since 1970:
+    as Python's datetimes they would pass through the machine's time zone."""
     if not stored:
-        return None
+        return f.lit(True)
     place = f.concat_ws("/", "topic", "partition")
     offsets: list[Column] = []
     times: list[Column] = []

@@ -103,17 +103,23 @@ def _day(column: str, now_s: float) -> Column:
     return f.expr(f"date_from_unix_date(greatest({today - DAYS_BACK}, least({today + 1}, {day})))")
 
 
-def stored_offsets(
+def stored_rows(
     spark: SparkSession, folder: Folder | str, table: str
-) -> dict[tuple[str, int], tuple[int, int]]:
-    """Of each partition: offset and time of the last record that is in a table."""
+) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
+    """Of each partition what is in a table, see `topics_read.Rows`."""
     found = spark.read.format("delta").load(f"{folder}/{table}")
     if table == STEPS:  # it names brokers
         topic = f.concat("broker", f.lit(f".{topics.STEPS}"))
-        found = found.select(topic.alias("topic"), f.lit(0).alias("partition"), "offset", "time")
+        found = found.select(
+            topic.alias("topic"), f.lit(0).alias("partition"), "offset", "time",
+            f.lit(None).cast("string").alias("topic_id"),
+        )  # fmt: skip
     rows = (
-        found.groupBy("topic", "partition")
+        found.groupBy("topic", "partition", "topic_id")
         .agg(f.max("offset").alias("offset"), f.max(f.unix_micros("time")).alias("time"))
         .collect()
     )  # fmt: skip
-    return {(r.topic, r.partition): (r.offset, r.time) for r in rows}
+    stored: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
+    for r in rows:
+        stored.setdefault((r.topic, r.partition), {})[r.topic_id or ""] = r.offset, r.time
+    return stored

@@ -25,9 +25,11 @@ from ..protocol.folders import Folder
 from ..protocol.steplog import LivePart
 from ..protocol.table_format import COMMANDS, ROWS, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
+from ..sources.same_topic import TopicsNow
 from .delta import not_stored
-from .delta_tables import append, create_tables, stored_offsets
+from .delta_tables import append, create_tables, stored_rows
 from .kafka_records import records_frame
+from .topics_read import TopicsRead
 
 _RANGE = pa.struct(
     [
@@ -66,20 +68,18 @@ class HistoryWriter:
     def _begin(self) -> None:
         create_tables(self._spark, self._folder, (COMMANDS, STEPS, SNAPSHOTS))
         spark, folder, topic = self._spark, self._folder, f.col("topic")
-        stored = stored_offsets(spark, folder, STEPS) | stored_offsets(spark, folder, COMMANDS)
-        fresh = not_stored(stored)
-        self._steps, self._commands = (
-            theirs if fresh is None else theirs & fresh
-            for theirs in (
-                topic.endswith(f".{topics.STEPS}"),
-                topic.endswith(f".{topics.COMMANDS}")
-                | topic.endswith(f".{topics.MESH}")
-                | topic.endswith(f".{topics.BRIDGE_IN}")
-                | topic.endswith(f".{topics.INSTRUCTIONS}"),
-            )
+        stored = stored_rows(spark, folder, STEPS) | stored_rows(spark, folder, COMMANDS)
+        self._topics = TopicsRead(TopicsNow(self._kafka), stored)
+        self._steps = topic.endswith(f".{topics.STEPS}")
+        self._commands = (
+            topic.endswith(f".{topics.COMMANDS}")
+            | topic.endswith(f".{topics.MESH}")
+            | topic.endswith(f".{topics.BRIDGE_IN}")
+            | topic.endswith(f".{topics.INSTRUCTIONS}")
         )
         self._command = [
-            topic, *(f.col(n) for n in ("partition", "offset", "time", "key", "value", "headers"))
+            f.col(n) for n in
+            ("topic", "partition", "offset", "time", "key", "value", "headers", "topic_id")
         ]  # fmt: skip
         self._step = [topic, f.col("offset"), f.col("time"), f.col("value")]
         self._open = True
@@ -89,12 +89,15 @@ class HistoryWriter:
         if not self._open:
             self._begin()
         scan = scan_of(self._spark, self._query)
-        batch = records_frame(self._spark, self._kafka, scan.ranges).persist()
+        ranges = self._topics.plan(scan)
+        batch = records_frame(self._spark, self._kafka, ranges, self._topics.ids).persist()
         try:
             scan.count(batch.count())
-            commands = batch.where(self._commands).select(*self._command)
+            self._topics.read(ranges)
+            fresh = not_stored(self._topics.may_be_stored(ranges))
+            commands = batch.where(self._commands & fresh).select(*self._command)
             append(self._folder, COMMANDS, commands.mapInArrow(_name, ROWS[COMMANDS]))
-            steps = batch.where(self._steps).select(*self._step)
+            steps = batch.where(self._steps & fresh).select(*self._step)
             append(self._folder, STEPS, steps.mapInArrow(_decode, ROWS[STEPS]))
         finally:
             batch.unpersist()
@@ -109,7 +112,7 @@ def _name(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = {name: batch[name] for name in ("topic", "partition", "offset", "time")}
         for n, name in enumerate(("command", "queue")):
             columns[name] = pa.array([one[n] for one in said], pa.string())
-        columns |= {name: batch[name] for name in ("key", "value", "headers")}
+        columns |= {name: batch[name] for name in ("key", "value", "headers", "topic_id")}
         yield pa.RecordBatch.from_pydict(columns)
 
 

@@ -9,7 +9,7 @@ the same library as the brokers' loops, and makes columns of it that every reade
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -29,14 +29,16 @@ RECORDS = pa.schema(
         ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
         ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
         ("lq", pa.string()), ("headers", pa.string()), ("run", pa.int32()), ("step", pa.string()),
+        ("topic_id", pa.string()),
     ]
 )  # fmt: skip
 """Of a Kafka record: `lq`, the header of that name; `headers`, the others as JSON; `run`, how many
-messages it holds, null where it is no run; `step`, of a journal record."""
+messages it holds, null where it is no run; `step`, of a journal record; `topic_id`, Kafka's id of
+its topic, null where it gives none."""
 
 
-def records_of(messages: list[Any]) -> pa.RecordBatch:
-    """Messages of Kafka's client as columns (`RECORDS`)."""
+def records_of(messages: list[Any], ids: Mapping[str, str]) -> pa.RecordBatch:
+    """Messages of Kafka's client as columns (`RECORDS`). ids: of their topics."""
     metas, rests, steps, runs = [], [], [], []
     keys, values = [m.key() for m in messages], [m.value() for m in messages]
     for m, key, value in zip(messages, keys, values, strict=True):
@@ -57,6 +59,7 @@ def records_of(messages: list[Any]) -> pa.RecordBatch:
         pa.array(times * 1000).cast(RECORDS.field("time").type),
         pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(metas, pa.string()),
         pa.array(rests, pa.string()), pa.array(runs, pa.int32()), pa.array(steps, pa.string()),
+        pa.array([ids.get(m.topic()) or None for m in messages], pa.string()),
     ]  # fmt: skip
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 
@@ -96,16 +99,18 @@ def run_of(meta: bytes | None, value: bytes | None) -> int | None:
 
 _COLUMNS = (
     "topic STRING, `partition` INT, `offset` LONG, time TIMESTAMP, key BINARY, value BINARY, "
-    "lq STRING, headers STRING, run INT, step STRING"
+    "lq STRING, headers STRING, run INT, step STRING, topic_id STRING"
 )
 
 
-def records_frame(spark: SparkSession, kafka: dict[str, Any], ranges: Ranges) -> DataFrame:
+def records_frame(
+    spark: SparkSession, kafka: dict[str, Any], ranges: Ranges, ids: Mapping[str, str]
+) -> DataFrame:
     """The records of these offsets (`RECORDS`), read by a worker each time that it is carried
-    out. kafka: how that is reached."""
+    out. kafka: how that is reached; ids: of their topics."""
 
     def read(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         list(rows)  # who leaves some of it unread ends the worker
-        yield from map(records_of, read_ranges(kafka, ranges))
+        yield from (records_of(some, ids) for some in read_ranges(kafka, ranges))
 
     return spark.range(0, 1, 1, 1).mapInArrow(read, _COLUMNS)

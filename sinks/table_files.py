@@ -33,7 +33,7 @@ _EPOCH = date(1970, 1, 1)
 _TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
 # Few values, many times. Of the others a hash of each would shorten nothing.
 _REPEATED = {
-    MESSAGES: ["topic", "partition", "item", "time", "lq", "headers"],
+    MESSAGES: ["topic", "partition", "item", "time", "lq", "headers", "topic_id"],
     JOURNAL: [
         "broker", "part", "vpn", "queue", "event", "subscription", "reason", "deliveries", "topic",
         "partition", "item", "time", "until", "step",

@@ -2,7 +2,7 @@
 
 Spark plans which offsets a batch takes, and keeps them in its checkpoint; its own reader then makes
 a Java row of each record, which goes to Python by way of Arrow. A worker that wants whole columns
-reads the same offsets itself (`read_ranges`), with the same library as the brokers' loops, and the
+reads these offsets itself (`read_ranges`), with the same library as the brokers' loops, and the
 driver tells Spark how many there were (`Scan.count`), so that its progress says what is true.
 """
 
@@ -37,14 +37,12 @@ AHEAD_KB = 16_000  # of records, in Kafka's client
 
 @dataclass(frozen=True)
 class Scan:
-    """What Spark's Kafka source spans in one batch."""
+    """What Spark's Kafka source spans in one batch, by the names of topics: of each partition the
+    first offset, none of a new one, and that behind the last."""
 
-    ranges: Ranges
+    begins: Mapping[Place, int]
+    ends: Mapping[Place, int]
     _rows: Any
-
-    def may_have(self, place: Place, offset: int) -> bool:
-        """Whether it spans records up to this one."""
-        return place in self.ranges and self.ranges[place][0] <= offset
 
     def count(self, records: int) -> None:
         """So many records were read: `numInputRows` of the batch's progress, and Spark's page."""
@@ -61,19 +59,13 @@ def scan_of(spark: SparkSession, query: str) -> Scan:
         for leaf in (leaves.apply(n) for n in range(leaves.size())):
             if leaf.nodeName() == "MicroBatchScan":
                 begin, end = json.loads(leaf.start().json()), json.loads(leaf.end().json())
-                return Scan(_ranges(begin, end), leaf.metrics().apply("numOutputRows"))
+                rows = leaf.metrics().apply("numOutputRows")
+                return Scan(_places(begin), _places(end), rows)
     raise LakequeueError(f"query {query!r}: no batch of it reads Kafka")
 
 
-def _ranges(begin: dict[str, dict[str, int]], end: dict[str, dict[str, int]]) -> Ranges:
-    """A partition that is new is read from its beginning; one that became shorter, since its topic
-    was made anew, is not read: from the next batch on it is, behind its end."""
-    found = {
-        (topic, int(partition)): (begin.get(topic, {}).get(partition, BEGINNING), last)
-        for topic, partitions in end.items()
-        for partition, last in partitions.items()
-    }
-    return {place: ends for place, ends in found.items() if ends[0] < ends[1]}
+def _places(offsets: dict[str, dict[str, int]]) -> dict[Place, int]:
+    return {(t, int(n)): at for t, partitions in offsets.items() for n, at in partitions.items()}
 
 
 # ---------------------------------------------------------------- a worker

@@ -3,6 +3,7 @@ not what they were; and a gap in a topic's offsets, which every broker passes.""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from job.processes import EngineProcess, until
+from lakequeue.lake import NoLake, open_lake
+from lakequeue.lake.past import as_of
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
@@ -79,6 +82,20 @@ class Place:
         with lakequeue.connect(f"kafka://{self.kafka.bootstrap_servers}") as connection:
             return [event["event"] for event in connection.admin().events()]
 
+    def in_tables(self) -> list[tuple[str, str]]:
+        """What `messages` has of the topic, each with the id of its topic."""
+        with contextlib.suppress(NoLake), open_lake(self.folder / "home") as lake:
+            return lake.execute(
+                "SELECT decode(payload), topic_id FROM messages WHERE topic = 't'"
+            ).fetchall()
+        return []
+
+    def history_until(self) -> float:
+        """The time of the last step in the tables, epoch s."""
+        with open_lake(self.folder / "home") as lake:
+            found = lake.execute("SELECT epoch_ms(max(now)) FROM steps").fetchone()
+            return ((found and found[0]) or 0) / 1000
+
     def another_kafka(self) -> None:
         """At the same address, and empty."""
         port = self.kafka.port
@@ -124,8 +141,8 @@ def test_another_kafka_is_refused_and_may_be_accepted(place: Place) -> None:
     assert place.taken(1) == ["last"]
 
 
-def test_a_broker_passes_gaps_and_begins_anew_with_a_new_topic(place: Place) -> None:
-    place.start().wait_ready()
+def test_a_broker_and_the_tables_pass_gaps_and_begin_anew_with_a_new_topic(place: Place) -> None:
+    place.start("--set", "lakequeue.history_interval_s=5").wait_ready()
     at = place.kafka.bootstrap_servers
     foreign = Producer({"bootstrap.servers": at, "transactional.id": "foreign"})
     foreign.init_transactions()
@@ -135,12 +152,34 @@ def test_a_broker_passes_gaps_and_begins_anew_with_a_new_topic(place: Place) -> 
         foreign.commit_transaction()
         time.sleep(0.5)
     assert place.taken(5) == [str(n) for n in range(5)]
-    place.delete_topic()
-    place.make_topic()
-    place.write(*(f"new{n}" for n in range(20)))
-    found = place.taken(20)
-    assert set(found) == {f"new{n}" for n in range(20)}
+    until(lambda: len(place.in_tables()) == 5, 60, "they are in the tables")
+    every = {str(n) for n in range(5)}
+    for word, count in (("longer", 20), ("shorter", 3)):
+        place.delete_topic()
+        place.make_topic()
+        values = {f"{word}{n}" for n in range(count)}
+        place.write(*values)
+        assert set(place.taken(count)) == values
+        every |= values
+        wanted = frozenset(every)
+        until(lambda w=wanted: {v for v, _ in place.in_tables()} >= w, 60, "the tables have them")
     until(lambda: "topic_made_anew" in place.events(), 60, "it is told")
+    rows = place.in_tables()
+    assert len(rows) == len(every) == 28, "each once"
+    assert len({topic_id for _, topic_id in rows}) == 3
+    # What any moment is made of is there as well: steps took records of three topics.
+    past = time.time()
+    until(lambda: place.history_until() > past, 120, "the history reaches so far")
+    with open_lake(place.folder / "home") as lake:
+        first = lake.execute(
+            "SELECT min(step) FROM snapshots WHERE page = '' AND whole").fetchone()  # fmt: skip
+        steps = lake.execute(
+            "SELECT DISTINCT step FROM (SELECT step, unnest(ranges) AS r FROM steps) "
+            "WHERE r.topic = 't' AND step >= $1", [(first and first[0]) or 0]
+        ).fetchall()  # fmt: skip
+        assert steps
+        for (step,) in steps:
+            assert as_of(lake, place.folder / "home", "broker-0", step=step).step == step
 
 
 def test_a_kafka_that_went_back_in_time_is_refused_and_may_be_accepted(place: Place) -> None:

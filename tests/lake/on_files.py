@@ -19,6 +19,7 @@ MESSAGES = pa.schema(
         ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
         ("item", pa.int32()), ("time", pa.timestamp("us", "UTC")), ("key", pa.binary()),
         ("payload", pa.binary()), ("lq", pa.string()), ("headers", pa.string()),
+        ("topic_id", pa.string()),
     ]
 )  # fmt: skip
 

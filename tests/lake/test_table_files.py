@@ -182,7 +182,10 @@ def test_a_record_of_kafka_is_a_row() -> None:
         Heard(run, [count]), Heard(run, [count], key=b"k"), Heard(run, [count, ("a", b"1")]),
         Heard(None, None), Heard(b"x", [("lq", b"\xff")]), Heard(b"1", [("lq-step", b"4.0")]),
         Heard(b"x", "broken"), Heard(b"x", [("\ufffd", None)]), Heard(b"x", [("lq", None)]),
-    ]).to_pylist()  # fmt: skip
+    ], {"default.publish": "A"}).to_pylist()  # fmt: skip
+    assert {r["topic_id"] for r in found} == {"A"}
+    unknown = records_of([Heard(b"x", None)], {"default.publish": ""})
+    assert unknown["topic_id"].to_pylist() == [None]
     assert [r["run"] for r in found] == [2] + [None] * 8
     assert [r["lq"] for r in found] == [
         '{"count": 2}', '{"count": 2}', '{"count": 2}', None, None, None,

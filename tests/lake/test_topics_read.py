@@ -1,0 +1,138 @@
+"""A topic is not its name: what the tables read of one that was made anew, and of which rows they
+know that they have them (R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from lakequeue.protocol.errors import NotConnected
+from lakequeue.sinks import topics_read
+from lakequeue.sinks.topics_read import NEVER, Rows, TopicsRead
+from lakequeue.sources.offset_ranges import BEGINNING, Scan
+
+PLACE = "t", 0
+OTHER = "u", 0
+
+
+class Kafka:
+    """Topics with one partition each: their ids, and where they end."""
+
+    def __init__(self, **topics: tuple[str, int]) -> None:
+        self.topics = topics
+        self.is_away = False
+
+    def ids(self, names: Iterable[str]) -> dict[str, str]:
+        if self.is_away:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return {name: self.topics[name][0] for name in names if name in self.topics}
+
+    def ends(self, places: Iterable[Any], spec: Any, committed: bool = False) -> dict[Any, int]:
+        return {place: self.topics[place[0]][1] for place in places}
+
+
+def scan(begin: int | None, end: int, **others: tuple[int, int]) -> Scan:
+    """Of the topic `t`, and of others."""
+    begins = {} if begin is None else {PLACE: begin}
+    begins |= {(name, 0): span[0] for name, span in others.items()}
+    return Scan(begins, {PLACE: end} | {(n, 0): span[1] for n, span in others.items()}, None)
+
+
+def read(topics: TopicsRead, planned: Scan) -> dict[Any, tuple[int, int]]:
+    """A batch."""
+    ranges = topics.plan(planned)
+    topics.read(ranges)
+    return dict(ranges)
+
+
+def test_R1_what_spark_planned_is_read() -> None:
+    topics = TopicsRead(Kafka(t=("A", 9), u=("U", 3)), {})
+    assert read(topics, scan(None, 5, u=(2, 3))) == {PLACE: (BEGINNING, 5), OTHER: (2, 3)}
+    assert read(topics, scan(5, 9, u=(3, 3))) == {PLACE: (5, 9)}
+    assert topics.ids == {"t": "A", "u": "U"}
+
+
+@pytest.mark.parametrize("end", [80, 50, 30, 1], ids=["longer", "as long", "shorter", "one"])
+def test_R1_a_topic_that_is_made_anew_is_read_from_its_beginning(end: int) -> None:
+    kafka = Kafka(t=("A", 50))
+    topics = TopicsRead(kafka, {})
+    read(topics, scan(0, 50))
+    kafka.topics["t"] = "B", end
+    assert read(topics, scan(50, end)) == {PLACE: (BEGINNING, end)}
+    assert read(topics, scan(end, end)) == {}
+    assert read(topics, scan(end, end + 1)) == {PLACE: (end, end + 1)}
+
+
+@pytest.mark.parametrize("now", [80, 30])
+def test_R1_also_where_no_query_ran_meanwhile(now: int) -> None:
+    rows: Rows = {PLACE: {"A": (49, 1_000)}}
+    topics = TopicsRead(Kafka(t=("B", now)), rows)
+    assert read(topics, scan(50, now)) == {PLACE: (BEGINNING, now)}
+    assert topics.stored == {}, "nothing of this topic is there"
+
+
+def test_R1_what_spark_planned_of_the_old_topic_is_no_end_of_the_new_one() -> None:
+    """It was made anew between plan and batch, and has ten records by then."""
+    kafka = Kafka(t=("A", 50))
+    topics = TopicsRead(kafka, {})
+    read(topics, scan(0, 50))
+    kafka.topics["t"] = "B", 10
+    assert read(topics, scan(50, 60)) == {PLACE: (BEGINNING, 10)}
+    assert read(topics, scan(60, 30)) == {PLACE: (10, 30)}
+    again = TopicsRead(kafka, {PLACE: {"A": (49, 1), "B": (29, 2)}})
+    assert read(again, scan(60, 40)) == {PLACE: (30, 40)}, "the rows say where they end"
+
+
+def test_R1_what_the_table_has_of_this_topic_is_known() -> None:
+    """The checkpoint is lost: all is read again, and what is there left out."""
+    topics = TopicsRead(Kafka(t=("B", 40)), {PLACE: {"": (99, 5), "A": (79, 7), "B": (29, 9)}})
+    ranges = topics.plan(scan(None, 40))
+    assert ranges == {PLACE: (BEGINNING, 40)}
+    assert topics.may_be_stored(ranges) == {PLACE: (29, NEVER)}
+    assert topics.may_be_stored({PLACE: (30, 40)}) == {}
+
+
+def test_R1_rows_of_an_earlier_version_name_no_topic() -> None:
+    """Then only what is younger is taken for another topic's."""
+    topics = TopicsRead(Kafka(t=("A", 60)), {PLACE: {"": (49, 1_000)}})
+    ranges = topics.plan(scan(None, 60))
+    assert topics.may_be_stored(ranges) == {PLACE: (49, 1_000)}
+
+
+def test_R1_a_kafka_without_ids() -> None:
+    """A topic that ends before what was read was made anew."""
+    kafka = Kafka(t=("", 50))
+    topics = TopicsRead(kafka, {PLACE: {"": (19, 1_000)}})
+    assert read(topics, scan(20, 50)) == {PLACE: (20, 50)}
+    kafka.topics["t"] = "", 30
+    ranges = topics.plan(scan(50, 30))
+    assert ranges == {PLACE: (BEGINNING, 30)}
+    assert topics.may_be_stored(ranges) == {PLACE: (19, 1_000)}, "by its time"
+
+
+def test_R1_a_topic_that_is_made_anew_while_it_is_read_is_read_again() -> None:
+    kafka = Kafka(t=("A", 50))
+    topics = TopicsRead(kafka, {})
+    ranges = topics.plan(scan(0, 50))
+    kafka.topics["t"] = "B", 50
+    with pytest.raises(NotConnected, match="topic 't' was deleted or made anew while it was read"):
+        topics.read(ranges)
+
+
+def test_R1_a_topic_that_is_gone_is_not_read() -> None:
+    kafka = Kafka(u=("U", 3))
+    assert read(TopicsRead(kafka, {}), scan(5, 9, u=(0, 3))) == {OTHER: (0, 3)}
+
+
+def test_a_kafka_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(t=("A", 5))
+    kafka.is_away = True
+    monkeypatch.setattr(topics_read.time, "sleep", lambda s: setattr(kafka, "is_away", False))
+    assert read(TopicsRead(kafka, {}), scan(0, 5)) == {PLACE: (0, 5)}
+    kafka.is_away = True
+    monkeypatch.setattr(topics_read.time, "sleep", lambda s: None)
+    monkeypatch.setattr(topics_read, "WAIT_S_MAX", 0.01)
+    with pytest.raises(NotConnected, match="the ids of topics are not answered"):
+        TopicsRead(kafka, {}).plan(scan(0, 5))
