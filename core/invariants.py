@@ -17,6 +17,7 @@ from .queue.table import ENDINGS
 from .rules.active_set import first_inactive
 from .rules.fairness import backlog_of
 from .storage.row import DELAYED, LEASED, MOVING, NEVER, READY, Row
+from .storage.runs import NO_FILTER
 
 
 def check(broker: Broker) -> None:
@@ -117,12 +118,20 @@ def _check_order(queue: Queue) -> None:
             assert (row.key, row.id) in entries, f"{name}: {row.id} is ready, and not in order"
     for lane, members in lanes.items():  # O4
         first = min(members, key=lambda row: (is_fresh(row), row.key))
+        parked = ready.lanes[lane].parked
+        if parked and is_fresh(first) and parked[0][0] < first.key:
+            continue
         assert ready.lanes[lane].first(queue.live) is first, f"{name}: next of lane {lane}"
         if first.state == READY:
             assert (first.key, first.id) in entries, f"{name}: {first.id} is next in its lane"
         leased = [row for row in members if row.state == LEASED]
         assert len(leased) <= 1, f"{name}: {len(leased)} messages of one key are leased"
-    assert set(ready.lanes) == set(lanes), f"{name}: lanes"
+    waiting = {number for number, lane in ready.lanes.items() if lane.parked}
+    assert set(ready.lanes) == set(lanes) | waiting, f"{name}: lanes"
+    for segment in queue.cold.segments():
+        for row in queue.cold.read(segment) if NO_FILTER in segment.looked else ():
+            places = [at for _, at in ready.lanes[row.lane].parked]
+            assert segment.number in places, f"{name}: {row.id} waits, and nobody knows where"
     for view in ready.views.values():
         seen = {entry[1] for entry in (*view.unseen, *view.matched, *view.held_back)}
         for row in queue.live.values():

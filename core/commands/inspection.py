@@ -177,7 +177,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
 
 def _first_key(queue: Queue) -> int | None:
     """Where the message stands that is next, whoever may take it."""
-    row, cold = queue.ready.first(), queue.cold.first()
+    row, cold = queue.ready.first(), queue.first_cold()
     keys = [key for key in (None if row is None else row.key, cold) if key is not None]
     return min(keys, default=None)
 

@@ -19,6 +19,7 @@ from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share,
 from ..rules.looking import matching
 from ..rules.returning import expire
 from ..storage.row import LOWEST, Row
+from ..storage.segments import Segment
 
 
 @dataclass(slots=True)
@@ -120,9 +121,7 @@ class Search:
         """The first message for a class; it stays where it is."""
         while True:
             row = self._first_of_all() if text is None else self._first_of(text)
-            if row is None or (self.below is not None and row.key >= self.below):
-                return None
-            if self.end is not None and row.key >= self.end:
+            if row is None or self._is_beyond(row.key):
                 return None
             if row.expires > self.broker.now:
                 return row
@@ -136,11 +135,22 @@ class Search:
         """The first ready row: cold ones that come before become live."""
         queue = self.queue
         while True:
-            row = queue.ready.first()
-            first = queue.cold.first() if queue.cold.rows else None
-            if first is None or (row is not None and row.key < first):
+            row, first = queue.ready.first(), queue.first_cold()
+            if first is None or (row is not None and row.key < first) or self._is_beyond(first):
                 return row
-            queue.thaw_first()
+            if not queue.ready.lanes:
+                queue.thaw_first()
+            elif self.looks.spent:
+                self.unfinished = True
+                return None
+            else:
+                self.looks.take(queue.thaw_next())
+
+    def _is_beyond(self, key: int) -> bool:
+        """Whether nothing goes out from this key on."""
+        if self.below is not None and key >= self.below:
+            return True
+        return self.end is not None and key >= self.end
 
     # ------------------------------------------------------------ with a filter
 
@@ -153,7 +163,7 @@ class Search:
             row = self._look_at_live(view)
             if self.unfinished:
                 return None
-            if not queue.cold.rows or not self._look_at_cold(view, row):
+            if not self._look_at_cold(view, row):
                 if row is None or not view.waits(row):
                     return row
                 if view.skipped[row.lane] == LOWEST:
@@ -179,46 +189,51 @@ class Search:
 
     def _look_at_cold(self, view: View, row: Row | None) -> bool:
         """Look at the next segment that may have a match before ``row``; whether there was one. Its
-        matches become live."""
+        matches become live, but for those that wait for others of their lanes."""
         queue = self.queue
-        for segment in queue.cold.segments():
+        asks, segment = queue.ready.asks(), queue.cold.unseen(view.number)
+        if asks is not None and (segment is None or asks[0] < segment.first):
+            first, segment = asks[0], None
+        elif segment is not None:
             first = segment.first
-            if row is not None and first > row.key:
-                return False
-            if self.below is not None and first >= self.below:
-                return False
-            if self.end is not None and first >= self.end:
-                return False
-            if view.number in segment.looked:
+        else:
+            return False
+        if (row is not None and first > row.key) or self._is_beyond(first):
+            return False
+        if self.looks.spent:
+            self.unfinished = True
+            return False
+        if segment is None:
+            self.looks.take(queue.thaw_asked())
+        else:
+            self._look_at_segment(view, segment)
+        return True
+
+    def _look_at_segment(self, view: View, segment: Segment) -> None:
+        queue = self.queue
+        rows = queue.cold.read(segment)
+        self.looks.take(len(rows), segment.bytes + len(rows) * len(view.text))
+        matches: list[Row] = []
+        behind: set[int] = set()
+        for one, verdict in zip(
+            rows, matching(self.broker, queue, rows, view.text), strict=True
+        ):  # fmt: skip
+            if verdict and not view.waits(one):
+                matches.append(one)
                 continue
-            if self.looks.spent:
-                self.unfinished = True
-                return False
-            rows = queue.cold.read(segment)
-            size = segment.bytes + len(rows) * len(view.text)
-            self.looks.take(len(rows), size)
-            verdicts = matching(self.broker, queue, rows, view.text)
-            wanted, rest = [], []
-            waiting: set[int] = set()
-            for one, verdict in zip(rows, verdicts, strict=True):
-                if verdict and view.waits(one):
-                    waiting.add(one.lane)
-                elif verdict:
-                    wanted.append(one)
-                    continue
-                rest.append(one)
-                view.leave(one)
-            if any(view.skipped[lane] == LOWEST for lane in waiting):
-                queue.look_again(view)
-                return True
-            view.behind |= waiting
-            segment.looked.append(view.number)
-            queue.dirty = True
-            if wanted:
-                view.seen.update((one.id, True) for one in wanted)
-                queue.thaw(queue.cold, segment, wanted, rest)
-            return True
-        return False
+            if verdict:
+                behind.add(one.lane)
+            view.leave(one)
+        if any(view.skipped[lane] == LOWEST for lane in behind):
+            queue.look_again(view)
+            return
+        view.behind |= behind
+        wanted, waiting = queue.ready.part(matches)
+        queue.leave_cold(segment, view.number, waiting)
+        if wanted:
+            view.seen.update((one.id, True) for one in wanted)
+            ids = {one.id for one in wanted}
+            queue.thaw(queue.cold, segment, wanted, [one for one in rows if one.id not in ids])
 
     def lets_through(self, text: str | None, row: Row) -> bool:
         """Whether the class with this filter can take a message that is the first of another."""

@@ -12,7 +12,6 @@ for (`__getattr__`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -32,25 +31,13 @@ from ..storage.row import (
     by_key,
     by_until,
 )
-from ..storage.runs import Runs, RunsState, Segment
+from ..storage.runs import NO_FILTER, Runs, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
 from .header import QueueHeader, Subscription
-from .ready import Ready, View
+from .ready import Ready, View, ViewState
 
 TAKEN_MAX = 1_000  # ranges of ids that have entered, as remembered
-
-
-class ViewState(msgspec.Struct, array_like=True):
-    """What a filter has seen: a broker that is loaded must not have to look again, since looks have
-    a budget, and then it would do in another step what it did in this one. Rows by their ids."""
-
-    text: str
-    number: int
-    matched: list[int]
-    others: list[int]
-    skipped: list[tuple[int, str]]  # lanes and keys, which are longer than 64 bits
-    behind: list[int]
 
 
 class QueuePage(msgspec.Struct):
@@ -62,6 +49,7 @@ class QueuePage(msgspec.Struct):
     early: list[list[int]]
     rows: list[Row]
     views: list[ViewState] = []
+    parked: list[tuple[int, str, int]] = []  # of lanes: key (longer than 64 bits), segment
 
 
 class Facts(msgspec.Struct):
@@ -147,10 +135,10 @@ class Queue:
         for row in page.rows:
             self.ready.add(row)
             self.watch(row)
+        for lane, key, segment in page.parked:
+            self.ready.park(lane, int(key, 16), segment)
         for view in page.views:
-            known = self.ready.restore(view.text, view.number, view.matched, view.others)
-            known.skipped = {lane: int(key, 16) for lane, key in view.skipped}
-            known.behind = set(view.behind)
+            self.ready.restore(view)
 
     @property
     def is_awake(self) -> bool:
@@ -298,21 +286,27 @@ class Queue:
         for rows, by, runs in ((ready, by_key, self.cold), (delayed, by_until, self.later)):
             if len(rows) > keep:
                 rows.sort(key=by)
+                if self.ready.lanes and runs is self.cold:
+                    rows = self.ready.by_turns(rows)
+                    rows[keep:] = sorted(rows[keep:], key=by)
                 self._freeze(rows[keep:], runs)
 
     def _freeze(self, rows: list[Row], runs: Runs) -> None:
         """Rows leave the live part, in order."""
         self.spool.settle(rows)
-        step = self.limits.segment_rows
-        views = self.ready.views
-        if views and runs is self.cold:
-            for at in range(0, len(rows), step):
-                part = rows[at : at + step]
-                runs.add(part, self.ready.keep_cold(part))
+        step, ready = self.limits.segment_rows, self.ready
+        if runs is self.cold and (ready.views or ready.lanes):
+            parts = [rows[at : at + step] for at in range(0, len(rows), step)]
+            looked = [ready.keep_cold(part) for part in parts]
         else:
-            runs.add(rows)
+            parts, looked = [rows], [[]]
         for row in rows:
             self.remove(row)
+        for part, numbers in zip(parts, looked, strict=True):
+            waiting = runs is self.cold and all(map(ready.has_to_wait, part))
+            for segment in runs.add(part, [*numbers, NO_FILTER] if waiting else numbers):
+                if NO_FILTER in segment.looked:
+                    ready.park_rows(part, segment.number)
         self.dirty = True
 
     def thaw(self, runs: Runs, segment: Segment, rows: list[Row], rest: list[Row]) -> None:
@@ -337,11 +331,58 @@ class Queue:
         self.admit(rows)
         self._left_cold(rows)
         self.dirty = True
-        # Whoever looks for a key that is free (O4) would read again what is spilled meanwhile.
-        many = len(self.live) - self.header.leased > 2 * self.limits.live_rows
-        if many and not self.ready.lanes:
+        if len(self.live) - self.header.leased > 2 * self.limits.live_rows:
             self.spill(self.limits.live_rows)
         return len(rows)
+
+    def first_cold(self) -> int | None:
+        """The key of the first cold row that may go out. With keys (O4): of those that wait for
+        others of their lane only the ones whose turn it is."""
+        if not self.ready.lanes:
+            return self.cold.first()
+        asks, unseen = self.ready.asks(), self.cold.unseen(NO_FILTER)
+        if asks is not None and (unseen is None or asks[0] < unseen.first):
+            return asks[0]
+        return None if unseen is None else unseen.first
+
+    def thaw_next(self) -> int:
+        """With keys: cold rows that may go out become live, of the segment where `first_cold` is;
+        how many rows were looked at."""
+        segment = self.cold.unseen(NO_FILTER)
+        if segment is None or segment.first != self.first_cold():
+            return self.thaw_asked()
+        rows = self.cold.read(segment)
+        wanted, waiting = self.ready.part(rows)
+        if 2 * len(wanted) >= len(rows):
+            self.thaw(self.cold, segment, rows, [])
+        else:
+            self.leave_cold(segment, NO_FILTER, waiting)
+            if wanted:
+                self.thaw(self.cold, segment, wanted, waiting)
+        return len(rows)
+
+    def thaw_asked(self) -> int:
+        """It is a cold message's turn in its lane: its segment becomes live, as far as no filter
+        would have to look again; how many rows were looked at."""
+        asks = self.ready.asks()
+        assert asks is not None, "no lane asks"
+        segment, lane = self.cold.segment(asks[1]), asks[2]
+        self.ready.unpark(lane)
+        if segment is None:
+            return 1
+        rows, rest = self.cold.read(segment), []
+        if any(view.skipped for view in self.ready.views.values()):
+            rest = [row for row in rows if row.lane != lane.number]
+            rows = [row for row in rows if row.lane == lane.number]
+        if rows:
+            self.thaw(self.cold, segment, rows, rest)
+        return len(rows) + len(rest)
+
+    def leave_cold(self, segment: Segment, filter_number: int, waiting: list[Row]) -> None:
+        """A filter has looked at a segment; these rows wait there for others of their lanes."""
+        self.cold.see(segment, filter_number)
+        self.ready.park_rows(waiting, segment.number)
+        self.dirty = True
 
     def _left_cold(self, rows: list[Row]) -> None:
         """Cold rows have left: what waits behind one of these in its lane may go (O4)."""
@@ -404,9 +445,7 @@ class Queue:
 
     def holds(self, number: int) -> bool:
         """Whether a message is here."""
-        return number in self.live or bool(
-            (self.cold.rows or self.later.rows) and self.finds(number)
-        )
+        return number in self.live or self.cold.has(number) or self.later.has(number)
 
     # ------------------------------------------------------------ pages
 
@@ -422,20 +461,11 @@ class Queue:
         self.settle()
         page = QueuePage(
             self.header, self.cold.state(), self.later.state(), self.early.state(),
-            list(self.live.values()), [self._view_state(v) for v in self.ready.views.values()],
+            list(self.live.values()), [view.state() for view in self.ready.views.values()],
+            self.ready.parked(),
         )  # fmt: skip
         self.store.put(f"q/{self.number}", _encode(page))
         self.dirty = False
-
-    @staticmethod
-    def _view_state(view: View) -> ViewState:
-        return ViewState(
-            view.text, view.number,
-            sorted(number for number, matches in view.seen.items() if matches),
-            sorted(number for number, matches in view.seen.items() if not matches),
-            [(lane, f"{key:x}") for lane, key in sorted(view.skipped.items())],
-            sorted(view.behind),
-        )  # fmt: skip
 
     def drop(self) -> None:
         """Delete what is left of an empty queue."""
@@ -466,8 +496,3 @@ def _insert(ranges: list[list[int]], number: int) -> None:
         ranges[at][1] = ranges.pop(at + 1)[1]
     if at and ranges[at - 1][1] == number - 1:
         ranges[at - 1][1] = ranges.pop(at)[1]
-
-
-def live_sizes(rows: Iterable[Row]) -> int:
-    """Bytes of rows, as quotas count."""
-    return sum(row.size for row in rows)

@@ -7,6 +7,8 @@ finds its old place by its key (L7), and one that left and came in anew has a ne
 *Lanes* (O4). At most one message per lane is next: one that is under way (leased, delayed, or
 given out before and back again), else the first in order. Only that one stands in the heaps, and
 only while it is ready. A lane whose message is held, delayed or retried holds back nothing else.
+What waits behind it may be cold: whoever meets such rows leaves them where they are, and the lane
+remembers in which segments (`park`). When it is their turn the lane *asks* for the first of these.
 
 *Views* (F5). Each distinct filter of the queue's consumers has a heap of its own of what matches. A
 view looks at a row once, when it is asked for its first message: until then the row is *unseen*.
@@ -17,6 +19,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+import msgspec
+
 from ..storage.row import READY, Row, by_key
 
 Entry = tuple[int, int]  # key, id
@@ -26,15 +30,33 @@ _SLACK = 64
 class Lane:
     """The live messages of one partition key, the next one first."""
 
-    __slots__ = ("announced", "heap", "rows")
+    __slots__ = ("announced", "asked", "heap", "number", "parked", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.heap: list[tuple[bool, int, int]] = []  # is it fresh?, key, id
         self.rows = 0
         self.announced = 0  # the id that stands in the heaps of ready rows
+        # Heap of what is cold and waits for others of the lane: key of the first, segment. Its rows
+        # may have become live since, or have left.
+        self.parked: list[tuple[int, int]] = []
+        self.asked: int | None = None  # the key in `Ready.asking`
 
     def first(self, live: dict[int, Row]) -> Row | None:
-        """The message that is next, ready or not."""
+        """The live message that is next, ready or not; None where a cold one comes before."""
+        row = self._first(live)
+        if row is None or (self.parked and row.key > self.parked[0][0] and is_fresh(row)):
+            return None
+        return row
+
+    def holds_back(self, key: int, live: dict[int, Row]) -> bool:
+        """Whether a cold message of this lane with this key has to wait for another."""
+        row = self._first(live)
+        if row is not None and (row.key < key or not is_fresh(row)):
+            return True
+        return bool(self.parked) and self.parked[0][0] < key
+
+    def _first(self, live: dict[int, Row]) -> Row | None:
         heap = self.heap
         while heap:
             fresh, key, number = heap[0]
@@ -48,6 +70,18 @@ class Lane:
 def is_fresh(row: Row) -> bool:
     """Whether a message is not under way in its lane: ready, and never given out."""
     return row.state == READY and not row.deliveries
+
+
+class ViewState(msgspec.Struct, array_like=True):
+    """What a filter has seen: a broker that is loaded must not have to look again, since looks have
+    a budget, and then it would do in another step what it did in this one. Rows by their ids."""
+
+    text: str
+    number: int
+    matched: list[int]
+    others: list[int]
+    skipped: list[tuple[int, str]]  # lanes and keys, which are longer than 64 bits
+    behind: list[int]
 
 
 class View:
@@ -79,6 +113,16 @@ class View:
         given out before goes first in its lane."""
         return not row.deliveries and self.skipped.get(row.lane, by_key(row)) < by_key(row)
 
+    def state(self) -> ViewState:
+        """As the queue's page keeps it."""
+        return ViewState(
+            self.text, self.number,
+            sorted(number for number, matches in self.seen.items() if matches),
+            sorted(number for number, matches in self.seen.items() if not matches),
+            [(lane, f"{key:x}") for lane, key in sorted(self.skipped.items())],
+            sorted(self.behind),
+        )  # fmt: skip
+
     def look_again(self, number: int) -> None:
         """It does not know any more what it left. Segments do not know the new number."""
         self.number = number
@@ -92,11 +136,12 @@ class View:
 class Ready:
     """The order of a queue's live ready rows. live: the queue's rows by id, kept by the queue."""
 
-    __slots__ = ("heap", "lanes", "live", "views")
+    __slots__ = ("asking", "heap", "lanes", "live", "views")
 
     def __init__(self, live: dict[int, Row]) -> None:
         self.live = live
         self.heap: list[Entry] = []
+        self.asking: list[tuple[int, int, int]] = []  # heap, lazy: key, segment, lane
         self.lanes: dict[int, Lane] = {}
         self.views: dict[str, View] = {}
 
@@ -107,9 +152,7 @@ class Ready:
         if row.barrier:
             return
         if row.lane:
-            lane = self.lanes.get(row.lane)
-            if lane is None:
-                lane = self.lanes[row.lane] = Lane()
+            lane = self._lane(row.lane)
             lane.rows += 1
             self._follow(row, lane)
         elif row.state == READY:
@@ -131,10 +174,19 @@ class Ready:
         if row.lane and not row.barrier:
             lane = self.lanes[row.lane]
             lane.rows -= 1
-            if lane.rows:
-                self._announce(lane, None)
-            else:
-                del self.lanes[row.lane]
+            self._go_on(lane)
+
+    def _lane(self, number: int) -> Lane:
+        lane = self.lanes.get(number)
+        if lane is None:
+            lane = self.lanes[number] = Lane(number)
+        return lane
+
+    def _go_on(self, lane: Lane) -> None:
+        if lane.rows or lane.parked:
+            self._announce(lane, None)
+        else:
+            del self.lanes[lane.number]
 
     def _follow(self, row: Row, lane: Lane) -> None:
         heappush(lane.heap, (is_fresh(row), row.key, row.id))
@@ -151,6 +203,9 @@ class Ready:
         first = lane.first(self.live)
         if first is None or first.state != READY:
             lane.announced = 0  # whoever stood there is not next, so its entry may be dropped
+            if first is None and lane.parked and lane.asked != lane.parked[0][0]:
+                lane.asked = lane.parked[0][0]
+                heappush(self.asking, (*lane.parked[0], lane.number))
             return
         if first is row or first.id != lane.announced:
             lane.announced = first.id
@@ -186,6 +241,80 @@ class Ready:
             return False
         return self.is_next(row)
 
+    # ------------------------------------------------------------ lanes with cold rows
+
+    def has_to_wait(self, row: Row) -> bool:
+        """Whether a cold row waits for another message of its lane."""
+        lane = self.lanes.get(row.lane)
+        return lane is not None and lane.holds_back(row.key, self.live)
+
+    def part(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+        """Rows of a segment: those that may go out, and those that wait for others."""
+        free: list[Row] = []
+        waiting: list[Row] = []
+        taken: set[int] = set()
+        for row in rows:
+            if row.lane and (row.lane in taken or self.has_to_wait(row)):
+                waiting.append(row)
+            else:
+                free.append(row)
+                taken.add(row.lane)
+        return free, waiting
+
+    def park(self, number: int, key: int, segment: int) -> None:
+        """Messages of a lane wait in a segment, the first one with this key."""
+        lane = self._lane(number)
+        heappush(lane.parked, (key, segment))
+        self._announce(lane, None)
+
+    def park_rows(self, rows: list[Row], segment: int) -> None:
+        """These rows of a segment wait there for others of their lanes."""
+        firsts: dict[int, int] = {}
+        for row in rows:
+            firsts.setdefault(row.lane, row.key)
+        for number, key in firsts.items():
+            self.park(number, key, segment)
+
+    def parked(self) -> list[tuple[int, str, int]]:
+        """What `park` was told, and still holds."""
+        lanes = self.lanes.items()
+        return sorted((n, f"{key:x}", at) for n, lane in lanes for key, at in lane.parked)
+
+    def by_turns(self, rows: list[Row]) -> list[Row]:
+        """Rows in order, but the first of each lane before the second of any; later by one where
+        it waits for another that is under way."""
+        turns: dict[int, int] = {}
+        ranked: list[tuple[int, Row]] = []
+        for row in rows:
+            turn = 0
+            if row.lane:
+                first = self.lanes[row.lane].announced == row.id
+                turn = turns.get(row.lane, 0 if first else 1)
+                turns[row.lane] = turn + 1
+            ranked.append((turn, row))
+        ranked.sort(key=_turn)
+        return [row for _, row in ranked]
+
+    def unpark(self, lane: Lane) -> None:
+        """The first segment of a lane was looked up."""
+        heappop(lane.parked)
+        lane.asked = None
+        self._go_on(lane)
+
+    def asks(self) -> tuple[int, int, Lane] | None:
+        """The lane whose cold message is next, with its key and segment."""
+        while self.asking:
+            key, segment, number = self.asking[0]
+            lane = self.lanes.get(number)
+            if lane is not None:
+                if lane.parked[:1] == [(key, segment)] and lane.first(self.live) is None:
+                    return key, segment, lane
+                lane.asked = None
+            heappop(self.asking)
+            if lane is not None:
+                self._announce(lane, None)
+        return None
+
     # ------------------------------------------------------------ what is next
 
     def is_next(self, row: Row) -> bool:
@@ -219,14 +348,15 @@ class Ready:
         heapify(view.unseen)
         return view
 
-    def restore(self, text: str, number: int, matched: list[int], others: list[int]) -> View:
+    def restore(self, state: ViewState) -> None:
         """A view as it was when the queue was packed."""
-        view = self.views[text] = View(text, number)
-        view.seen = {**dict.fromkeys(matched, True), **dict.fromkeys(others, False)}
+        view = self.views[state.text] = View(state.text, state.number)
+        view.seen = {**dict.fromkeys(state.matched, True), **dict.fromkeys(state.others, False)}
+        view.skipped = {lane: int(key, 16) for lane, key in state.skipped}
+        view.behind = set(state.behind)
         for entry in self.heap:
             if self._counts(entry):
                 self._show(view, entry)
-        return view
 
     def hold_back(self, view: View, row: Row) -> None:
         """The first match of a view waits, because it left an earlier message of its lane (O4)."""
@@ -249,3 +379,7 @@ class Ready:
                 for row in rows:
                     view.leave(row)
         return found
+
+
+def _turn(ranked: tuple[int, Row]) -> int:
+    return ranked[0]

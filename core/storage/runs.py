@@ -17,20 +17,23 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 import msgspec
 
 from ..limits import Limits
 from .id_set import IdSet
 from .row import NEVER, Row
-from .segments import Group, Merge, RunsState, Segment, StoredGroup, packed, unpacked
+from .segments import NO_FILTER, Group, Merge, RunsState, Segment, StoredGroup, common
 from .store import Store
 
-__all__ = ["Runs", "RunsState", "Segment"]
+__all__ = ["NO_FILTER", "Runs", "RunsState", "Segment"]
 
 FAN = 4  # groups of one level that are merged into one
 MOVED_COST = 16  # rows that a segment counts as which is moved without being read
 SPARSE = 3  # a group whose segments are filled to less than a third is rewritten
+
+_FIRST, _LAST, _LOWEST = attrgetter("first"), attrgetter("last"), attrgetter("level", "number")
 
 _encode = msgspec.msgpack.encode
 _decode_rows = msgspec.msgpack.Decoder(list[Row]).decode
@@ -41,7 +44,8 @@ class Runs:
 
     __slots__ = (
         "_due", "_first", "_groups", "_held", "_ids", "_latest", "_limits", "_merges", "_next",
-        "_ordered", "_prefix", "_segments", "_store", "_unwritten", "by", "bytes", "rows",
+        "_ordered", "_prefix", "_segments", "_store", "_unseen", "_unwritten", "by", "bytes",
+        "rows",
     )  # fmt: skip
 
     def __init__(self, store: Store, prefix: str, limits: Limits, by: Callable[[Row], int]) -> None:
@@ -59,6 +63,7 @@ class Runs:
         self._due: list[tuple[int, int]] = []  # heap: (expires, segment); lazy
         self._first: Segment | None = None
         self._ordered: list[Segment] | None = []  # None: to be made again
+        self._unseen: dict[int, Segment | None] = {}  # see `unseen`; as far as it is known
 
     @classmethod
     def load(
@@ -71,7 +76,7 @@ class Runs:
         merges = dict(state.merges)
         for stored in state.groups:
             group = Group([], stored.merge)
-            group.segments += [unpacked(segment, group) for segment in stored.segments]
+            group.segments += [segment.unpacked(group) for segment in stored.segments]
             if not stored.merge:
                 self._groups.append(group)
             elif self._merges and self._merges[-1].number == stored.merge:
@@ -95,7 +100,7 @@ class Runs:
             groups += [(merge.number, group) for group in (merge.output, *merge.inputs)]
         return RunsState(
             self._next,
-            [StoredGroup(number, [packed(s) for s in group.segments]) for number, group in groups],
+            [StoredGroup(number, [s.packed() for s in group.segments]) for number, group in groups],
             self._ids.state(),
             [(merge.number, merge.level) for merge in self._merges],
         )
@@ -130,8 +135,25 @@ class Runs:
     def segments(self) -> list[Segment]:
         """All segments, in order of their first keys. They may overlap."""
         if self._ordered is None:
-            self._ordered = sorted(self._segments.values(), key=_first_of)
+            self._ordered = sorted(self._segments.values(), key=_FIRST)
         return self._ordered
+
+    def segment(self, number: int) -> Segment | None:
+        """The segment with this number, if it is still there."""
+        return self._segments.get(number)
+
+    def unseen(self, number: int) -> Segment | None:
+        """The first segment that a filter has not looked at."""
+        if number not in self._unseen:
+            self._unseen[number] = next(
+                (segment for segment in self.segments() if number not in segment.looked), None
+            )
+        return self._unseen[number]
+
+    def see(self, segment: Segment, number: int) -> None:
+        """A filter has looked at a segment."""
+        segment.looked.append(number)
+        self._unseen.pop(number, None)
 
     def has(self, number: int) -> bool:
         """Whether a message is here; reads no row."""
@@ -166,11 +188,12 @@ class Runs:
 
     # ------------------------------------------------------------ changes
 
-    def add(self, rows: Sequence[Row], looked: Sequence[int] = ()) -> None:
-        """Rows become cold. They are in ascending order, and settled. looked: filters that have
-        looked at all of them."""
+    def add(self, rows: Sequence[Row], looked: Sequence[int] = ()) -> list[Segment]:
+        """Rows become cold, in these segments. They are in ascending order, and settled. looked:
+        filters that have looked at all of them; `NO_FILTER`: they wait for others of their lanes
+        (`Ready.park`)."""
         if not rows:
-            return
+            return []
         self.rows += len(rows)
         self.bytes += sum(row.size for row in rows)
         self._ids.add([row.id for row in rows])
@@ -183,15 +206,17 @@ class Runs:
             last = group.segments[-1]
             if 2 * last.rows <= self._limits.segment_rows:  # few: they share a page with the new
                 rows = [*self._decoded(last), *rows]
-                seen = [number for number in seen if number in last.looked]
+                seen = common(seen, last.looked)
                 self._delete(group, last)
         step = self._limits.segment_rows
+        made = []
         for at in range(0, len(rows), step):
             part = rows[at : at + step]
-            segment = self._append(group, part, list(seen))
-            self._store.put(f"{self._prefix}{segment.number}", _encode(part))
+            made.append(self._append(group, part, list(seen)))
+            self._store.put(f"{self._prefix}{made[-1].number}", _encode(part))
         self._plan()
         self._changed()
+        return made
 
     def take(self) -> list[Row]:
         """Remove the segment that comes first, and give its rows. Segments of other groups may
@@ -244,7 +269,7 @@ class Runs:
         left = budget_rows
         self._latest = (0, [])
         while left > 0 and self._merges:
-            merge = min(self._merges, key=_lowest)
+            merge = min(self._merges, key=_LOWEST)
             merge.inputs = [group for group in merge.inputs if group.segments]
             if merge.inputs:
                 left -= self._merge_slice(merge, left)
@@ -271,13 +296,13 @@ class Runs:
         found.sort(key=self.by)
         del found[most:]
         bound = self.by(found[-1])
-        looked: set[int] | None = None
+        looked: list[int] | None = None
         for at, (head, rows) in enumerate(zip(heads, lists, strict=True)):
             n = self._up_to(rows, bound)
             if n:
-                looked = set(head.looked) if looked is None else looked & set(head.looked)
+                looked = common(head.looked if looked is None else looked, head.looked)
                 self._cut(merge.inputs[at], head, rows, n)
-        self._extend(merge.output, found, looked or set())
+        self._extend(merge.output, found, looked or [])
         return len(found)
 
     def _up_to(self, rows: list[Row], bound: int) -> int:
@@ -305,19 +330,19 @@ class Runs:
             head.expires = min([row.expires for row in rest])
             self._watch(head)
 
-    def _extend(self, output: Group, rows: list[Row], looked: set[int]) -> None:
+    def _extend(self, output: Group, rows: list[Row], looked: list[int]) -> None:
         """Append rows to the last segment of an output, and to new ones when it is full."""
         step, at = self._limits.segment_rows, 0
         while at < len(rows):
             tail = output.segments[-1] if output.segments else None
             if tail is None or tail.rows >= step:
-                tail = self._append(output, rows[at : at + step], sorted(looked))
+                tail = self._append(output, rows[at : at + step], list(looked))
                 self._held[tail.number] = rows[at : at + step]
                 at += tail.rows
             else:
                 part = rows[at : at + step - tail.rows]
                 self._held[tail.number] = [*self._hold(tail), *part]
-                tail.looked = [number for number in tail.looked if number in looked]
+                tail.looked = common(tail.looked, looked)
                 tail.skip = 0
                 self._count_in(tail, part)
                 at += len(part)
@@ -376,7 +401,7 @@ class Runs:
     def _group_before(self, key: int) -> Group | None:
         """The free group that ends before a key, as late as possible."""
         before = [g for g in self._groups if g.segments and g.segments[-1].last < key]
-        return max(before, key=_end_of, default=None)
+        return max(before, key=_LAST, default=None)
 
     def _append(self, group: Group, rows: Sequence[Row], looked: list[int]) -> Segment:
         """A new segment at the end of a group; its page is not written here."""
@@ -434,8 +459,9 @@ class Runs:
     def _changed(self) -> None:
         """Segments came, went, or begin elsewhere."""
         self._ordered = None
+        self._unseen.clear()
         fronts = [group.segments[0] for group in self._all_groups() if group.segments]
-        self._first = min(fronts, key=_first_of, default=None)
+        self._first = min(fronts, key=_FIRST, default=None)
 
     # ------------------------------------------------------------ pages
 
@@ -469,15 +495,3 @@ class Runs:
 
     def _is_due(self, expires: int, number: int) -> bool:
         return number in self._segments and self._segments[number].expires == expires
-
-
-def _first_of(segment: Segment) -> int:
-    return segment.first
-
-
-def _end_of(group: Group) -> int:
-    return group.segments[-1].last
-
-
-def _lowest(merge: Merge) -> tuple[int, int]:
-    return merge.level, merge.number

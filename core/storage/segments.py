@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+NO_FILTER = 0  # who takes everything, among those that have looked at a segment
 LEVEL_BITS = 2  # a level has this many bits more rows than the one below
 
 
@@ -28,6 +30,13 @@ class Segment:
     looked: list[int]  # filters that have looked at it, by number, and took what they want
     skip: int = 0  # rows at the front of the page that a merge has moved away
 
+    def packed(self) -> StoredSegment:
+        """As the queue's page keeps it."""
+        return StoredSegment(
+            self.number, f"{self.first:x}", f"{self.last:x}", self.rows, self.bytes, self.id_first,
+            self.id_last, self.expires, self.looked, self.skip,
+        )  # fmt: skip
+
 
 class StoredSegment(msgspec.Struct, array_like=True):
     """A segment's summary in its queue's page. Keys are longer than 64 bits, so they are text."""
@@ -42,6 +51,13 @@ class StoredSegment(msgspec.Struct, array_like=True):
     expires: int
     looked: list[int]
     skip: int
+
+    def unpacked(self, group: Group) -> Segment:
+        """The segment that `packed` made this of."""
+        return Segment(
+            group, self.number, int(self.first, 16), int(self.last, 16), self.rows, self.bytes,
+            self.id_first, self.id_last, self.expires, list(self.looked), self.skip,
+        )  # fmt: skip
 
 
 class StoredGroup(msgspec.Struct, array_like=True):
@@ -67,6 +83,11 @@ class Group:
     segments: list[Segment]
     merge: int = 0
 
+    @property
+    def last(self) -> int:
+        """The key of its last row."""
+        return self.segments[-1].last
+
     def level(self) -> int:
         """By its rows; those of a level are four times as many as those of the one below."""
         return sum(segment.rows for segment in self.segments).bit_length() // LEVEL_BITS
@@ -82,18 +103,7 @@ class Merge:
     inputs: list[Group] = field(default_factory=list)
 
 
-def packed(segment: Segment) -> StoredSegment:
-    """As the queue's page keeps it."""
-    return StoredSegment(
-        segment.number, f"{segment.first:x}", f"{segment.last:x}", segment.rows, segment.bytes,
-        segment.id_first, segment.id_last, segment.expires, segment.looked, segment.skip,
-    )  # fmt: skip
-
-
-def unpacked(stored: StoredSegment, group: Group) -> Segment:
-    """A segment as `packed` gave it."""
-    return Segment(
-        group, stored.number, int(stored.first, 16), int(stored.last, 16), stored.rows,
-        stored.bytes, stored.id_first, stored.id_last, stored.expires, list(stored.looked),
-        stored.skip,
-    )  # fmt: skip
+def common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Filters that have looked at all rows of a page that two others become. Lanes know where their
+    rows wait by a page's number, so these are to be met again."""
+    return [number for number in one if number in other and number != NO_FILTER]
