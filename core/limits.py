@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..protocol.bounds import OWN_BYTES_MAX, RECORD_BYTES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -24,6 +26,7 @@ class Limits:
     due_names: int = 1_000  # queues, sessions, producers whose time has come
     delivery_rows: int = 20_000
     delivery_bytes: int = 16_000_000
+    message_bytes: int = RECORD_BYTES_MAX - OWN_BYTES_MAX  # of one, as it is delivered
     again_rows: int = 20_000  # sent again, since nobody said that they arrived
     again_bytes: int = 16_000_000
     looks: int = 20_000  # messages that consumers' filters look at

@@ -15,6 +15,7 @@ import msgspec
 from ...definitions import (
     QueueDefinition,
     dead_message_ring,
+    defined_over,
     parse_configuration,
     parse_definition,
     redefine,
@@ -22,10 +23,10 @@ from ...definitions import (
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
-from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown
+from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown, Stuck
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
-from ...protocol.outputs import DirectoryEntry
+from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
@@ -35,11 +36,13 @@ from ..queue.table import Event
 from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
 from ..rules.which import wanted
 from .moving import because
+from .sessions import unbind
 from .topic_subscriptions import check_definition, follow_definition
 from .turns import begin, cancel_all, resume
 
 DIGEST_BYTES = 8
 THERE = "there"  # what the directory says of a queue that can be used
+OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # what is told of a topic
 
 _encode = msgspec.msgpack.encode
 
@@ -60,13 +63,15 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
 
 def define(broker: Broker, vpn: str, command: Define) -> None:
     """Define a queue, or define it again (Q9); the same definition again changes nothing."""
-    given = blake2b(_encode(command.definition), digest_size=DIGEST_BYTES).digest()
-    identity = name_of(command.definition)
+    mapping, identity = command.definition, name_of(command.definition)
     existing = None if identity is None else broker.find(vpn, identity[1])
+    if existing is not None and not command.replace:
+        mapping = defined_over(existing.definition, mapping)
+    given = blake2b(_encode(mapping), digest_size=DIGEST_BYTES).digest()
     if existing is not None and existing.header.given == given:
         return
     before = None if existing is None else existing.definition
-    definition = parse_definition({"vpn": vpn, **_owned(broker, before, command.definition)})
+    definition = parse_definition({"vpn": vpn, **_owned(broker, before, mapping)})
     _check(broker, vpn, definition)
     if existing is None:
         existing = _create(broker, vpn, definition)
@@ -210,12 +215,23 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
     drop_route(broker, queue.definition, queue.number)
     broker.header.waiting.pop(queue.number, None)
     cancel_all(broker, queue)
+    _tell_consumers(broker, vpn, queue)
     queue.header.deleted = True
     queue.header.faulted = ""
     broker.touch(queue)
     broker.event("deleted", vpn, queue.definition.name)
     begin(broker, vpn, queue, Delete(queue=queue.definition.name), bounded=False)
     _say_where(broker, vpn, command.queue, "")
+
+
+def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
+    """Their subscriptions are over, and none of them has asked for that: each is told in its
+    inbox, by its id."""
+    told = {"ended": f"queue {queue.definition.name!r} was deleted"}
+    for one in queue.header.subscriptions:
+        broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
+        if one.session:
+            unbind(broker, (vpn, one.session), (queue.number, one.id))
 
 
 def remove_messages(
@@ -255,6 +271,11 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     return part.last
 
 
+def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
+    """The engine had to start this broker again."""
+    broker.event("broker_stuck", vpn, why=command.why)
+
+
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
     """Retention was shorter than the engine's rest: an event of the VPN, where the topic is its
     own, or else of each of its queues that captures the topic."""
@@ -266,6 +287,6 @@ def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
         names = [queue.definition.name for queue in of_vpns.get(vpn, ())]
     for name in names[: broker.limits.events]:
         broker.event(
-            "records_lost", vpn, name, topic=command.topic, records=command.records,
-            reader=command.reader,
+            command.event if command.event in OF_TOPICS else OF_TOPICS[0], vpn, name,
+            topic=command.topic, records=command.records, reader=command.reader,
         )  # fmt: skip

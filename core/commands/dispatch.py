@@ -25,6 +25,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
+    c.Stuck: administration.was_stuck,
     c.Tables: tables_have,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ...definitions import is_regex
-from ...expressions import compile_program
+from ...expressions import predicate
 from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
 from ..limits import Budget
 from ..queue.broker import BUCKETS, Broker, bucket
@@ -164,15 +164,32 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
     first = _first_key(queue)
     if first is None and queue.ready.lanes:
         return "partition_key"  # the key of each ready message has one under way (O4)
+    behind = NEVER << 128
     if header.barriers:
         behind = (next(iter(header.barriers)) + 1 << 128) - (LEVEL_MAX << 64)
         if first is None or first >= behind:
             return "barrier"
-    if all(_consumer(broker, queue, s)["blocked"] for s in header.subscriptions):
+    room = [s for s in header.subscriptions if not _consumer(broker, queue, s)["blocked"]]
+    if not room:
         return "every consumer's backlog is full"
     if first_inactive(queue) is not None and not header.again:
         return "target_queue_depth"  # somebody has room, and nothing active is for them (R5)
+    if all(s.filter and _takes_nothing(queue, s.filter, behind) for s in room):
+        return "no consumer's filter matches"
     return None
+
+
+def _takes_nothing(queue: Queue, text: str, below: int) -> bool:
+    """Whether a filter has looked at all that is ready below a key, and let nothing through."""
+    view = queue.ready.views.get(text)
+    if view is None or view.held_back:
+        return False
+    for heap in (view.unseen, view.matched):
+        row = queue.ready.top(heap)
+        if row is not None and row.key < below:
+            return False
+    segments = queue.cold.segments()
+    return all(s.first >= below or view.number in s.looked for s in segments)
 
 
 def _first_key(queue: Queue) -> int | None:
@@ -225,7 +242,7 @@ def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAn
     if command.state is not None and command.state not in states:
         raise ValueError(f"state: {command.state!r} – allowed are {', '.join(sorted(states))}")
     if command.where is not None:
-        compile_program((command.where,))
+        predicate("where", command.where)
     state = None if command.state is None else states[command.state]
     budget = Budget(broker.limits.browse_rows, broker.limits.browse_bytes)
     pages = broker.limits.browse_pages

@@ -6,7 +6,7 @@ for an id that this queue never held is kept for a while (L9).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -120,10 +120,12 @@ def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
 
 
 def _held_parts(
-    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget
-) -> Iterator[list[Row]]:
+    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
+    others: Callable[[Queue, list[Row]], list[Row]] = lambda _, rows: rows,
+) -> Iterator[list[Row]]:  # fmt: skip
     """Of the named messages those that this subscription leases, part by part; others are passed
-    over and counted. ``task.done["over"]`` says in the end whether that was all."""
+    over and counted, but for those that ``others`` does something with. ``task.done["over"]`` says
+    in the end whether that was all."""
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
@@ -132,9 +134,13 @@ def _held_parts(
         part = by_ids(broker, queue, task, ranges, budget, thaw=False)
         task.done["over"] = part.last
         mine = [row for row in part.rows if row.holder == number]
-        others = [row.id for row in part.rows if row.holder != number]
-        ignore(broker, queue, others, command.subscription, "not leased to it")
-        found = found or bool(mine)
+        foreign = [row for row in part.rows if row.holder != number]
+        left = others(queue, foreign)
+        if len(left) < len(foreign):
+            part.write_back(queue)
+        ids = [row.id for row in left]
+        ignore(broker, queue, ids, command.subscription, "not leased to it")
+        found = found or bool(mine) or len(left) < len(foreign)
         yield mine
     if not found:
         broker.in_vain()
@@ -193,13 +199,29 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
 
 
 def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
-    """Messages that the client never showed to anyone return: no attempt (L5, C3)."""
-    for rows in _held_parts(broker, queue, task, command, budget):
+    """Messages that the client never showed to anyone return: no attempt (L5, C3). What has come
+    back by itself before, as its lease or the subscription ended, has had an attempt less."""
+    for rows in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
         apply(
             broker, queue, rows, Event.HAND_BACK, subscription=command.subscription,
             reason="untouched",
         )  # fmt: skip
     return bool(task.done["over"])
+
+
+def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
+    """One attempt of each message did not take place; gives those that had none. What is leased now
+    has had one for that."""
+    left = []
+    for row in rows:
+        if row.deliveries <= (row.state == LEASED):
+            left.append(row)
+            continue
+        row.deliveries -= 1
+        queue.dirty = True
+        if row.lane and row.id in queue.live:
+            queue.ready.changed(row)  # it may be no message that was given out before (O4)
+    return left
 
 
 def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:

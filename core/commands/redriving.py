@@ -12,8 +12,6 @@ reasons of S3, and those below.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...protocol.commands import Redrive
 from ...protocol.ids import parse_ranges
 from ..limits import Budget
@@ -23,7 +21,7 @@ from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.dead import died_in, find_any, names_of
-from ..rules.edits import dead_part, edits_part
+from ..rules.edits import back_in, dead_part, edits_part
 from ..rules.entering import Match, program_of, way_in
 from ..rules.which import wanted
 from ..storage.row import LEASED, NEVER, Row
@@ -77,8 +75,8 @@ def _take_back(
             left.append(name)
             stayed[found] = stayed.get(found, 0) + 1
             continue
-        edits: dict[str, Any] = edits_part(row.extras)
-        copy = copy_into(broker, found, row, NEVER, edits, NEVER, own_only=True)
+        along = back_in(name, row.extras)
+        copy = copy_into(broker, found, row, NEVER, along, NEVER, own_only=True)
         entered.setdefault(found.queue.number, []).append(copy)
     if left:
         row.extras = {**died_in(dead, left), **edits_part(row.extras)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...expressions import compile_program
+from ...expressions import predicate
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from ..limits import Budget
 from ..queue.broker import Broker, Name, Session
@@ -36,7 +36,7 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         raise ValueError(f"acks: {command.acks!r} – allowed are 'explicit' and 'none'")
     if command.filter is not None:
         kind = queue.definition.message_type
-        if compile_program((command.filter,)).needs_payload and kind != "json":  # Q1
+        if predicate("filter", command.filter).needs_payload and kind != "json":  # Q1
             raise ValueError(
                 f"filter: {command.filter!r} – reads fields, which needs message_type 'json', not "
                 f"{kind!r}; allowed are /@priority and @key"
@@ -202,7 +202,7 @@ def unsubscribe(
         "unsubscribed", vpn, queue.definition.name, subscription=found.id, why=found.ending
     )
     if found.session:
-        _unbind(broker, (vpn, found.session), (queue.number, found.id))
+        unbind(broker, (vpn, found.session), (queue.number, found.id))
     return True
 
 
@@ -218,7 +218,7 @@ def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
     broker.session_changed(name)
 
 
-def _unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
+def unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
     """A session has one subscription less; without any it needs no heartbeats."""
     session = broker.sessions.get(name)
     if session is None:

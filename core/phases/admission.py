@@ -9,11 +9,14 @@ spool files than there may be, every publisher is nacked, whatever its queues' p
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ...protocol import topics
-from ...protocol.bounds import within_calendar
+from ...protocol.bounds import NAME_CHARACTERS_MAX, within_calendar
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
-from ...protocol.messages import PLAIN, Records, decode_publish_header
+from ...protocol.messages import PLAIN, Records, Sender, decode_publish_header, sender_of
+from ...protocol.outputs import Receipts
 from ..queue.broker import ONE_OF_SEVERAL, Broker, Place
 from ..queue.change import enter
 from ..queue.producers import ProducerHistory
@@ -36,10 +39,13 @@ from .judging import (
     discard,
     discard_of_vpn,
     judge,
-    keep_out,
+    no_files,
     refuse,
     refuse_of_vpn,
+    turn_away,
 )
+
+DETAIL_CHARACTERS_MAX = 500  # of what is said to a sender; `<vpn>.rejected` has all of it
 
 
 def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
@@ -92,6 +98,8 @@ class Admission:
                 raise ValueError("header 'lq' names no destination: 'to' is missing")
             if vpn is None and header.durability == DELTA:
                 raise ValueError("durability 'delta' is for messages on <vpn>.publish")
+            if vpn is None and header.to:
+                header = replace(header, to="")  # its topic says where it goes
             if vpn is not None and not skipped:
                 end = alike(records, at, header)
             messages = Incoming.of(records, at, end, header, broker.now)
@@ -127,33 +135,66 @@ class Admission:
         names = [vpn] if vpn else [name for name, _ in queues_of_record(broker, topic)]
         for name in names:
             reject_record(broker, name, topic, partition, offset, key, value, error)
+            sender = sender_of(records.metas[at])
+            if sender is not None:
+                self._answer_malformed(name, sender, topic, error[:DETAIL_CHARACTERS_MAX])
+
+    def _answer_malformed(self, vpn: str, sender: Sender, topic: str, why: str) -> None:
+        """Tell the sender of a record that is not understood. It is remembered as refused, so that
+        what the producer sent before and after is settled as ever. A producer whose name is too
+        long has no history."""
+        seqs = range(sender.seq, sender.seq + sender.messages)
+        reason, number = Reason.MALFORMED.value, self._broker.home.number
+        if len(sender.producer) > NAME_CHARACTERS_MAX:
+            nacks = [(seq, reason, "", why) for seq in seqs]
+            receipt = Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number)
+            self._broker.emit(receipt)
+            return
+        producer = self._broker.producer(vpn, sender.producer)
+        start = sender.start if len(sender.start) <= NAME_CHARACTERS_MAX else ""
+        producer.listens(sender.reply, start)
+        producer.wants(topic, (), in_tables=False)
+        for seq in (seq + producer.receipt.base for seq in seqs):
+            if producer.is_superseded(seq):
+                producer.refused_as_superseded(seq, why)
+            if producer.is_new(seq):
+                producer.take(seq)
+                producer.refused(seq, reason, "", why)
+            else:
+                producer.repeat(seq)
 
     # ------------------------------------------------------------ together, or one by one
 
     def _take_in(self, vpn: str, queues: list[Queue], messages: Incoming) -> None:
         """Take in messages: all at once where it is plain that all get in."""
+        producer = self._producer(vpn, messages)
+        if producer is not None:  # its start numbers from there
+            messages.seq = messages.header.seq + producer.receipt.base
         if len(messages) == 1:
-            self._publish(vpn, queues, messages)
+            self._publish(vpn, queues, messages, producer)
             return
-        judged = self._together(vpn, queues, messages)
+        judged = self._together(vpn, queues, messages, producer)
         if judged is not None:
             broker, place = self._broker, self._broker.at
             broker.at = ONE_OF_SEVERAL
-            self._settle(vpn, messages, self._producer(vpn, messages), judged)
+            self._settle(vpn, messages, producer, judged)
             broker.at = place
             return
         for one in messages.each():
             self._broker.at = one.place
-            self._publish(vpn, queues, one)
+            self._publish(vpn, queues, one, producer)
 
-    def _together(self, vpn: str, queues: list[Queue], messages: Incoming) -> Judged | None:
+    def _together(
+        self, vpn: str, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
+    ) -> Judged | None:
         """What becomes of several messages where all get in everywhere, as they are. None: that is
         not plain, or cannot be said; then they are looked at one by one, and it shows whose fault
         it is."""
         broker = self._broker
         try:
-            producer = self._producer(vpn, messages)
-            if producer is not None and not producer.is_above(messages.seq):
+            if producer is not None and (
+                not producer.is_above(messages.seq) or producer.is_superseded(messages.seq)
+            ):
                 return None
             if refusal_of_tables(broker, messages.header) or not queues:
                 return None
@@ -170,16 +211,22 @@ class Admission:
         if not header.producer:
             return None
         producer = self._broker.producer(vpn, header.producer)
-        producer.receipt.partition = header.reply
+        producer.listens(header.reply, header.start)
         places = zip(messages.partitions, messages.offsets, strict=True)
         producer.wants(messages.topic, places, header.durability == DELTA)
         return producer
 
-    def _publish(self, vpn: str, queues: list[Queue], message: Incoming) -> None:
+    def _publish(
+        self, vpn: str, queues: list[Queue], message: Incoming, producer: ProducerHistory | None
+    ) -> None:
         """Take in one message, or say why not."""
         broker, header, seq = self._broker, message.header, message.seq
-        producer = self._producer(vpn, message)
         if producer is not None:
+            if producer.is_superseded(seq):
+                why = f"another producer with the id {header.producer[:200]!r} has started since"
+                refuse_of_vpn(broker, vpn, seq, None, (Reason.SUPERSEDED, why), message)
+                producer.refused_as_superseded(seq, why)
+                return
             if not producer.is_new(seq):
                 producer.repeat(seq)
                 return
@@ -196,9 +243,7 @@ class Admission:
         if not matches:
             self._nowhere(vpn, producer, message)
         elif self._room <= 0:
-            if producer:
-                producer.take(seq)
-            refuse(broker, vpn, seq, producer, matches[0].queue, Reason.SPOOL_FILES, message)
+            self._settle(vpn, message, producer, no_files(matches))
         else:
             self._settle(vpn, message, producer, judge(broker, vpn, matches, message))
 
@@ -213,11 +258,11 @@ class Admission:
             producer.take(seq, len(messages))
         if judged.no_json:
             count_no_json(broker, vpn, judged, messages.topic, self._told)
-        if judged.refused and header.to:
+        if producer is None and not header.to:
+            turn_away(broker, vpn, judged, messages)
+        elif judged.refused:
             refuse(broker, vpn, seq, producer, *judged.refused[0], messages)
             return
-        for queue, reason in judged.refused:
-            keep_out(broker, vpn, queue, reason, messages)
         for queue, reason in judged.discards:
             discard(broker, vpn, queue, reason, messages)
             if producer:

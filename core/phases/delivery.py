@@ -21,6 +21,7 @@ from ..rules import transport_acks
 from ..rules.edits import dead_part, edited
 from ..rules.fairness import Candidate
 from ..rules.looking import matching
+from ..rules.returning import bury_oversize
 from ..storage.row import NEVER, READY, Row
 from ..storage.spool import Content
 from .selection import Chosen, choose_messages
@@ -138,6 +139,8 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
         if None in contents:
             _lose(broker, queue, chosen.rows, contents)
             continue
+        if _bury_oversize(broker, queue, chosen.rows, contents):
+            continue
         _send(broker, queue, chosen, contents)
         if chosen.unfinished:
             return True
@@ -149,13 +152,37 @@ def _lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content 
     find their place again."""
     gone = [row for row, content in zip(rows, contents, strict=True) if content is None]
     apply(broker, queue, gone, Event.LOSE, reason="payload missing")
-    for row in rows:
-        if row.state == READY:
-            queue.ready.changed(row)
+    _find_places(queue, rows)
     broker.event(
         "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(gone),
         first=str(gone[0].id),
     )  # fmt: skip
+
+
+def _find_places(queue: Queue, rows: list[Row]) -> None:
+    """Messages that were chosen and do not go out stand in the order again."""
+    for row in rows:
+        if row.state == READY:
+            queue.ready.changed(row)
+
+
+def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list[Any]) -> bool:
+    """Of messages that are about to go out, those that cannot die; whether there were any. What
+    would exceed Kafka's limit is refused when it is published (`judging`), but one may be here: an
+    earlier version took it in, or its headers were edited since."""
+    most = broker.limits.message_bytes
+    sizes = [row.length + row.key_length + row.header_length for row in rows]
+    for at, row in enumerate(rows):
+        if row.extras is not None:
+            sizes[at] = sum(len(part or b"") for part in edited(row, contents[at]))
+    largest = max(sizes)
+    if largest <= most:
+        return False
+    detail = f"{largest:,} bytes as a delivery; at most {most:,} fit into a record"
+    large = [row for row, size in zip(rows, sizes, strict=True) if size > most]
+    bury_oversize(broker, queue, large, detail)
+    _find_places(queue, rows)
+    return True
 
 
 # ---------------------------------------------------------------- sending
@@ -297,6 +324,8 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     content = broker.spool.content(row)
     if content is None:
         _lose(broker, queue, [row], [None])
+        return True
+    if _bury_oversize(broker, queue, [row], [content]):
         return True
     receivers = _receivers(broker, queue, row)
     looks.take(len({s.filter for s in header.subscriptions}))

@@ -15,7 +15,6 @@ from ..queue.queue import Queue
 from ..rules.entering import Match, refusal
 from .incoming import Incoming, is_json
 
-MESSAGE_MAX = 11_800_000  # payload, key and headers as they are delivered, beside our own headers
 NACK, DISCARD = "nack", "discard"
 
 
@@ -72,6 +71,13 @@ def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) ->
     return judged
 
 
+def no_files(matches: list[Match]) -> Judged:
+    """What becomes of a message where there is no room for another spool file (S8)."""
+    judged = Judged([])
+    judged.refused = [(one.queue, Reason.SPOOL_FILES) for one in matches]
+    return judged
+
+
 def _of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
     """The first check of S3 that is no queue's own. whole: bytes that one delivery would have."""
     spool = broker.spool
@@ -82,7 +88,7 @@ def _of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None
         used = spool.vpn_bytes.get(broker.vpn_number(vpn), 0)
         if used + size > limits.max_spool_usage:
             return Reason.VPN_QUOTA
-    return Reason.MESSAGE_TOO_LARGE if whole > MESSAGE_MAX else None
+    return Reason.MESSAGE_TOO_LARGE if whole > broker.limits.message_bytes else None
 
 
 def _outcome(queue: Queue) -> str:
@@ -131,16 +137,20 @@ def refuse(
         producer.refused(seq, reason.value, name, "")
 
 
-def keep_out(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
-    """A queue does not take a plain record, whose producer cannot be told: counted, journaled, and
-    an event tells of the first one (S5)."""
-    first = not queue.header.rejected.get(reason.value)
-    refuse(broker, vpn, 0, None, queue, reason, record)
-    if first:
-        broker.event(
-            "plain_record_kept_out", vpn, queue.definition.name, reason=reason.value,
-            topic=record.topic,
-        )  # fmt: skip
+def turn_away(broker: Broker, vpn: str, judged: Judged, record: Incoming) -> None:
+    """Whoever wrote a plain record cannot be told that a queue refuses it, so the others keep it
+    (S5). Each queue that does not counts it; an event tells of the first of a row."""
+    for queue, reason in judged.refused:
+        refuse(broker, vpn, 0, None, queue, reason, record)
+    for queue, reason in judged.refused + judged.discards:
+        if not queue.header.refuses_plain:
+            queue.header.refuses_plain = True
+            broker.event(
+                "plain_record_refused", vpn, queue.definition.name, topic=record.topic,
+                reason=reason.value,
+            )  # fmt: skip
+    for one in judged.kept:
+        one.queue.header.refuses_plain = False
 
 
 def refuse_of_vpn(

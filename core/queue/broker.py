@@ -70,6 +70,9 @@ class HeldReceipt(msgspec.Struct, array_like=True):
     runs: list[list[int]]
     discarded: list[tuple[int, str, str]]
     broker: int
+    repeated: list[list[int]]
+    start: str
+    base: int
     needs: dict[str, int]
 
 

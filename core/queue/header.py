@@ -88,6 +88,7 @@ class QueueHeader(msgspec.Struct):
     rejected: dict[str, int] = {}  # nacked, by reason (S4)
     discarded: dict[str, int] = {}  # on entry, by reason (S4)
     invalid: int = 0  # messages of a `json` queue that are no JSON
+    refuses_plain: bool = False  # the newest of plain Kafka producers; an event has told that (S5)
     subscriptions: list[Subscription] = []
     topics: list[str] = []  # that it has subscribed to, sorted (Q2)
     served: int = 0  # number of the subscription served last (F2)

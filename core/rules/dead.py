@@ -17,7 +17,7 @@ from ..queue.change import enter
 from ..queue.queue import Queue
 from ..storage.row import NEVER, Row
 from .deferred import settle_arrival
-from .edits import WAY, dead_part, edits_part
+from .edits import FIRST, WAY, carried_on, dead_part, edits_part
 from .entering import Match, dead_match, may_be_elsewhere, over_quota, program_of
 from .last_value import keep_last
 from .lifetime import expires_at
@@ -43,8 +43,7 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
         moved.append(row)
         about = {
             "reason": reason, "queue": queue.definition.name, "time": broker.now,
-            "deliveries": row.deliveries, "detail": detail,
-            **_first_death(row.extras), **edits_part(row.extras),
+            "deliveries": row.deliveries, "detail": detail, **carried_on(row.extras),
         }  # fmt: skip
         _move(broker, queue, target, row, about)
     _account(broker, queue, moved, discarded, why)
@@ -56,15 +55,6 @@ def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
     if queue is None and broker.beyond is not None:
         return broker.beyond.stand_in(vpn, name)
     return queue
-
-
-def _first_death(extras: dict[str, Any] | None) -> dict[str, Any]:
-    """What is kept of an earlier death, so that a message that dies again in its dead message queue
-    still tells why it died first."""
-    dead = dead_part(extras)
-    if dead is None:
-        return {}
-    return {"first": dead.get("first") or {k: v for k, v in dead.items() if k != "also"}}
 
 
 def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
@@ -164,4 +154,6 @@ def died_in(dead: dict[str, Any], names: list[str]) -> dict[str, Any]:
     changed = {**dead, "queue": names[0], "also": names[1:]}
     if not names[1:]:
         del changed["also"]
+    if names[0] != dead["queue"]:
+        changed.pop(FIRST, None)
     return changed

@@ -36,19 +36,20 @@ def refusal_of_tables(broker: Broker, header: PublishHeader) -> str:
 def answer(broker: Broker, producer: ProducerHistory) -> None:
     """Say what became of a producer's messages of this step: what is to be in the tables first is
     said later."""
-    receipt = producer.close()
-    if broker.header.tables is None or _are_in_tables(broker, producer.needs):
-        broker.emit(receipt)
-        return
-    if receipt.nacks:
-        broker.emit(replace(receipt, up_to=0, runs=[], discarded=[]))
-    if receipt.runs:
-        broker.held.append(
-            HeldReceipt(
-                receipt.vpn, receipt.producer, receipt.up_to, receipt.partition, receipt.runs,
-                receipt.discarded, receipt.broker, producer.needs,
-            )
-        )  # fmt: skip
+    said = broker.header.tables is None or _are_in_tables(broker, producer.needs)
+    for one in producer.close():
+        if said:
+            broker.emit(one)
+            continue
+        if one.nacks:
+            broker.emit(replace(one, up_to=0, runs=[], discarded=[], repeated=[]))
+        if one.runs:
+            broker.held.append(
+                HeldReceipt(
+                    one.vpn, one.producer, one.up_to, one.partition, one.runs, one.discarded,
+                    one.broker, one.repeated, one.start, one.base, producer.needs,
+                )
+            )  # fmt: skip
 
 
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
@@ -70,7 +71,7 @@ def say_held(broker: Broker) -> None:
         broker.emit(
             Receipts(
                 one.vpn, one.producer, one.up_to, one.partition, one.runs, [], one.discarded,
-                one.broker,
+                one.broker, one.repeated, one.start, one.base,
             )
         )  # fmt: skip
     broker.more_to_do = True

@@ -15,6 +15,7 @@ from ..storage.spool import Content
 
 EDITED = "edited"  # in a row's extras: this, and what is said on the way to another broker; all
 WAY = "way"  # else there is what a dead message carries
+FIRST = "first"  # of that: of its first death, where it died again
 CHARACTERS_MAX = 1_000  # of one message: names and values
 
 Edits = dict[str, str | None]  # header → text; None: it is gone
@@ -30,6 +31,24 @@ def dead_part(extras: dict[str, Any] | None) -> dict[str, Any] | None:
 def edits_part(extras: dict[str, Any] | None) -> dict[str, Any]:
     """What is edited, as it stands in the extras of another row."""
     return {EDITED: extras[EDITED]} if extras and EDITED in extras else {}
+
+
+def carried_on(extras: dict[str, Any] | None) -> dict[str, Any]:
+    """What goes along with a message that leaves a queue as dead: what is edited, and of what it
+    died first (X5)."""
+    dead = dead_part(extras)
+    if dead is None:
+        return edits_part(extras)
+    first = dead.get(FIRST) or {name: value for name, value in dead.items() if name != "also"}
+    return {FIRST: first, **edits_part(extras)}
+
+
+def back_in(name: str, extras: dict[str, Any] | None) -> dict[str, Any]:
+    """What goes along with a dead message that goes back to the queue of this name: where it died
+    again, it is dead of its first death still, and can go back from there too (X6)."""
+    dead = dead_part(extras) or {}
+    again = dead[FIRST] if FIRST in dead and dead["queue"] == name else {}
+    return {**again, **edits_part(extras)}
 
 
 def with_edits(extras: dict[str, Any] | None, new: Edits) -> dict[str, Any] | None:

@@ -52,6 +52,17 @@ def expire(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     _die(broker, queue, rows, Event.EXPIRE, Reason.EXPIRED)
 
 
+def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) -> None:
+    """Messages are too large to be sent, so nobody will ever get them: they die, and those behind
+    them go on (X5)."""
+    reason = Reason.MESSAGE_TOO_LARGE
+    _die(broker, queue, rows, Event.OVERSIZE, reason, detail=detail)
+    broker.event(
+        "message_undeliverable", broker.vpn_of(queue), queue.definition.name, messages=len(rows),
+        first=str(rows[0].id), why=detail,
+    )  # fmt: skip
+
+
 def reject(
     broker: Broker, queue: Queue, rows: list[Row], subscription: str, detail: str | None
 ) -> None:

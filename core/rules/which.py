@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
-from ...expressions import compile_program
+from ...expressions import predicate
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -105,7 +105,7 @@ def wanted(
     moving: also those on their way to another broker."""
     if "end" not in task.done:
         if where is not None:
-            compile_program((where,))  # a bad one is refused also where nothing is stored
+            predicate("where", where)  # a bad one is refused also where nothing is stored
         inactive = None if where is None else first_inactive(queue)
         task.done["end"] = queue.header.next_seq
         task.done["inactive"] = None if inactive is None else f"{inactive:x}"  # above 64 bits
