@@ -62,9 +62,6 @@ def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
         answer(broker, producer)
     for queue in admission.entered.values():
         keep_last(broker, queue)
-        if not queue.header.faulted:
-            broker.at = queue
-            queue.spill_over()
 
 
 class Admission:
@@ -274,11 +271,12 @@ class Admission:
     def _store(self, judged: Judged, messages: Incoming) -> int:
         """Store messages with all their matches; returns the id of the first (S1)."""
         broker, kept, header = self._broker, judged.kept, messages.header
-        key, time = messages.key, messages.times[0]
+        time = messages.times[0]
         headers = messages.headers.encode() if messages.headers else None
-        contents = [(payload, key, headers) for payload in messages.payloads]
         vpn = kept[0].queue.header.vpn_number
-        first = broker.spool.store(vpn, contents, judged.size, len(kept))
+        first = broker.spool.store(
+            vpn, messages.payloads, judged.size, len(kept), messages.key, headers
+        )
         self._room -= judged.size
         ttl_ends = NEVER if header.ttl_ms is None else within_calendar(time + header.ttl_ms)
         at = header.deliver_at if header.delay_ms is None else time + header.delay_ms

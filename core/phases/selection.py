@@ -18,7 +18,7 @@ from ..rules.active_set import first_inactive
 from ..rules.fairness import UNLIMITED, Candidate, candidates_of, choose, share, take
 from ..rules.looking import matching
 from ..rules.returning import expire
-from ..storage.row import LOWEST, Row
+from ..storage.row import HIGHEST, LOWEST, Row
 from ..storage.segments import Segment
 
 
@@ -96,26 +96,41 @@ class Search:
         allows. They are out of the order: whoever takes them delivers them. free: they leave on
         send, so behind one of a key the next of that key takes its place (O4)."""
         found: list[Row] = []
-        budget = self.budget
-        heap = self.queue.ready.heap if text is None else self.queue.view_of(text).matched
+        budget, ready, now = self.budget, self.queue.ready, self.broker.now
+        heap = ready.heap if text is None else self.queue.view_of(text).matched
         taken: set[int] = set()
         while len(found) < most and not budget.spent:
             row = self.first(text)
             if row is None:
                 break
-            if row.id in taken:  # its entry stands there twice
-                heappop(heap)
+            if text is None:
+                rows = ready.take(heap, self._end(), most - len(found), budget.bytes)
+            else:  # another one may have to be looked at before the next
+                rows = ready.take(heap, row.key + 1, 1, budget.bytes)
+            for at, row in enumerate(rows):
+                if row.id in taken:  # its entry stands there twice
+                    continue
+                too_large = bool(found) and row.size > budget.bytes
+                if too_large or row.expires <= now:
+                    ready.put_back(heap, rows[at:])
+                    break
+                taken.add(row.id)
+                found.append(row)
+                budget.take(1, row.size)
+                if free and row.lane:
+                    ready.put_back(heap, rows[at + 1 :])
+                    return found
+            else:
                 continue
-            if found and row.size > budget.bytes:
+            if too_large:
                 self.unfinished = True
                 break
-            heappop(heap)
-            taken.add(row.id)
-            found.append(row)
-            budget.take(1, row.size)
-            if free and row.lane:
-                break
         return found
+
+    def _end(self) -> int:
+        """The key up to which the live rows are all that may go out."""
+        keys = self.below, self.end, self.queue.first_cold(), HIGHEST
+        return min(key for key in keys if key is not None)
 
     def first(self, text: str | None) -> Row | None:
         """The first message for a class; it stays where it is."""

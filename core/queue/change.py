@@ -92,9 +92,7 @@ def apply(
                 row.cancels += 1
         _leave(broker, queue, rows)
         if effect.match == RELEASED:
-            release, vpn = broker.spool.release, queue.header.vpn_number
-            for row in rows:
-                release(row, vpn)
+            broker.spool.release(rows, queue.header.vpn_number)
     elif effect.to == MOVING:
         assert holder is not None
         _grant(broker, queue, rows, holder)

@@ -132,8 +132,8 @@ class Queue:
         for row in sorted(page.rows, key=_number):
             if row.holder:
                 self.leases.setdefault(row.holder, {})[row.id] = row
+        self.ready.add(page.rows)
         for row in page.rows:
-            self.ready.add(row)
             self.watch(row)
         for lane, key, segment in page.parked:
             self.ready.park(lane, int(key, 16), segment)
@@ -255,10 +255,9 @@ class Queue:
 
     def admit(self, rows: list[Row]) -> None:
         """Rows become live."""
-        live, ready = self.live, self.ready
+        self.live.update((row.id, row) for row in rows)
+        self.ready.add(rows)
         for row in rows:
-            live[row.id] = row
-            ready.add(row)
             if row.expires != NEVER or row.until != NEVER:
                 self.watch(row)
 

@@ -147,16 +147,19 @@ class Ready:
 
     # ------------------------------------------------------------ rows come, change and go
 
-    def add(self, row: Row) -> None:
-        """A row has become live."""
-        if row.barrier:
-            return
-        if row.lane:
-            lane = self._lane(row.lane)
-            lane.rows += 1
-            self._follow(row, lane)
-        elif row.state == READY:
-            self._push(row)
+    def add(self, rows: list[Row]) -> None:
+        """Rows have become live."""
+        alone = []
+        for row in rows:
+            if row.barrier:
+                continue
+            if row.lane:
+                lane = self._lane(row.lane)
+                lane.rows += 1
+                self._follow(row, lane)
+            elif row.state == READY:
+                alone.append(row)
+        self._push(alone)
 
     def changed(self, row: Row) -> None:
         """A live row has another state, or was given out."""
@@ -165,7 +168,7 @@ class Ready:
         if row.lane:
             self._follow(row, self.lanes[row.lane])
         elif row.state == READY:
-            self._push(row)
+            self._push([row])
 
     def left(self, row: Row) -> None:
         """A row is no longer live."""
@@ -209,16 +212,18 @@ class Ready:
             return
         if first is row or first.id != lane.announced:
             lane.announced = first.id
-            self._push(first)
+            self._push([first])
 
-    def _push(self, row: Row) -> None:
-        entry = row.key, row.id
+    def _push(self, rows: list[Row]) -> None:
         heap = self.heap
-        heappush(heap, entry)
+        entries = [(by_key(row), row.id) for row in rows]
+        for entry in entries:
+            heappush(heap, entry)
         if len(heap) > 2 * len(self.live) + _SLACK:
             self._tidy()
         for view in self.views.values():
-            self._show(view, entry)
+            for entry in entries:
+                self._show(view, entry)
 
     @staticmethod
     def _show(view: View, entry: Entry) -> None:
@@ -334,6 +339,38 @@ class Ready:
                 return row
             heappop(heap)
         return None
+
+    def take(self, heap: list[Entry], end: int, most: int, size: int) -> list[Row]:
+        """Take the first rows out of a heap: below a key, up to so many, until they have so many
+        bytes. One may stand there twice."""
+        live = self.live
+        found: list[Row] = []
+        sort = len(heap) <= 8 * most  # what is sorted is a heap, too, and most often it is already
+        if sort:
+            heap.sort()
+        at = 0
+        while at < len(heap) and len(found) < most and size > 0:
+            key, number = heap[at]
+            if key >= end:
+                break
+            row = live.get(number)
+            if (
+                row is not None and row.state == READY and by_key(row) == key
+                and (not row.lane or self.is_next(row))
+            ):  # fmt: skip
+                found.append(row)
+                size -= row.size
+            if sort:
+                at += 1
+            else:
+                heappop(heap)
+        del heap[:at]
+        return found
+
+    def put_back(self, heap: list[Entry], rows: list[Row]) -> None:
+        """Rows that were taken stay in the order."""
+        for row in rows:
+            heappush(heap, (by_key(row), row.id))
 
     def first(self) -> Row | None:
         """The first ready row, whoever may take it."""

@@ -74,7 +74,7 @@ def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str
     """Put a message into the dead message queue; a queue holds a message once."""
     if may_be_elsewhere(broker, row) and target.holds(row.id):
         join(broker, target, row.id, about)
-        broker.spool.release(row, queue.header.vpn_number)
+        broker.spool.release([row], queue.header.vpn_number)
         return
     found = Match(target)
     if program_of(target) is not None:
@@ -116,8 +116,7 @@ def _account(
     if discarded:
         queue.count("discarded", len(discarded))
         broker.record("discarded", queue, [row.id for row in discarded], reason=why)
-        for row in discarded:
-            broker.spool.release(row, queue.header.vpn_number)
+        broker.spool.release(discarded, queue.header.vpn_number)
         if name:
             broker.event(
                 "dead_message_queue_unusable", broker.vpn_of(queue), queue.definition.name,

@@ -15,6 +15,7 @@ import msgspec
 
 NEVER = 1 << 62  # a time that does not come
 LOWEST = -(1 << 191)  # before all keys
+HIGHEST = 1 << 191  # behind all keys
 
 GONE, READY, LEASED, DELAYED = 0, 1, 2, 3
 MOVING = 4  # sent to another broker, which has not said yet that it has it

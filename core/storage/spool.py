@@ -11,6 +11,7 @@ What is only kept for speed (contents of placed messages, blocks that were read)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -111,14 +112,19 @@ class Spool:
         self.next_counter += 1
         return number
 
-    def store(self, vpn: int, contents: Sequence[Content], size: int, matches: int) -> int:
-        """Store messages that so many queues hold; returns the id of the first, the others' follow.
-        size: of all. Headers are None where there are none, never empty."""
-        n = len(contents)
+    def store(
+        self, vpn: int, payloads: Sequence[bytes], size: int, matches: int,
+        key: bytes | None = None, headers: bytes | None = None,
+    ) -> int:  # fmt: skip
+        """Store messages with the same key and headers that so many queues hold; returns the id of
+        the first, the others' follow. size: of all. Headers are None where there are none, never
+        empty."""
+        n = len(payloads)
         first = self._base | self.next_counter
         self.next_counter += n
-        self._contents.update(zip(range(first, first + n), contents, strict=True))
-        self._unplaced += sum(map(length_of, contents))
+        contents = zip(payloads, repeat(key), repeat(headers), strict=False)
+        self._contents.update(zip(range(first, first + n), contents, strict=False))
+        self._unplaced += sum(map(len, payloads)) + n * length_of((b"", key, headers))
         self.messages += n
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
@@ -138,29 +144,36 @@ class Spool:
             if place is not None:
                 place.waiting += 1
 
-    def release(self, row: Row, vpn: int) -> None:
-        """A queue's match goes; with the last one the message (S2)."""
-        number = row.stored
-        at: Row | Place | None = row if row.block else None
-        if at is None and self._places:
-            at = self._places.get(number)
+    def release(self, rows: Sequence[Row], vpn: int) -> None:
+        """A queue's matches go; with the last one of each the message (S2)."""
+        contents, pages = self._contents, self._matches.pages
+        messages = size = unplaced = 0
+        for row in rows:
+            number = row.stored
+            at: Row | Place | None = row if row.block else None
+            if at is None and self._places:
+                at = self._places.get(number)
+                if at is not None:
+                    self._learn(number, at)
+            if pages and number >> PAGE_BITS in pages:
+                count = self._matches.get(number)
+                if count > 1:
+                    self._matches.set(number, count - 1)
+                    continue
+            messages += 1
+            size += row.size
             if at is not None:
-                self._learn(number, at)
-        pages = self._matches.pages
-        if pages and number >> PAGE_BITS in pages:
-            count = self._matches.get(number)
-            if count > 1:
-                self._matches.set(number, count - 1)
-                return
-        self.messages -= 1
-        self.bytes -= row.size
-        self.vpn_bytes[vpn] -= row.size
-        if at is not None:
-            self._release_place(at)
-            return
-        content = self._contents.pop(number, None)
-        if content is not None:  # else it is lost
-            self._unplaced -= length_of(content)
+                self._release_place(at)
+                continue
+            content = contents.pop(number, None)
+            if content is not None:  # else it is lost
+                payload, key, headers = content
+                plain = key is None and headers is None
+                unplaced += len(payload) if plain else length_of(content)
+        self.messages -= messages
+        self.bytes -= size
+        self.vpn_bytes[vpn] -= size
+        self._unplaced -= unplaced
 
     def _learn(self, number: int, place: Place) -> None:
         """One row less does not know where a shared message is."""
