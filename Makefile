@@ -48,24 +48,28 @@ tools: ## what some tests drive: Chromium for the page, Prometheus for the alert
 demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
-# Two processes for what runs in memory. Then one for what needs Kafka and Spark, so that nothing takes
-# the machine, and the ports that the documentation names, from under it. It waits a third of its
-# time, and WALKS, which wait for nothing, compute then and only then. Each part runs whatever another
+# Two processes for what runs in memory. Then one for what needs Kafka and Spark: ENGINES, one after the
+# other, so that none takes the machine, and the ports that the documentation names, from another. It
+# waits a third of its time. What needs Kafka alone, and waits most of its time, goes beside it; then
+# WALKS, which wait for nothing, compute while it waits and only then. Each part runs whatever another
 # one finds; what failed before the last one is told once more at the end, and its closing line.
+ENGINES := tests/docs tests/job tests/platform/test_up_survives.py
 WALKS := tests/fuzz tests/model tests/reference tests/rules tests/storage
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
 MEMORY := $(PYTEST) -m "not job" --numprocesses 2 --dist loadfile
-PARTS := lint memory walks jobs
+PARTS := lint memory kafka walks jobs
+beside = { $(2); echo $$? >.venv/$(1).status; } >.venv/$(1).log 2>&1; cat .venv/$(1).log
 part = { $(2); echo $$? >.venv/$(1).status; } 2>&1 | tee -i .venv/$(1).log
 test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
 	@rm -f $(PARTS:%=.venv/%.status)
 	@$(call part,lint,$(MAKE) --no-print-directory lint)
 	@$(call part,memory,$(MEMORY) $(WALKS:%=--ignore=%))
-	@($(IDLY) $(MEMORY) $(WALKS) >.venv/walks.log 2>&1; echo $$? >.venv/walks.status; cat .venv/walks.log) & \
-		walks=$$!; trap 'pkill -P $$walks; kill $$walks' INT TERM; \
-		$(call part,jobs,$(PYTEST) -m job --durations=25); wait $$walks
-	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0") ;; "0 0 0 "*) exit 1 ;; \
+	@($(call beside,kafka,$(PYTEST) -m job $(ENGINES:%=--ignore=%)); \
+		$(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & \
+		beside=$$!; trap 'pkill -P $$beside; kill $$beside' INT TERM; \
+		$(call part,jobs,$(PYTEST) -m job --durations=25 $(ENGINES)); wait $$beside
+	@cd .venv; case "$$(cat $(PARTS:%=%.status) | xargs)" in "0 0 0 0 0") ;; "0 0 0 0 "*) exit 1 ;; \
 		*) for part in $(PARTS); do [ "$$(cat $$part.status)" != 0 ] || { tail -n 1 $$part.log; continue; }; \
 			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \
 		exit 1 ;; esac

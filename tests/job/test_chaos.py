@@ -16,8 +16,8 @@ step comes out again with the digests of the log, and all that was ever written 
 say, byte for byte, however often it was written (`heard.py`); and the Delta tables say each thing
 once.
 
-How many: 12 here by default. With those of the other tests `make test` kills or freezes 52 times:
-15 + 3 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 4 + 1 in
+How many: 8 here by default. With those of the other tests `make test` kills or freezes 43 times:
+10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 4 + 2 in
 `test_loop_kills.py`, 5 in `test_crash.py`, 2 in `test_local_cluster.py`, 2 in
 `test_kafka_of_three.py`, 3 each in `test_up_survives.py` and `test_kafka_cluster.py` of
 `tests/platform/`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own
@@ -46,7 +46,7 @@ from lakequeue.sinks.log_writer import transaction_s
 
 pytestmark = pytest.mark.job
 
-DEATHS = int(os.environ.get("LAKEQUEUE_CHAOS_DEATHS", "12"))
+DEATHS = int(os.environ.get("LAKEQUEUE_CHAOS_DEATHS", "8"))
 SEED = int(os.environ.get("LAKEQUEUE_CHAOS_SEED", "20261122"))
 BATCH_S = 3
 FROZEN_S = transaction_s(BATCH_S) + 5  # longer than a transaction of the log may be open

@@ -67,12 +67,12 @@ def test_kafka_is_not_there(tmp_path: Path, config: Path) -> None:
 
 
 def test_what_listens_is_not_kafka(tmp_path: Path, config: Path, listener: int) -> None:
-    """Within 5 s; the rest is what it takes to start Python."""
+    """It is given 5 s, twice; the rest is what it takes to start Python."""
     address = f"127.0.0.1:{listener}"
     started = time.monotonic()
     done = lakequeue("run", "--bootstrap", address, "--home", tmp_path / "home", "--config", config)
     check(done, address, "does not speak Kafka")
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("named", [None, "/nowhere"], ids=["unset", "wrong"])

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.job
 
 AS_BY_DEFAULT = ("--set", "lakequeue.tables_interval_s=5")  # other tests want their tables sooner
 SLOTS = 6  # of each executor: room for all brokers, the tables and their history on one
-WARM_S = 10.0  # Java compiles, and a batch or two of each broker end
-USUAL_S = 4.0
+WARM_S = 4.0  # Java compiles, and a batch or two of each broker end
+USUAL_S = 2.0
 LAST_BREATH_S = 0.5  # a dead executor's workers go on until they notice
 BACK_S_MAX = 30.0  # that it comes back at all; how fast is printed (4.5 to 7 s on two quiet cores)
 

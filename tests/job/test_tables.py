@@ -166,6 +166,7 @@ def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection
     connection.admin().purge(QUEUE)
 
 
+@in_real_time
 def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
     """Values that are runs, nearly runs, and none, with headers that are true, wrong or broken."""
     dice = random.Random(20261123)
@@ -252,6 +253,7 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
     connection.admin().purge(QUEUE)
 
 
+@in_real_time
 def test_a_broken_header_leaves_the_table_readable(
     job: Job, connection: lakequeue.Connection
 ) -> None:
@@ -278,6 +280,7 @@ def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
     return ""
 
 
+@in_real_time
 def test_R1_the_views_say_what_browse_says(job: Job, connection: lakequeue.Connection) -> None:
     """Leased, delayed, ready, gone; Spark's own views are the same, row by row."""
     producer = connection.producer()
