@@ -15,6 +15,12 @@ from ..state import Limits as OldLimits
 STEPS_PER_MARK = 100
 
 
+def limits_of(limits: OldLimits) -> Limits:
+    """The live core's limits, as far as both have them."""
+    names = set(Limits.__dataclass_fields__) & set(OldLimits.__dataclass_fields__)
+    return Limits(**{name: getattr(limits, name) for name in sorted(names)})
+
+
 class LiveBroker:
     """A broker; `MemoryEngine` runs its steps, one at a time. deadline: when it wants the next."""
 
@@ -23,8 +29,7 @@ class LiveBroker:
         self.deadline = 0
         self.is_stopped = False  # a test aid: it hears and does nothing
         self.unread: list[Batch] | None = None
-        names = set(Limits.__dataclass_fields__) & set(OldLimits.__dataclass_fields__)
-        self._limits = Limits(**{name: getattr(limits, name) for name in sorted(names)})
+        self._limits = limits_of(limits)
         self._begin(DictStore())
 
     def _begin(self, store: DictStore) -> None:

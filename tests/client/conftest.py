@@ -7,7 +7,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from cores import core, pytest_generate_tests
 from rules.harness import Bench
+
+__all__ = ["core", "pytest_generate_tests"]
 
 
 @pytest.fixture

@@ -8,10 +8,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from cores import core, pytest_generate_tests
 from kept_pages import VerifiedMemo, use
 from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
 from reference import twin
+
+__all__ = ["core", "pytest_generate_tests"]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,8 +8,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from cores import core, pytest_generate_tests
 from kept_pages import VerifiedMemo, use
 from rules.harness import Bench
+
+__all__ = ["core", "pytest_generate_tests"]
 
 
 @pytest.fixture
