@@ -21,9 +21,11 @@ def tidy(broker: Broker) -> None:
         if queue.thaw_delayed():
             broker.more_to_do = True
         for runs in (queue.cold, queue.later):
-            if runs.is_merging and runs.merge(broker.limits.merge_rows):
-                header.merging.append(number)
-                broker.more_to_do = queue.dirty = True
+            if runs.is_merging:
+                queue.dirty = True
+                if runs.merge(broker.limits.merge_rows):
+                    header.merging.append(number)
+                    broker.more_to_do = True
     broker.at = None
     if broker.spool.held_in_memory() > broker.limits.memory_bytes:
         _settle(broker)

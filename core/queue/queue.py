@@ -270,7 +270,7 @@ class Queue:
     def spill_over(self) -> None:
         """Put the far end of the order into the cold part, if there is more than may be live."""
         if len(self.live) - self.header.leased > self.limits.live_rows:
-            self.spill(self.limits.live_rows // 2)
+            self.spill(self.limits.live_rows * 3 // 4)
 
     def spill(self, keep: int) -> None:
         """Keep about so many ready and so many delayed rows live."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from lakequeue.core import Limits
 from lakequeue.protocol import commands as c
 from rules.steps import REPLY, define, delivered, described, replies, subscribe
 
@@ -109,3 +110,12 @@ def test_R5_an_active_set_goes_by_the_order_that_priorities_left() -> None:
     out = steps.run([active(7), subscribe("a", 100)])
     first = sorted(range(24), key=lambda n: (-(n * 7 % 4), n))[:7]
     assert delivered(out) == [n + 1 for n in first]
+
+
+def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
+    """Also where nothing else happened in the step."""
+    steps = LiveSteps(limits=Limits(live_rows=4, segment_rows=2, merge_rows=1), chance=1, twins=2)
+    steps.run([define(priority="/n")])
+    for n in range(60):
+        steps.run(publishes=[("orders", b'{"n":%d}' % (m % 11)) for m in range(n, n + 21, 7)])
+    steps.part()
