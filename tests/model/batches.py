@@ -369,9 +369,13 @@ class Walk:
             assert held == {s.name: queue.held(s) for s in self.model.bound_to(queue)}, name
             assert_same_numbers({key: shown[key] for key in expected}, expected, queue)
             ids, wanted = self.browsed(name), self.model.browse(name)
-            if any(e.is_barrier for e in queue.entries) and any(e.rank for e in queue.entries):
-                ids, wanted = sorted(ids), sorted(wanted)  # Silent: in which order one looks
+            if self.order_is_silent(queue.entries):
+                ids, wanted = sorted(ids), sorted(wanted)
             assert ids == wanted, f"browse {name}: {ids}, the model says {wanted}"
+
+    def order_is_silent(self, entries: list[Any]) -> bool:
+        """Silent: in which order one looks."""
+        return any(e.is_barrier for e in entries) and any(e.rank for e in entries)
 
 
 def differences(found: dict[Any, Any], expected: dict[Any, Any]) -> str:
