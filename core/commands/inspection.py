@@ -189,7 +189,7 @@ def _takes_nothing(queue: Queue, text: str, below: int) -> bool:
         if row is not None and row.key < below:
             return False
     segments = queue.cold.segments()
-    return all(s.first >= below or view.number in s.looked for s in segments)
+    return all(s.first >= below or s.was_seen_by(view.number) for s in segments)
 
 
 def _first_key(queue: Queue) -> int | None:

@@ -379,7 +379,7 @@ class Queue:
 
     def leave_cold(self, segment: Segment, filter_number: int, waiting: list[Row]) -> None:
         """A filter has looked at a segment; these rows wait there for others of their lanes."""
-        self.cold.see(segment, filter_number)
+        self.cold.see(segment, filter_number, bool(waiting))
         self.ready.park_rows(waiting, segment.number)
         self.dirty = True
 

@@ -146,13 +146,13 @@ class Runs:
         """The first segment that a filter has not looked at."""
         if number not in self._unseen:
             self._unseen[number] = next(
-                (segment for segment in self.segments() if number not in segment.looked), None
+                (segment for segment in self.segments() if not segment.was_seen_by(number)), None
             )
         return self._unseen[number]
 
-    def see(self, segment: Segment, number: int) -> None:
-        """A filter has looked at a segment."""
-        segment.looked.append(number)
+    def see(self, segment: Segment, number: int, waiting: bool) -> None:
+        """A filter has looked at a segment. waiting: it left rows that wait for others."""
+        segment.looked.append(-number if waiting else number)
         self._unseen.pop(number, None)
 
     def has(self, number: int) -> bool:

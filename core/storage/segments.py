@@ -27,8 +27,14 @@ class Segment:
     id_first: int  # its ids are in this range
     id_last: int
     expires: int  # the earliest, or NEVER
-    looked: list[int]  # filters that have looked at it, by number, and took what they want
+    # Filters that have looked at it, by number, and took what they want. With the other sign: but
+    # for rows that wait for others of their lanes, which know where these are by this page's number.
+    looked: list[int]
     skip: int = 0  # rows at the front of the page that a merge has moved away
+
+    def was_seen_by(self, number: int) -> bool:
+        """Whether a filter has looked at it."""
+        return number in self.looked or -number in self.looked
 
     def packed(self) -> StoredSegment:
         """As the queue's page keeps it."""
@@ -106,4 +112,4 @@ class Merge:
 def common(one: Sequence[int], other: Sequence[int]) -> list[int]:
     """Filters that have looked at all rows of a page that two others become. Lanes know where their
     rows wait by a page's number, so these are to be met again."""
-    return [number for number in one if number in other and number != NO_FILTER]
+    return [number for number in one if number in other and number > NO_FILTER]

@@ -27,6 +27,8 @@ MORE_CHANGES: tuple[dict[str, Any], ...] = (
     {"max_spool_usage": 0}, {"max_spool_usage": None}, {"expiration_model": "latest"},
     {"semantics": "at-most-once", "fairness_model": "round-robin"}, {"semantics": None},
 )  # fmt: skip
+# Walks that found what no other test did: keys that wait behind cold ones, and where merges put them.
+FOUND = (1023, 1052, 1104, 1153, 1286, 1361, 1415)
 SESSIONS = ("one", "two", "three")
 pytestmark = pytest.mark.usefixtures("small_active_sets")
 
@@ -140,6 +142,11 @@ def batches(name: str, seed: int, chance: float = 0.1) -> None:
     except Exception as error:
         error.add_note(f"seed {seed}")
         raise
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_L_B_F_O_X_R5_Q9_batches_that_were_wrong_once(seed: int) -> None:
+    batches("storage", seed)
 
 
 @pytest.mark.parametrize("part", range(6))
