@@ -28,7 +28,7 @@ class Segment:
     id_last: int
     expires: int  # the earliest, or NEVER
     # Filters that have looked at it, by number, and took what they want. With the other sign: but
-    # for rows that wait for others of their lanes, which know where these are by this page's number.
+    # for rows that wait for others of their lanes. Lanes know these by the number of this segment.
     looked: list[int]
     skip: int = 0  # rows at the front of the page that a merge has moved away
 
