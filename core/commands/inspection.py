@@ -182,7 +182,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
 def _takes_nothing(queue: Queue, text: str, below: int) -> bool:
     """Whether a filter has looked at all that is ready below a key, and let nothing through."""
     view = queue.ready.views.get(text)
-    if view is None or view.held_back:
+    if view is None or view.behind:
         return False
     for heap in (view.unseen, view.matched):
         row = queue.ready.top(heap)

@@ -28,7 +28,7 @@ MORE_CHANGES: tuple[dict[str, Any], ...] = (
     {"semantics": "at-most-once", "fairness_model": "round-robin"}, {"semantics": None},
 )  # fmt: skip
 # Walks that found what no other test did: keys that wait behind cold ones, also after merges.
-FOUND = (1023, 1052, 1104, 1153, 1286, 1361, 1415)
+FOUND = (1023, 1052, 1104, 1153, 1286, 1361, 1366, 1415)
 SESSIONS = ("one", "two", "three")
 pytestmark = pytest.mark.usefixtures("small_active_sets")
 
