@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ..protocol.bounds import OWN_BYTES_MAX, RECORD_BYTES_MAX
 
 
@@ -104,8 +106,7 @@ def _divide(limits: Limits, by: int) -> Limits:
     )
 
 
-@dataclass(slots=True)
-class Budget:
+class Budget(msgspec.Struct):
     """What is left of a phase's rows and bytes."""
 
     rows: int

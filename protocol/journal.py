@@ -7,9 +7,9 @@ record: a step that is run again after a crash writes the same record again, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -36,8 +36,7 @@ NO_END = 1 << 62  # a lease or a time to live that never ends, epoch ms
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-@dataclass(slots=True)
-class Segment:
+class Segment(msgspec.Struct):
     """One event for many messages; ``counts`` are delivery counts, or one for all.
 
     topic, partitions, offsets, items: where the messages came from, for ``spooled``, ``discarded``
@@ -50,7 +49,7 @@ class Segment:
     event: str
     vpn: str
     queue: str = ""
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = []
     counts: list[int] | int = 0
     subscription: str = ""
     reason: str = ""
@@ -63,14 +62,13 @@ class Segment:
     time: int = 0
 
 
-@dataclass(slots=True)
-class Journal:
+class Journal(msgspec.Struct):
     """What one step did, or several in a row up to ``step``: the segments in their order."""
 
     broker: str
     step: int
     time: int
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Segment] = []
 
     def rows(self) -> list[dict[str, Any]]:
         """The journal as one dict per event; for tests and small tools."""

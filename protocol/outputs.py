@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from .home_bridges import HomeAnswer, HomeSend
 from .journal import Journal
 from .mesh import Said
 
 
-@dataclass(slots=True)
-class Deliveries:
+class Deliveries(msgspec.Struct):
     """Messages for one subscription, in order, in columns of one length.
 
     lease_ms: what is left of the lease as it is sent, 0 when it has no end: clients count from when
@@ -29,22 +30,21 @@ class Deliveries:
     lease_ms: int
     epoch: int = 0
     barrier: bool = False
-    ids: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    priorities: list[int] = field(default_factory=list)
-    expires: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    headers: list[bytes | None] = field(default_factory=list)
-    dead: dict[int, dict[str, Any]] = field(default_factory=dict)
+    ids: list[int] = []
+    numbers: list[int] = []
+    counts: list[int] = []
+    priorities: list[int] = []
+    expires: list[int] = []
+    times: list[int] = []
+    payloads: list[bytes] = []
+    keys: list[bytes | None] = []
+    headers: list[bytes | None] = []
+    dead: dict[int, dict[str, Any]] = {}
     flow: tuple[int, int] | None = None
     again: bool = False
 
 
-@dataclass(slots=True)
-class Receipts:
+class Receipts(msgspec.Struct):
     """To one producer: everything up to ``up_to`` is settled, ``nacks`` are the refused ones.
 
     runs: ``[first_seq, count, first_id]`` of messages stored; an id of 0 says that the message was
@@ -59,11 +59,11 @@ class Receipts:
     producer: str
     up_to: int
     partition: int = 0
-    runs: list[list[int]] = field(default_factory=list)
-    nacks: list[tuple[int, str, str, str]] = field(default_factory=list)
-    discarded: list[tuple[int, str, str]] = field(default_factory=list)
+    runs: list[list[int]] = []
+    nacks: list[tuple[int, str, str, str]] = []
+    discarded: list[tuple[int, str, str]] = []
     broker: int = 0
-    repeated: list[list[int]] = field(default_factory=list)
+    repeated: list[list[int]] = []
     start: str = ""
     base: int = 0
 
@@ -98,15 +98,13 @@ class RejectedRecord:
     error: str
 
 
-@dataclass(slots=True)
-class Deadline:
+class Deadline(msgspec.Struct):
     """When the broker wants its next tick, epoch ms; 0 for never."""
 
     at: int
 
 
-@dataclass(slots=True)
-class InVain:
+class InVain(msgspec.Struct):
     """So many commands of a partition changed nothing: refused, or nothing was there to settle."""
 
     topic: str
@@ -114,8 +112,7 @@ class InVain:
     count: int
 
 
-@dataclass(slots=True)
-class Capture:
+class Capture(msgspec.Struct):
     """A queue captures this topic, or this regular expression, from now on (Q2)."""
 
     topic: str

@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, assert_never
 
@@ -53,8 +52,7 @@ _unpack = msgspec.msgpack.decode
 _json = msgspec.json.encode
 
 
-@dataclass(slots=True)
-class WireRecord:
+class WireRecord(msgspec.Struct):
     """A Kafka record to be written. headers: JSON ``[{"key", "value": base64}, …]`` or None."""
 
     topic: str
@@ -143,10 +141,12 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
 
 # ---------------------------------------------------------------- deliveries
 
+_BATCH = headers_json([(FRAMING, b"batch")])
+_REPLY = headers_json([(FRAMING, b"reply")])
+
 
 def _batches(d: Deliveries) -> Iterator[WireRecord]:
     key = d.subscription.encode()
-    headers = headers_json([(FRAMING, b"batch")])
     lengths = list(map(len, d.payloads))
     ends = list(accumulate(lengths))
     if any(d.keys) or any(d.headers):
@@ -183,7 +183,7 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
             meta["again"] = True
         packed = _pack(meta)
         value = b"".join([len(packed).to_bytes(4, "big"), packed, *d.payloads[part]])
-        yield WireRecord(d.topic, d.partition, key, value, headers)
+        yield WireRecord(d.topic, d.partition, key, value, _BATCH)
         start = stop
 
 
@@ -324,9 +324,7 @@ def _reply(r: Reply) -> WireRecord:
     if len(text) > REJECTED_BYTES:
         error = f"the answer has {len(text)} bytes, at most {REJECTED_BYTES} fit: ask for less"
         text = _json({**value, "result": None, "error": error, "kind": "LakequeueError"})
-    return WireRecord(
-        r.topic, r.partition, r.request.encode(), text, headers_json([(FRAMING, b"reply")])
-    )
+    return WireRecord(r.topic, r.partition, r.request.encode(), text, _REPLY)
 
 
 def _rejected(r: RejectedRecord) -> WireRecord:

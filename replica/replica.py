@@ -9,8 +9,7 @@ others (`ONE_OF_SEVERAL`).
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+import msgspec
 
 from ..core import Batch, Broker, Home, Limits, StepFailed, Store, step
 from ..protocol.journal import Journal
@@ -28,26 +27,25 @@ from ..protocol.outputs import (
 TRIES = 16  # records and queues that one step leaves out, before it is given up
 
 
-@dataclass(slots=True)
-class Decided:
+class Decided(msgspec.Struct):
     """What a step says. said: what is written to Kafka, without the journal; deadline: epoch ms, 0
     for never; captures: topics and expressions that queues capture from now on; in_vain: of each
     partition, how many commands changed nothing; notes: what the driver process is told."""
 
-    said: list[Output] = field(default_factory=list)
+    said: list[Output] = []
     journal: Journal | None = None
     deadline: int = 0
-    captures: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    in_vain: dict[tuple[str, int], int] = field(default_factory=dict)
+    captures: list[str] = []
+    notes: list[str] = []
+    in_vain: dict[tuple[str, int], int] = {}
 
 
 def sorted_out(outputs: list[Output]) -> Decided:
     """A step's outputs, by who gets them."""
     decided = Decided()
-    malformed: Counter[str] = Counter()
+    malformed: dict[str, int] = {}
     for output in outputs:
-        if isinstance(output, Deliveries | Receipts):  # most often
+        if isinstance(output, (Deliveries, Receipts)):  # most often
             decided.said.append(output)
         elif isinstance(output, Deadline):
             decided.deadline = output.at
@@ -62,8 +60,9 @@ def sorted_out(outputs: list[Output]) -> Decided:
         elif not isinstance(output, Alert):
             decided.said.append(output)
             if isinstance(output, RejectedRecord):
-                malformed[output.vpn] += 1
-    decided.notes += [f"malformed:{vpn}:{count}" for vpn, count in sorted(malformed.items())]
+                malformed[output.vpn] = malformed.get(output.vpn, 0) + 1
+    for vpn, count in sorted(malformed.items()):
+        decided.notes.append(f"malformed:{vpn}:{count}")
     return decided
 
 

@@ -13,8 +13,9 @@ Where nobody ever spoke of tables (in memory), there are none to wait for.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..protocol.commands import Tables
 from ..protocol.messages import PublishHeader

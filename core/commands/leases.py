@@ -12,7 +12,7 @@ from typing import Any
 
 from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
-from ...protocol.ids import format_ranges, parse_ranges
+from ...protocol.ids import Ranges, format_ranges, parse_ranges
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
@@ -29,9 +29,11 @@ from ..storage.row import LEASED, NEVER, Row
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
     """Remove messages; answers how many went. Raises ValueError unless exactly one of ids, up_to
     and where says which (L13)."""
-    if not task.done:
+    begins = not task.done
+    if begins:
         _one_choice(command)
-        ranges = parse_ranges(command.ids) if command.ids is not None else []
+    ranges = parse_ranges(command.ids) if command.ids is not None else []
+    if begins:
         task.done = {"n": 0}
         subscription = queue.subscription(command.subscription)
         if command.received and subscription is not None:
@@ -39,7 +41,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         keep_early(broker, queue, ranges, command.subscription)
     done = False
     while not done and not budget.spent:
-        part = _next_part(broker, queue, task, command, budget)
+        part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
         task.done["n"] += _remove(broker, queue, part.rows, command.subscription)
         if not command.quiet:
@@ -50,11 +52,13 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
     return done
 
 
-def _next_part(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> Part:
+def _next_part(
+    broker: Broker, queue: Queue, task: Task, command: Ack, ranges: Ranges, budget: Budget
+) -> Part:
     if command.where is not None:
         return wanted(broker, queue, task, command.where, None, budget)
     if command.ids is not None:
-        return by_ids(broker, queue, task, parse_ranges(command.ids), budget)
+        return by_ids(broker, queue, task, ranges, budget)
     last = _one_id(command.up_to or "")
     subscription = queue.subscription(command.subscription)
     return _held_up_to(queue, subscription, last, budget)

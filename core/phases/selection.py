@@ -7,8 +7,9 @@ message: the earliest that somebody with room can take, to the one whose turn it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
+
+import msgspec
 
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -22,12 +23,11 @@ from ..storage.row import HIGHEST, LOWEST, Row
 from ..storage.segments import Segment
 
 
-@dataclass(slots=True)
-class Chosen:
+class Chosen(msgspec.Struct):
     """Messages and who gets each; unfinished: a budget ended the search."""
 
-    rows: list[Row] = field(default_factory=list)
-    receivers: list[Candidate] = field(default_factory=list)
+    rows: list[Row] = []
+    receivers: list[Candidate] = []
     unfinished: bool = False
 
 

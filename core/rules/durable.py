@@ -10,7 +10,7 @@ Where nobody ever spoke of tables (in memory), there are none to wait for.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ...protocol.commands import Tables
 from ...protocol.messages import PublishHeader

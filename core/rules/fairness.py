@@ -7,7 +7,8 @@ only in the order in which candidates are asked; ties go to the one that subscri
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+
+import msgspec
 
 from ...definitions import QueueDefinition
 from ..queue.header import Subscription
@@ -15,8 +16,7 @@ from ..queue.header import Subscription
 UNLIMITED = 1 << 62
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(msgspec.Struct):
     """A subscription with room. backlog: its limit; room: how many more it may take now."""
 
     subscription: Subscription

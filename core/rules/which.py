@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nsmallest
+
+import msgspec
 
 from ...expressions import predicate
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id
@@ -37,15 +39,14 @@ FEW_RANGES = 64  # are looked up exactly; of more the nearest to each segment
 PASSED_OVER = 8  # rows that are read and not meant cost this much less
 
 
-@dataclass(slots=True)
-class Part:
+class Part(msgspec.Struct):
     """The next messages that are meant. last: there are no more; cold: where those stand that have
     not become live, with all rows of their segments; named: the ids that were looked for."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = []
     last: bool = False
-    cold: list[tuple[Runs, Segment, list[Row]]] = field(default_factory=list)
-    named: Ranges = field(default_factory=list)
+    cold: list[tuple[Runs, Segment, list[Row]]] = []
+    named: Ranges = []
 
     def write_back(self, queue: Queue) -> None:
         """Rows that are still cold were changed."""
