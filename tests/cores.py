@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fuzz import runner
 from lakequeue.core import Batch, Broker, Home, check, step
 from lakequeue.memory.in_process import MemoryEngine
 from lakequeue.memory.live_broker import LiveBroker, limits_of
@@ -23,7 +24,7 @@ LIVE, PAGES = "live", "pages"
 BOTH = {
     "test_acks", "test_backlog", "test_fairness", "test_leases", "test_order",
     "test_producer_starts", "test_queues", "test_redrive", "test_scenarios", "test_what_comes_in",
-    "test_against_reference", "test_told", "test_waiting",
+    "test_against_reference", "test_fuzz", "test_told", "test_waiting",
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def core(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _use_live(patch: pytest.MonkeyPatch) -> None:
-    """Engines in memory, and `Steps`, run on the live core."""
+    """Engines in memory, `Steps` and `Fuzz` run on the live core."""
     made = MemoryEngine._broker
 
     def broker(engine: MemoryEngine, name: str, number: int) -> Any:
@@ -56,8 +57,9 @@ def _use_live(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(MemoryEngine, "BROKER", LiveBroker)
     patch.setattr(MemoryEngine, "_broker", broker)
-    patch.setattr(steps, "step", _step)
-    patch.setattr(steps, "check", _check)
+    for module in (steps, runner):
+        patch.setattr(module, "step", _step)
+        patch.setattr(module, "check", _check)
 
 
 def _step(
@@ -75,4 +77,4 @@ def _step(
 
 
 def _check(store: Any, now: int, limits: OldLimits) -> None:
-    check(store.live[0])
+    check(Broker.load(store, Home(), limits_of(limits)))

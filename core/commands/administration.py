@@ -67,8 +67,8 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     existing = None if identity is None else broker.find(vpn, identity[1])
     if existing is not None and not command.replace:
         mapping = defined_over(existing.definition, mapping)
-    given = blake2b(_encode(mapping), digest_size=DIGEST_BYTES).digest()
-    if existing is not None and existing.header.given == given:
+    given = _digest(mapping)
+    if existing is not None and given and existing.header.given == given:
         return
     before = None if existing is None else existing.definition
     definition = parse_definition({"vpn": vpn, **_owned(broker, before, mapping)})
@@ -81,6 +81,15 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     broker.touch(existing)
     if before is None or _entry(before) != _entry(definition):
         _say_where(broker, vpn, definition.name, definition.type)
+
+
+def _digest(mapping: dict[str, Any]) -> bytes:
+    """Of a definition as it was given; empty where it holds a number that no key allows: what is
+    wrong with it is said next."""
+    try:
+        return blake2b(_encode(mapping), digest_size=DIGEST_BYTES).digest()
+    except OverflowError:
+        return b""
 
 
 def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
