@@ -30,7 +30,6 @@ from ..protocol import topics
 from ..protocol.folders import Folder, folder
 from ..protocol.table_format import JOURNAL, MESSAGES, ROWS
 from ..sources.offset_ranges import Ranges, Scan, scan_of
-from ..sources.same_topic import TopicsNow
 from .batch_files import BatchFiles, journal_rows, step_of
 from .delta_tables import append, stored_rows
 from .file_commit import FileCommits
@@ -62,7 +61,7 @@ class TableWriter:
         self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
         # Expressions are made once: PySpark asks the Java process for each function by name.
         journal = f.col("topic").endswith(f".{topics.JOURNAL}")
-        self._topics = TopicsRead(TopicsNow(kafka), stored_rows(spark, tables, MESSAGES))
+        self._topics = TopicsRead.of(kafka, stored_rows(spark, tables, MESSAGES))
         self._is_journal = journal
         self._message = [
             f.col(name) for name in

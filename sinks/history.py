@@ -25,7 +25,6 @@ from ..protocol.folders import Folder
 from ..protocol.steplog import LivePart
 from ..protocol.table_format import COMMANDS, ROWS, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
-from ..sources.same_topic import TopicsNow
 from .delta import not_stored
 from .delta_tables import append, create_tables, stored_rows
 from .kafka_records import records_frame
@@ -69,7 +68,7 @@ class HistoryWriter:
         create_tables(self._spark, self._folder, (COMMANDS, STEPS, SNAPSHOTS))
         spark, folder, topic = self._spark, self._folder, f.col("topic")
         stored = stored_rows(spark, folder, STEPS) | stored_rows(spark, folder, COMMANDS)
-        self._topics = TopicsRead(TopicsNow(self._kafka), stored)
+        self._topics = TopicsRead.of(self._kafka, stored)
         self._steps = topic.endswith(f".{topics.STEPS}")
         self._commands = (
             topic.endswith(f".{topics.COMMANDS}")

@@ -25,6 +25,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from ..protocol.errors import NotConnected
 from ..sources.offset_ranges import BEGINNING, WAIT_S_MAX, Ranges, Scan
+from ..sources.same_topic import TopicsNow
 from ..sources.step_batch import Place
 
 log = logging.getLogger("lakequeue.tables")
@@ -53,6 +54,11 @@ class TopicsRead:
     stored: of each partition the last offset that the table has of this very topic; where that is
     not known, also the newest time: then a record that is younger is not there.
     """
+
+    @classmethod
+    def of(cls, kafka: dict[str, Any], rows: Rows) -> TopicsRead:
+        """kafka: how it is reached. In the driver: that Kafka is away the engine says itself."""
+        return cls(TopicsNow({**kafka, "log_level": 0}), rows)
 
     def __init__(self, now: Topics, rows: Rows) -> None:
         self._now, self._rows = now, rows

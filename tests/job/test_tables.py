@@ -431,7 +431,7 @@ def test_a_table_whose_making_was_interrupted_is_made(job: Job, tmp_path: Path) 
 def put(session: SparkSession, folder: Path, offset: int, *days_ago: int) -> None:
     """Messages of so many days ago into the table, with one append."""
     now = datetime.now(UTC)
-    rows = [("t", 0, offset + n, 0, now - timedelta(days=d), None, b"", None, None)
+    rows = [("t", 0, offset + n, 0, now - timedelta(days=d), None, b"", None, None, None)
             for n, d in enumerate(days_ago)]  # fmt: skip
     append(str(folder), MESSAGES, session.createDataFrame(rows, ROWS[MESSAGES]))
 
