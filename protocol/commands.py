@@ -398,6 +398,24 @@ class Stuck(Command, frozen=True, tag="stuck"):
     why: Text
 
 
+class RecordRefused(Command, frozen=True, tag="record_refused"):
+    """Kafka did not take a record that was for this topic, and will not; for the events."""
+
+    topic: Topic
+    why: Text
+
+
+class Undeliverable(Command, frozen=True, tag="undeliverable"):
+    """Kafka did not take these messages' deliveries for a topic, and will not: nobody will ever get
+    them. So they die. reason: one of `Reason`."""
+
+    queue: Name
+    ids: Ids
+    topic: Topic
+    reason: Name
+    why: Text
+
+
 class BeginAgain(Command, frozen=True, tag="begin_again"):
     """The state of this queue was made again from the Delta tables: leases end, deliveries count
     from nothing (R3). The engine says so when it starts on a home that was rebuilt."""
@@ -426,13 +444,17 @@ AnyCommand = (
     | Describe | Browse | Purge | Move | Edit | Redrive | Shutdown | SubscribeTopic
     | UnsubscribeTopic | Events | RecordsLost | Stuck | BeginAgain | Tick | Captures | Bridge
     | DeleteBridge | Bridges | DescribeBridge | MoveQueue | Tables | RemoveBroker | CloseBroker
+    | RecordRefused | Undeliverable
 )  # fmt: skip
 
 # Who keeps the directory decides; others pass these on, but for the last: they say who it is.
 OF_KEEPER = (Define, Delete, MoveQueue, RemoveBroker)
 KEEPER = 0  # its number at first; who reads on for that broker, where it is gone, knows it
 # Of no tenant.
-OF_ENGINE = (Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, CloseBroker)
+OF_ENGINE = (
+    Configure, Clients, Peers, RecordsLost, Stuck, BeginAgain, Tables, Tick, CloseBroker,
+    RecordRefused, Undeliverable,
+)  # fmt: skip
 
 _decoder = msgspec.json.Decoder(AnyCommand)
 _encoder = msgspec.json.Encoder()

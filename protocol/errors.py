@@ -104,6 +104,7 @@ class Reason(enum.StrEnum):
     SUPERSEDED = "superseded"  # a producer with the same id has started since
     MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Why a message is dead (X5).
+    REFUSED_BY_KAFKA = "refused_by_kafka"  # its delivery, for another reason than its size
     EXPIRED = "expired"
     MAX_DELIVERIES = "max_deliveries"
     MAX_CANCELS = "max_cancels"

@@ -67,6 +67,15 @@ def split(name: str) -> tuple[str, str] | None:
     return (vpn, kind) if dot and vpn and kind in OWN else None
 
 
+def vpn_of(name: str) -> str | None:
+    """The VPN of one of our topics, clients' inboxes among them; None for a topic that is not."""
+    own = split(name)
+    if own is not None:
+        return own[0]
+    vpn, found, _ = name.partition(f".{DELIVERIES}.")
+    return vpn if found else None
+
+
 def is_instruction(name: str) -> bool:
     """Whether a topic holds what the engine says to a broker: commands that no client may give."""
     own = split(name)

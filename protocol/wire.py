@@ -115,7 +115,7 @@ def _records(outputs: list[Output]) -> Iterator[WireRecord]:
     for output in outputs:
         match output:
             case Deliveries():
-                yield from _batches(output) if output.framing == "batch" else _singles(output)
+                yield from batches(output) if output.framing == "batch" else _singles(output)
             case Receipts():
                 yield from _receipts(output)
             case Reply():
@@ -145,7 +145,8 @@ _BATCH = headers_json([(FRAMING, b"batch")])
 _REPLY = headers_json([(FRAMING, b"reply")])
 
 
-def _batches(d: Deliveries) -> Iterator[WireRecord]:
+def batches(d: Deliveries, most: int = BATCH_BYTES) -> Iterator[WireRecord]:
+    """Records of framing *batch* with at most so many bytes of messages, or one message."""
     key = d.subscription.encode()
     lengths = list(map(len, d.payloads))
     ends = list(accumulate(lengths))
@@ -155,7 +156,7 @@ def _batches(d: Deliveries) -> Iterator[WireRecord]:
     start, total = 0, len(d.ids)
     while start < total:
         begun = ends[start - 1] if start else 0
-        stop = max(bisect_right(ends, begun + BATCH_BYTES, start), start + 1)
+        stop = max(bisect_right(ends, begun + most, start), start + 1)
         part = slice(start, stop)
         meta: dict[str, Any] = {
             "queue": d.queue,

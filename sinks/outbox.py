@@ -11,59 +11,98 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource
 
+from ..definitions import DEFAULT_VPN
+from ..protocol import topics
 from ..protocol.bounds import RECORD_BYTES_MAX
+from ..protocol.commands import Command, RecordRefused, Undeliverable, encode_command
+from ..protocol.errors import Reason
+from ..protocol.ids import format_ranges
+from ..protocol.smaller import delivered, halves, size_of
 from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
 
+# It is refused for what it is, or a record beside it that travels in the same batch is.
+_OF_RECORD = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError._INVALID_DIFFERENT_RECORD,
+)
+_OF_SIZE = _OF_RECORD[:3]
 _NEVER = (
+    *_OF_RECORD,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.INVALID_MSG_SIZE,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_EXCEPTION,
-    KafkaError.INVALID_RECORD,
 )
+NARROW_S = 60.0  # so long records for a topic travel alone, after it refused one
+ASK_S = 5.0
 
 
 class _Step:
     """The records of a step that are on their way."""
 
-    __slots__ = ("left", "number", "outbox")
+    __slots__ = ("left", "number")
 
-    def __init__(self, outbox: Outbox, number: int) -> None:
-        self.outbox, self.number, self.left = outbox, number, 0
+    def __init__(self, number: int) -> None:
+        self.number, self.left = number, 0
 
-    def done(self, error: KafkaError | None, message: Any) -> None:
-        self.left -= 1
-        if error is None:
-            return
-        if error.code() in _NEVER:
-            self.outbox.refused += 1
-            self.outbox.notes.append(f"refused:{message.topic()}:{error.str()}")
-        else:
-            self.outbox.failure = self.outbox.failure or error
+
+@dataclass(slots=True)
+class _Narrow:
+    """A topic that refused a record. limit: its `max.message.bytes`, None where nobody knows."""
+
+    until: float
+    limit: int | None
 
 
 LOOK_S = 0.005
 
 
 class Outbox:
-    """Writes outputs; what `driver.OutputWriter` asks for. stop: whether to give up waiting.
+    """Writes outputs; what `driver.OutputWriter` asks for. stop: whether to give up waiting;
+    instructions: the topic in which the broker is told what Kafka refused.
+
+    Records travel together where they can. Kafka refuses all that do for the sake of one, so what
+    came back goes once more, alone, and in halves as long as it is larger than the topic allows.
+    What it refuses then it will always refuse: of deliveries the broker is told which messages
+    cannot be sent, else they would come back with the end of their leases for ever.
 
     Two threads come here: the one that steps, and the batch's, which waits for what was said.
     """
 
-    def __init__(self, kafka: dict[str, Any], stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, kafka: dict[str, Any], stop: Callable[[], bool], instructions: str = ""
+    ) -> None:
         self._stop = stop
-        self._producer = Producer(
+        self._kafka, self._instructions = kafka, instructions
+        self._wide = self._make_producer({})
+        self._alone: Producer | None = None
+        self._narrow: dict[str, _Narrow] = {}
+        self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
+        self._told: dict[str, float] = {}  # topics of which the event was told, and when
+        self._steps: deque[_Step] = deque()
+        self._lock = threading.Lock()  # callbacks run in whichever thread looks
+        self.failure: KafkaError | None = None
+        self.notes: list[str] = []
+        self.refused = 0
+        self.records = 0
+
+    def _make_producer(self, more: dict[str, Any]) -> Producer:
+        return Producer(
             {
-                **kafka,
+                **self._kafka,
                 "enable.idempotence": True,
                 "acks": "all",
                 "linger.ms": 0,
@@ -73,44 +112,135 @@ class Outbox:
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 1 << 18,
                 "partitioner": "murmur2_random",
+                **more,
             }
         )
-        self._steps: deque[_Step] = deque()
-        self._lock = threading.Lock()  # callbacks run in whichever thread looks
-        self.failure: KafkaError | None = None
-        self.notes: list[str] = []
-        self.refused = 0
-        self.records = 0
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
         """Begin to write a step's outputs."""
         with self._lock:
-            self._send(step, records)
+            one = _Step(step)
+            self._steps.append(one)
+            for record in records:
+                self._send(one, record)
+            self._serve(0)
+            self._send_back()
 
-    def _send(self, step: int, records: Iterable[WireRecord]) -> None:
-        one = _Step(self, step)
-        self._steps.append(one)
-        produce, done = self._producer.produce, one.done
-        for r in records:
-            headers: Any = headers_list(r.headers) if r.headers else None
-            partition = -1 if r.partition is None else r.partition
-            one.left += 1
-            self.records += 1
-            while True:
-                try:
-                    produce(r.topic, r.value, r.key, partition, headers=headers, on_delivery=done)
-                    break
-                except BufferError:
-                    self._serve(0.05)
-                except KafkaException as error:  # refused on the spot
-                    done(error.args[0], _NamedTopic(r.topic))
-                    break
-        self._serve(0)
+    def _send(self, one: _Step, record: WireRecord) -> None:
+        narrow = self._narrow.get(record.topic) if self._narrow else None
+        if narrow is None:
+            self._produce(self._wide, one, record)
+        elif time.monotonic() < narrow.until:
+            self._send_alone(one, record, narrow.limit)
+        else:  # perhaps its limit was raised again
+            del self._narrow[record.topic]
+            self._produce(self._wide, one, record)
+
+    def _send_alone(self, one: _Step, record: WireRecord, limit: int | None) -> None:
+        """Not with others, and in parts that fit, where it has any."""
+        parts = halves(record) if limit is not None and size_of(record) > limit else []
+        for part in parts:
+            self._send_alone(one, part, limit)
+        if not parts:
+            if self._alone is None:
+                self._alone = self._make_producer({"batch.num.messages": 1})
+            self._produce(self._alone, one, record)
+
+    def _produce(self, producer: Producer, one: _Step, record: WireRecord) -> None:
+        headers: Any = headers_list(record.headers) if record.headers else None
+        partition = -1 if record.partition is None else record.partition
+        done = partial(self._done, one, record, producer is self._alone)
+        one.left += 1
+        self.records += 1
+        while True:
+            try:
+                producer.produce(
+                    record.topic, record.value, record.key, partition, headers=headers,
+                    on_delivery=done,
+                )  # fmt: skip
+                return
+            except BufferError:
+                self._serve(0.05)
+            except KafkaException as error:  # refused on the spot
+                self._done(one, record, True, error.args[0], None)
+                return
+
+    def _done(
+        self, one: _Step, record: WireRecord, alone: bool, error: KafkaError | None, message: Any
+    ) -> None:
+        if error is None:
+            one.left -= 1
+        elif error.code() in _NEVER:
+            self._back.append((one, record, error, alone))
+        else:
+            one.left -= 1
+            self.failure = self.failure or error
+
+    def _send_back(self) -> None:
+        """What came back goes once more, or the broker is told."""
+        while self._back:
+            one, record, error, alone = self._back.popleft()
+            if not alone and error.code() in _OF_RECORD:
+                self._send_alone(one, record, self._narrow_of(record.topic, error).limit)
+            elif error.code() in _OF_SIZE and (parts := halves(record)):
+                limit = self._narrow_of(record.topic, error).limit
+                for part in parts:
+                    self._send_alone(one, part, limit)
+            else:
+                self._tell(one, record, error)
+            one.left -= 1
+
+    def _narrow_of(self, topic: str, error: KafkaError) -> _Narrow:
+        now = time.monotonic()
+        known = self._narrow.get(topic)
+        if known is None or now >= known.until:
+            limit = self._limit_of(topic) if error.code() in _OF_SIZE else None
+            known = self._narrow[topic] = _Narrow(now + NARROW_S, limit)
+        return known
+
+    def _limit_of(self, topic: str) -> int | None:
+        try:
+            of_topic = ConfigResource(ConfigResource.Type.TOPIC, topic)
+            asked = AdminClient(self._kafka).describe_configs([of_topic], request_timeout=ASK_S)
+            return int(asked[of_topic].result(ASK_S)["max.message.bytes"].value)
+        except (KafkaException, FutureTimeout, KeyError, TypeError, ValueError):
+            return None  # it may not be asked: then halves are tried until they fit
+
+    def _tell(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
+        """Kafka will never take it."""
+        self.refused += 1
+        self.notes.append(f"refused:{record.topic}:{error.str()}")
+        if not self._instructions:
+            return
+        size = error.code() in _OF_SIZE
+        known = self._narrow.get(record.topic)
+        limit = known.limit if size and known is not None else None
+        allowed = "" if limit is None else f"; its max.message.bytes is {limit:,}"
+        why = f"{size_of(record):,} bytes for topic {record.topic!r}: {error.str()}{allowed}"
+        found = delivered(record) if error.code() in _OF_RECORD else None
+        if found is not None:
+            queue, ids = found
+            reason = Reason.MESSAGE_TOO_LARGE if size else Reason.REFUSED_BY_KAFKA
+            self._instruct(one, record.topic, Undeliverable(
+                queue=queue, ids=format_ranges(ids), topic=record.topic, reason=reason.value,
+                why=why,
+            ))  # fmt: skip
+        elif time.monotonic() >= self._told.get(record.topic, 0.0):
+            self._told[record.topic] = time.monotonic() + NARROW_S
+            self._instruct(one, record.topic, RecordRefused(topic=record.topic, why=why))
+
+    def _instruct(self, one: _Step, topic: str, command: Command) -> None:
+        vpn = topics.vpn_of(topic) or DEFAULT_VPN
+        value = encode_command(command)
+        record = WireRecord(self._instructions, 0, vpn.encode(), value)
+        if topic != self._instructions:
+            self._produce(self._wide, one, record)
 
     def acked(self) -> int | None:
         """The newest step up to which nothing is on its way; None: nothing is."""
         with self._lock:
             self._serve(0)
+            self._send_back()
             while self._steps and self._steps[0].left == 0:
                 self._steps.popleft()
             return self._steps[0].number - 1 if self._steps else None
@@ -119,22 +249,16 @@ class Outbox:
         """Wait until everything up to this step is in Kafka."""
         while (acked := self.acked()) is not None and acked < step:
             if self._stop():
-                self._producer.flush(2.0)
+                self._wide.flush(2.0)
+                if self._alone is not None:
+                    self._alone.flush(2.0)
                 if (acked := self.acked()) is not None and acked < step:
                     raise Stopping("Kafka does not take the outputs")
             time.sleep(LOOK_S)
 
     def _serve(self, timeout_s: float) -> None:
-        self._producer.poll(timeout_s)
+        if self._alone is not None:
+            self._alone.poll(0)
+        self._wide.poll(timeout_s)
         if self.failure is not None:
             raise KafkaException(self.failure)
-
-
-class _NamedTopic:
-    """What a delivery report would say of a record."""
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-
-    def topic(self) -> str:
-        return self._topic

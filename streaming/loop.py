@@ -108,7 +108,8 @@ class Loop:
         control = topics.topic(o.broker, topics.CONTROL)
         self._inputs = LiveInputs(o.kafka, o.limits, control, o.run, o.closed)
         self._log = StepLog(o.kafka, self._topic, self._stopped, o.batch_s)  # fences others
-        self._outbox = Outbox(o.kafka, self._stopped)
+        instructions = topics.topic(o.broker, topics.INSTRUCTIONS)
+        self._outbox = Outbox(o.kafka, self._stopped, instructions)
         saved = state.load()
         if saved is None and o.rebuilt:
             saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch

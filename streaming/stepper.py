@@ -203,6 +203,7 @@ class Stepper(threading.Thread):
         driver, inputs = self._driver, self._inputs
         if self._news is not None:
             self._learn()
+        self._outbox.acked()  # also where nothing comes in: Kafka may have refused something
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
         inputs.room_bytes = None if self._visited else room  # nobody takes what it brings

@@ -23,7 +23,16 @@ from ...definitions import (
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import topics
-from ...protocol.commands import Configure, Define, Delete, Purge, RecordsLost, Shutdown, Stuck
+from ...protocol.commands import (
+    Configure,
+    Define,
+    Delete,
+    Purge,
+    RecordRefused,
+    RecordsLost,
+    Shutdown,
+    Stuck,
+)
 from ...protocol.errors import ConfigError, Problem
 from ...protocol.ids import parse_ranges
 from ...protocol.outputs import DirectoryEntry, Reply
@@ -283,6 +292,11 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
 def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
     """The engine had to start this broker again."""
     broker.event("broker_stuck", vpn, why=command.why)
+
+
+def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
+    """Kafka did not take what was said there: an event of the VPN."""
+    broker.event("record_refused", vpn, topic=command.topic, why=command.why)
 
 
 def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:

@@ -26,6 +26,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
     c.Stuck: administration.was_stuck,
+    c.RecordRefused: administration.record_refused,
     c.Tables: tables_have,
     c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
@@ -60,8 +61,10 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Edit: moving.edit,
         c.Redrive: redrive,
         c.BeginAgain: begin_again,
+        c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
-TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do
+# No such queue: nothing to do.
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain, c.Undeliverable})

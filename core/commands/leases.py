@@ -11,7 +11,15 @@ from itertools import islice
 from typing import Any
 
 from ...protocol.bounds import DURATION_MS_MAX
-from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
+from ...protocol.commands import (
+    Ack,
+    Cancel,
+    Reject,
+    Renew,
+    Returned,
+    TransportAck,
+    Undeliverable,
+)
 from ...protocol.ids import Ranges, format_ranges, parse_ranges
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -20,7 +28,7 @@ from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules import transport_acks
-from ..rules.returning import cancel_last, give_back
+from ..rules.returning import cancel_last, cannot_be_sent, give_back
 from ..rules.returning import reject as reject_rows
 from ..rules.which import Part, by_ids, ignore, keep_early, wanted, without_effect
 from ..storage.row import LEASED, NEVER, Row
@@ -180,6 +188,28 @@ def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Bu
     for rows in _held_parts(broker, queue, task, command, budget):
         reject_rows(broker, queue, rows, command.subscription, command.reason)
     return bool(task.done["over"])
+
+
+def undeliverable(
+    broker: Broker, queue: Queue, task: Task, command: Undeliverable, budget: Budget
+) -> bool:
+    """Messages whose deliveries Kafka refuses die (X5): else they would come back when their leases
+    end, and be refused again, for ever. `gone` in the event: those that had left the queue, sent
+    at most once for instance."""
+    ranges, done = parse_ranges(command.ids), False
+    while not done and not budget.spent:
+        part = by_ids(broker, queue, task, ranges, budget)
+        done = part.last
+        task.done["dead"] = task.done.get("dead", 0) + len(part.rows)
+        cannot_be_sent(broker, queue, part.rows, command.reason, command.why)
+    if done:
+        named = sum(high - low + 1 for low, high in ranges)
+        broker.event(
+            "message_undeliverable", broker.vpn_of(queue), queue.definition.name,
+            messages=task.done["dead"], gone=named - task.done["dead"], first=str(ranges[0][0]),
+            topic=command.topic, why=command.why,
+        )  # fmt: skip
+    return done
 
 
 def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budget) -> bool:

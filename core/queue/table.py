@@ -39,7 +39,7 @@ class Event(enum.Enum):
     DUE = "due"
     REJECT = "rejected"
     EXPIRE = "time to live over"
-    OVERSIZE = "too large to be sent"
+    OVERSIZE = "cannot be sent"
     PURGE = "purged"
     REPLACE = "replaced by the next, quota 0"
     REDRIVE = "redriven from a dead message queue"
@@ -101,6 +101,8 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (LEASED, _E.EXPIRE): _leaves("expired", "X3", DEAD),
     (DELAYED, _E.EXPIRE): _leaves("expired", "X1", DEAD),
     (READY, _E.OVERSIZE): _leaves("expired", "X5", DEAD),
+    (LEASED, _E.OVERSIZE): _leaves("expired", "X5", DEAD),
+    (DELAYED, _E.OVERSIZE): _leaves("expired", "X5", DEAD),
     (READY, _E.PURGE): _leaves("purged", "R6"),
     (LEASED, _E.PURGE): _leaves("purged", "R6"),
     (DELAYED, _E.PURGE): _leaves("purged", "R6"),

@@ -63,6 +63,11 @@ def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) ->
     )  # fmt: skip
 
 
+def cannot_be_sent(broker: Broker, queue: Queue, rows: list[Row], reason: str, why: str) -> None:
+    """Kafka does not take the deliveries of these messages, so nobody will ever get them (X5)."""
+    _die(broker, queue, rows, Event.OVERSIZE, Reason(reason), detail=why)
+
+
 def reject(
     broker: Broker, queue: Queue, rows: list[Row], subscription: str, detail: str | None
 ) -> None:

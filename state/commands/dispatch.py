@@ -28,6 +28,7 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
+    c.RecordRefused: administration.record_refused,
     c.Stuck: administration.was_stuck,
     c.Tables: tables_have,
     c.Tick: lambda broker, vpn, command: None,
@@ -63,10 +64,12 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.Edit: moving.edit,
         c.Redrive: redrive,
         c.BeginAgain: begin_again,
+        c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
         c.MoveQueue: give_all,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
 OF_ENDPOINT = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})  # of a bridge
-TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain})  # no such queue: nothing to do
+# No such queue: nothing to do.
+TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain, c.Undeliverable})

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from ...protocol.bounds import DURATION_MS_MAX
-from ...protocol.commands import Ack, Cancel, Reject, Renew, Returned, TransportAck
+from ...protocol.commands import (
+    Ack,
+    Cancel,
+    Reject,
+    Renew,
+    Returned,
+    TransportAck,
+    Undeliverable,
+)
 from ...protocol.errors import Reason
 from ...protocol.ids import format_ranges, parse_ranges
 from ..broker import Broker
@@ -190,6 +198,30 @@ def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Bu
             reason=Reason.REJECTED.value, detail=command.reason,
         )  # fmt: skip
     return bool(task.done["over"])
+
+
+def undeliverable(
+    broker: Broker, queue: Queue, task: Task, command: Undeliverable, budget: Budget
+) -> bool:
+    """Messages whose deliveries Kafka refuses die (X5): else they would come back when their leases
+    end, and be refused again, for ever. `gone` in the event: those that had left the queue, sent
+    at most once for instance."""
+    ranges, done = parse_ranges(command.ids), False
+    while not done and not budget.spent:
+        part = by_ids(broker, queue, task, ranges, budget)
+        task.cursor, done = part.next, part.last
+        task.done["dead"] = task.done.get("dead", 0) + len(part.seqs)
+        apply(
+            broker, queue, part.seqs, Event.OVERSIZE, reason=command.reason, detail=command.why,
+        )  # fmt: skip
+    if done:
+        named = sum(high - low + 1 for low, high in ranges)
+        broker.event(
+            "message_undeliverable", broker.vpn_of(queue), queue.definition.name,
+            messages=task.done["dead"], gone=named - task.done["dead"], first=str(ranges[0][0]),
+            topic=command.topic, why=command.why,
+        )  # fmt: skip
+    return done
 
 
 def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budget) -> bool:

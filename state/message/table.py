@@ -46,7 +46,7 @@ class Event(enum.Enum):
     DUE = "due"
     REJECT = "rejected"
     EXPIRE = "time to live over"
-    OVERSIZE = "too large to be sent"
+    OVERSIZE = "cannot be sent"
     PURGE = "purged"
     REPLACE = "replaced by the next, quota 0"
     REDRIVE = "redriven from a dead message queue"
@@ -111,6 +111,8 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (LEASED, _E.EXPIRE): Transition(GONE, ("expired",), ("expired",), DEAD, "X3"),
     (DELAYED, _E.EXPIRE): Transition(GONE, ("expired",), ("expired",), DEAD, "X1"),
     (READY, _E.OVERSIZE): Transition(GONE, ("expired",), ("expired",), DEAD, "X5"),
+    (LEASED, _E.OVERSIZE): Transition(GONE, ("expired",), ("expired",), DEAD, "X5"),
+    (DELAYED, _E.OVERSIZE): Transition(GONE, ("expired",), ("expired",), DEAD, "X5"),
     (READY, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "R6"),
     (LEASED, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "R6"),
     (DELAYED, _E.PURGE): Transition(GONE, ("purged",), ("purged",), RELEASED, "R6"),

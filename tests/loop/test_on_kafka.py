@@ -21,6 +21,7 @@ from typing import Any
 import lakequeue
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from job.processes import until
 from job.traffic import Traffic, judge
 from lakequeue.client.kafka_library import open_kafka
@@ -277,6 +278,55 @@ def test_definitions_come_before_the_messages_that_they_are_for(place: Place) ->
     assert inputs.current()
     inputs.close()
     assert publishes == 500
+
+
+def allow(place: Place, topic: str, most: int) -> None:
+    """Somebody sets how large records of a topic may be."""
+    entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(10)
+
+
+def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(
+    place: Place,
+) -> None:
+    """Large ones die, with the limit in the reason; those that would have travelled with them come;
+    who asks for what is too large is told."""
+    if place.workers[-1].poll() is not None:
+        place.start()
+    with lakequeue.connect(place.url) as connection:
+        until(lambda: answers(connection), 30, "a worker answers")
+        admin = connection.admin()
+        admin.define({"name": "dead", "message_type": "text"})
+        admin.define({
+            "name": "heavy", "message_type": "text", "dead_message_queue": "dead",
+            "max_per_subscription_backlog": 1_000,
+        })  # fmt: skip
+        sizes = [70_000 if n in (3, 40) else 2_000 for n in range(60)]
+        with connection.producer() as producer:
+            for size in sizes:
+                producer.send_async("heavy", "x" * size)
+            producer.flush()
+        allow(place, "default.deliveries", 50_000)
+        try:
+            with connection.consumer("heavy", ack_mode="individual", max_backlog=1_000) as consumer:
+                small = [consumer.receive(20) for _ in range(58)]
+                assert all(m is not None and len(m.payload) == 2_000 for m in small)
+                for message in small:
+                    message.ack()
+                until(lambda: admin.describe("heavy")["depth"] == 0, 20, "the others are dead")
+            with pytest.raises(LakequeueError, match="does not take them"):
+                admin.browse("dead")
+        finally:
+            allow(place, "default.deliveries", 12_000_000)
+        dead = admin.browse("dead")
+        assert [len(m.payload) for m in dead] == [70_000, 70_000]
+        assert all("max.message.bytes is 50,000" in m.headers["lq-dead-detail"] for m in dead)
+        events = [e for e in admin.events() if e["event"] == "message_undeliverable"]
+        assert {e["topic"] for e in events} == {"default.deliveries"}
+        assert sum(e["messages"] for e in events) == 2
 
 
 def test_whoever_opens_the_log_last_writes_it(place: Place) -> None:

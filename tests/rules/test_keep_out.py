@@ -19,6 +19,10 @@ FORGED = [
     c.Peers(brokers={"broker-0": 0, "evil": 1}),
     c.RecordsLost(topic="default.publish", records=7),
     c.Stuck(why="no step for 30 s"),
+    c.RecordRefused(topic="default.receipts", why="too large"),
+    c.Undeliverable(
+        queue="orders", ids="1", topic="default.deliveries", reason="message_too_large", why="x"
+    ),
     c.BeginAgain(queue="orders"),
     c.Tick(),
 ]
