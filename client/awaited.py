@@ -78,10 +78,18 @@ class AsyncConnection:
 
     async def close(self) -> None:
         """Flush producers, return what consumers hold, end the session."""
+        errors: list[Exception] = []
         for consumer in list(self._consumers):  # those that nobody closed
-            await consumer.close()
-        await self.call(self.sync.close)
-        self._sends.shutdown(wait=False)
+            try:
+                await consumer.close()
+            except Exception as error:  # the others have something to say as well
+                errors.append(error)
+        try:
+            await self.call(self.sync.close)
+        finally:
+            self._sends.shutdown(wait=False)
+        if errors:
+            raise errors[0]
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run what may wait; on ``memory://`` at once, where nothing does."""

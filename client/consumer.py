@@ -16,6 +16,7 @@ from typing import Any
 from ..protocol import ConfigError, LakequeueError, Timeout, wire
 from ..protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
 from ..protocol.errors import Moved
+from ..protocol.every import do_every
 from ..protocol.ids import format_parts, format_ranges
 from .acking import ack_rule
 from .arrivals import WINDOW_PERCENT, FlowArrivals
@@ -379,10 +380,11 @@ class Consumer:
 
     def tick(self) -> None:
         """Called by the session now and then: acks that are due are sent, leases looked after."""
-        self._settling.dups_ok_due()
-        self._settling.flush()
-        self._settling.say_what_arrived()
-        self._look_after_leases()
+        settling = self._settling
+        do_every((
+            settling.dups_ok_due, settling.flush, settling.say_what_arrived,
+            self._look_after_leases,
+        ))  # fmt: skip
 
     def _look_after_leases(self) -> None:
         """Renew what is to be renewed; hand back what waits here for too long (L5)."""

@@ -17,6 +17,7 @@ import msgspec
 
 from ..protocol import LakequeueError, Timeout, commands
 from ..protocol.errors import Moved
+from ..protocol.every import do_every
 from ..protocol.signing import Credentials
 from ..protocol.wire import FRAMING
 from .runner import Runner
@@ -172,18 +173,13 @@ class Session(Speaking):
     def receive(self, timeout_s: float) -> None:
         """Take what came in to those whom it concerns."""
         records = self._transport.poll(timeout_s)
-        errors: list[Exception] = []
-        for record in records:
-            try:
-                self._dispatch(record)
-            except Exception as error:  # one that nobody can read keeps none behind it away
-                errors.append(error)
+        duties: list[Callable[[], None]] = [partial(self._dispatch, record) for record in records]
         if records:
-            self.wake()
-            for hook in list(self._hooks.values()):
-                hook()
-        if errors:
-            raise errors[0]
+            duties += [self.wake, self._call_hooks]
+        do_every(duties)
+
+    def _call_hooks(self) -> None:
+        do_every(list(self._hooks.values()))
 
     def _dispatch(self, record: Record) -> None:
         name = (record.key or b"").decode("utf-8", "replace")
@@ -210,8 +206,7 @@ class Session(Speaking):
         producers = self._producing.get(name)
         if producers:
             receipt = msgspec.json.decode(record.value or b"")
-            for producer in producers:
-                producer.on_receipt(receipt)
+            do_every(partial(producer.on_receipt, receipt) for producer in producers)
 
     def _hear_where(self, record: Record) -> None:
         """A queue is elsewhere now: its consumers go there."""
@@ -236,11 +231,9 @@ class Session(Speaking):
             left = [c for c in list(self._consumers.values()) if c in self._follow]
             self._follow.clear()
             self._bind_again(left)
-        for consumer in list(self._consumers.values()):
-            consumer.tick()
         now_s = time.monotonic()
-        for producer in self._producers():
-            producer.retransmit(now_s)
+        ticks = [consumer.tick for consumer in list(self._consumers.values())]
+        do_every([*ticks, *(partial(p.retransmit, now_s) for p in self._producers())])
 
     def due(self) -> int | None:
         """When `upkeep` has something to do for a consumer next, by the runner's clock."""
@@ -250,8 +243,7 @@ class Session(Speaking):
     def send_gathered(self) -> None:
         """Send what producers have gathered."""
         try:
-            for producer in self._producers():
-                producer.send_gathered()
+            do_every(producer.send_gathered for producer in self._producers())
         except LakequeueError as error:  # the messages are sent again, see `Unanswered.retransmit`
             self.report(str(error))
 
@@ -261,14 +253,17 @@ class Session(Speaking):
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
             bound = {consumer.broker for consumer in list(self._consumers.values())}
-            for number in sorted(n for n in bound if n is not None):
-                told = partial(self._heard, number)
-                self.ask(commands.Heartbeat(session=self.session), told, number)
+            numbers = sorted(n for n in bound if n is not None)
+            do_every(partial(self._beat_at, number) for number in numbers)
         if self._lost and not self._subscribing:
             lost = [c for c in list(self._consumers.values()) if c.broker in self._lost]
             self._lost.clear()
             self.report("the engine missed this session's heartbeats; subscribing again")
             self._bind_again(lost)
+
+    def _beat_at(self, broker: int) -> None:
+        told = partial(self._heard, broker)
+        self.ask(commands.Heartbeat(session=self.session), told, broker)
 
     def _heard(self, broker: int, answer: Answer) -> None:
         if answer["result"] is False and self._consumers:

@@ -28,6 +28,7 @@ from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, DEFAULT_VPN, Configuration
 from ..definitions.as_commands import configure_commands
 from ..protocol import ConfigError, commands, topics, wire
+from ..protocol.every import do_every
 from ..protocol.journal import Journal
 from ..protocol.messages import HEADER, Records
 from ..protocol.outputs import Alert, Output
@@ -263,14 +264,12 @@ class MemoryEngine:
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way, of the engine and of clients."""
         target = self.now + duration_ms(duration, "advance")
-        for client in self._attending():  # what is due by now is done before time moves
-            client.attend()
+        self._let_attend()  # what is due by now is done before time moves
         while (stop := self._next_stop()) <= target:
             with self._lock:
                 self.now = max(self.now, stop)
                 self._heartbeats()
-            for client in self._attending():
-                client.attend()  # without the lock: it takes the client's own
+            self._let_attend()
             with self._lock:
                 self._tick()
             self.homes.carry()
@@ -280,8 +279,11 @@ class MemoryEngine:
                 self._step(broker, Batch())
             self._settle()
         self.homes.carry()
-        for client in self._attending():
-            client.attend()
+        self._let_attend()
+
+    def _let_attend(self) -> None:
+        """Clients do their duties; without the lock, since each takes its own."""
+        do_every(client.attend for client in self._attending())
 
     def _next_stop(self) -> int:
         stops = [broker.deadline for broker in self.brokers if broker.deadline]

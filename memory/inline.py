@@ -7,8 +7,10 @@ it stands still until somebody moves it, and then duties are done at their time 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ..client.runner import Duties
+from ..protocol.every import do_every
 from .in_process import MemoryEngine
 
 
@@ -46,11 +48,12 @@ class Inline:
     def attend(self) -> None:
         """Do all duties."""
         if self.is_open:
-            self._session.receive(0)
-            self._session.upkeep()
-            for work in list(self._served):
-                if not work() and work in self._served:
-                    self._served.remove(work)
+            works = [partial(self._work, work) for work in self._served]
+            do_every([partial(self._session.receive, 0), self._session.upkeep, *works])
+
+    def _work(self, work: Callable[[], bool]) -> None:
+        if not work() and work in self._served:
+            self._served.remove(work)
 
     def now_ms(self) -> int:
         """See `Runner.now_ms`."""

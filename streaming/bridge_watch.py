@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -18,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from ..definitions.bridge import BridgeDefinition, parse_bridge
 from ..protocol import LakequeueError, topics
+from ..protocol.every import do_every
 from ..sources.live import quiet_client
 from .far_home import READER
 from .home_copier import HomeCopier
@@ -67,8 +69,7 @@ class BridgeWatch(threading.Thread):
                 self.read(message.topic() or "", message.key(), message.value())
                 continue
             try:
-                self._follow()
-                self._trim()
+                do_every((self._follow, self._trim))
             except (LakequeueError, KafkaException) as error:  # Kafka is away: again, soon
                 log.warning("bridges: %s", error)
         consumer.close()
@@ -92,20 +93,22 @@ class BridgeWatch(threading.Thread):
 
     def _follow(self) -> None:
         """Make of the bridges what they are to be now."""
-        for place in sorted(self._changed):
-            bridge, number = self._wanted.get(place, (None, 0))
-            running = self._copiers.get(place)
-            if running is not None and running.bridge != bridge:
-                running.stop()
-                running.join(ASK_S_MAX)
-                del self._copiers[place]
-            if bridge is not None:
-                ensure_own(self._servers, _topics_of(bridge, number))
-                if bridge.leaves and place not in self._copiers and not self._stopping.is_set():
-                    copier = HomeCopier(self._servers, self._epoch, bridge)
-                    self._copiers[place] = copier
-                    copier.start()
-            self._changed.discard(place)
+        do_every(partial(self._follow_one, place) for place in sorted(self._changed))
+
+    def _follow_one(self, place: tuple[str, str]) -> None:
+        bridge, number = self._wanted.get(place, (None, 0))
+        running = self._copiers.get(place)
+        if running is not None and running.bridge != bridge:
+            running.stop()
+            running.join(ASK_S_MAX)
+            del self._copiers[place]
+        if bridge is not None:
+            ensure_own(self._servers, _topics_of(bridge, number))
+            if bridge.leaves and place not in self._copiers and not self._stopping.is_set():
+                copier = HomeCopier(self._servers, self._epoch, bridge)
+                self._copiers[place] = copier
+                copier.start()
+        self._changed.discard(place)
 
     def _trim(self) -> None:
         """Remove what has its answer: nobody reads that again."""

@@ -10,7 +10,8 @@ import pytest
 from client.threaded import Held, Wire, connect, engine, wait_for
 from lakequeue.client.connection import Connection
 from lakequeue.client.transport import Record
-from lakequeue.protocol import ConfigError, NotConnected, wire
+from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, wire
+from lakequeue.protocol.every import do_every
 from rules.harness import ON_REFERENCE, Bench
 
 pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="it looks into the client")
@@ -244,3 +245,45 @@ def test_R6_a_header_s_name_has_no_zero(bench: Bench) -> None:
     bench.send()
     with pytest.raises(ConfigError, match="without a zero"):
         bench.admin.edit("orders", {"a\0b": "c"})
+
+
+# ---------------------------------------------------------------- duties
+
+
+@pytest.mark.parametrize("how", ["upkeep", "advance"])
+def test_C3_one_whose_duty_fails_keeps_no_other_from_its_own(bench: Bench, how: str) -> None:
+    """Of the consumers of one connection the first cannot say anything to Kafka."""
+    bench.define(lease_period="30s")
+    session = bench.connection
+    failing = bench.consumer(ack_mode="individual")
+    going = bench.consumer(ack_mode="individual", auto_renew=True)
+    ticks: list[str] = []
+
+    def fail() -> None:
+        ticks.append("failing")
+        raise LakequeueError("Kafka does not take it")
+
+    failing.tick = fail
+    producer = session.producer()
+    resent: list[float] = []
+    producer.retransmit = resent.append
+    tick = going.tick
+    going.tick = lambda: (ticks.append("going"), tick())[0]
+    with pytest.raises(LakequeueError, match="does not take it"):
+        session.upkeep() if how == "upkeep" else bench.connection.advance("1s")
+    assert {"failing", "going"} <= set(ticks)
+    assert resent
+
+
+def test_do_every_does_all_and_raises_the_first_error(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+
+    def duty(n: int) -> None:
+        done.append(n)
+        if n % 2:
+            raise ValueError(n)
+
+    with pytest.raises(ValueError, match="1"):
+        do_every(lambda n=n: duty(n) for n in range(5))  # type: ignore[misc]
+    assert done == [0, 1, 2, 3, 4]
+    assert "ValueError: 3" in caplog.text
