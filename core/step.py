@@ -52,9 +52,10 @@ class Batch:
 
 def hear(broker: Broker, batch: Batch) -> None:
     """What other brokers say."""
-    if batch.mesh:
-        assert broker.beyond is not None, "another broker speaks to one that knows none"
+    if broker.beyond is not None:
         broker.beyond.hear(batch.mesh, batch.skipped)
+    else:
+        assert not batch.mesh, "another broker speaks to one that knows none"
 
 
 def speak(broker: Broker) -> None:

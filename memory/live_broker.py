@@ -76,7 +76,7 @@ class LiveBroker:
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         """Run a step with these inputs."""
-        live = LiveBatch(batch.commands, batch.publishes)
+        live = LiveBatch(batch.commands, batch.publishes, batch.mesh)
         outputs = self._take(live, now)
         self._since.append((live, now))
         if len(self._since) >= STEPS_PER_MARK:

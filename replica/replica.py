@@ -9,9 +9,12 @@ others (`ONE_OF_SEVERAL`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from ..core import Batch, Broker, Home, Limits, StepFailed, Store, step
+from ..core.queue.beyond import Beyond
 from ..protocol.journal import Journal
 from ..protocol.outputs import (
     Alert,
@@ -79,15 +82,22 @@ def put_aside(batch: Batch, failed: StepFailed) -> None:
 
 
 class Replica:
-    """One broker. store: what its last mark wrote, and where the next one is written."""
+    """One broker. store: what its last mark wrote, and where the next one is written; beyond: gives
+    it its neighbours."""
 
-    def __init__(self, home: Home, store: Store, limits: Limits) -> None:
+    def __init__(
+        self, home: Home, store: Store, limits: Limits,
+        beyond: Callable[[Broker], Beyond] | None = None,
+    ) -> None:  # fmt: skip
         self.home, self.store, self.limits = home, store, limits
+        self._beyond = beyond
         self.reload()
 
     def reload(self) -> None:
         """Throw the live state away, and load the last mark."""
         self.broker = Broker.load(self.store, self.home, self.limits)
+        if self._beyond is not None:
+            self.broker.beyond = self._beyond(self.broker)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         """Take one step. Raises StepFailed: the live state is spoiled then, see `put_aside`."""

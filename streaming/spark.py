@@ -44,6 +44,7 @@ ROOMS = (
     "expressions",
     "lake",
     "memory",
+    "mesh",
     "monitor",
     "protocol",
     "replica",

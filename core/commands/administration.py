@@ -213,6 +213,8 @@ def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
 def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
     """Write into the directory that a queue is here, or that it is gone (kind: empty)."""
     header = broker.header
+    if broker.beyond is not None:  # it says where
+        return
     hosts = {header.name: header.number} if kind else {}
     state = THERE if kind else ""
     # Each definition and each deletion is an event, so their number names this word.

@@ -37,7 +37,10 @@ def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> d
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN, by name, from ``after`` on."""
-    names = sorted(n for name, n in broker.names if name == vpn and n > command.after)
+    names = sorted(
+        n for (name, n), queue in broker.names.items()
+        if name == vpn and n > command.after and not queue.header.stands_for
+    )  # fmt: skip
     part = names[: broker.limits.queues_listed]
     found = [broker.names[vpn, name] for name in part]
     more = part[-1] if len(part) < len(names) else None
@@ -47,7 +50,10 @@ def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
 
 def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:
     """What the queues of a VPN capture: its expressions, and bucket for bucket the topics."""
-    topics = {q.definition.underlying_topic for (name, _), q in broker.names.items() if name == vpn}
+    topics = {
+        q.definition.underlying_topic for (name, _), q in broker.names.items()
+        if name == vpn and not q.header.stands_for
+    }  # fmt: skip
     buckets: dict[int, list[str]] = {}
     for topic in sorted(topics):
         number = -1 if is_regex(topic) else bucket((vpn, topic))
@@ -117,7 +123,9 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "spool_bytes": header.bytes,
         "oldest_age_s": _oldest_age_s(broker, queue),
         "blocked": _blocked(broker, queue),
-        "consumers": [_consumer(broker, queue, s) for s in header.subscriptions],
+        "consumers": [
+            _consumer(broker, queue, s) for s in header.subscriptions if s.broker is None
+        ],
         "ingress": header.ingress,
         "egress": header.egress,
         "subscriptions": list(header.topics),

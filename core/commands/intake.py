@@ -24,6 +24,7 @@ from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.signing import Speaker
 from ...protocol.topics import is_inbox_of, is_instruction
+from ..queue.beyond import LATER
 from ..queue.broker import Broker, Place
 from ..rules.answering import reject_record
 from .answers import answer, refuse, what_is_wrong
@@ -187,7 +188,9 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
     """Carry out one command. Raises what is wrong with it, and has changed nothing then."""
     kind = type(command)
     if broker.beyond is not None and kind in broker.beyond.commands:
-        answer(broker, command, broker.beyond.commands[kind](vpn, command))
+        result = broker.beyond.commands[kind](vpn, command)
+        if result is not LATER:
+            answer(broker, command, result)
         return
     if kind in OF_BROKER:
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))

@@ -45,7 +45,7 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
         target = broker.queues[number]
         reason = f"redriven from {queue.definition.name}"
         broker.record("spooled", target, [row.id for row in rows], reason=reason)
-        name = target.definition.name
+        name = target.header.stands_for or target.definition.name
         counts[name] = counts.get(name, 0) + len(rows)
         settle(broker, target, rows)
     if not part.last:

@@ -44,7 +44,7 @@ def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) ->
     payloads, own = messages.payloads, messages.own
     sizes = [len(payload) + own for payload in payloads] if own else list(map(len, payloads))
     judged = Judged(sizes)
-    reason = _of_broker(broker, vpn, judged.size, messages.largest)
+    reason = of_broker(broker, vpn, judged.size, messages.largest)
     priority = messages.header.priority
     valid: bool | None = None
     for one in matches:
@@ -78,7 +78,7 @@ def no_files(matches: list[Match]) -> Judged:
     return judged
 
 
-def _of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
+def of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
     """The first check of S3 that is no queue's own. whole: bytes that one delivery would have."""
     spool = broker.spool
     if spool.bytes + size > broker.header.system.max_spool_usage:

@@ -14,6 +14,8 @@ from ..storage.spool import Content
 from .header import Subscription
 from .queue import Queue
 
+LATER = object()  # the answer to a command that another broker gives
+
 
 class Beyond(Protocol):
     """Other brokers, as one of them sees them."""

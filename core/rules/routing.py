@@ -25,7 +25,7 @@ FOUND_MAX = 10_000  # topics that are remembered
 _TABLE = ""  # no VPN has this name
 
 
-class _Patterns:
+class Patterns:
     """Numbers of queues by pattern: topics by name, wildcards by their first level, the rest tried
     one by one."""
 
@@ -71,15 +71,15 @@ class _OfVpn:
     """What the queues of a VPN take."""
 
     def __init__(self, queues: Iterable[Queue]) -> None:
-        self.captured, self.subscribed = _Patterns(), _Patterns()
+        self.captured, self.subscribed = Patterns(), Patterns()
         for queue in queues:
             topic = queue.definition.underlying_topic
-            self.captured.add(_kind_of_captured(topic), topic, queue.number)
+            self.captured.add(kind_of_captured(topic), topic, queue.number)
             for pattern in queue.header.topics:
                 self.subscribed.add(kind_of(pattern), pattern, queue.number)
 
 
-def _kind_of_captured(topic: str) -> str:
+def kind_of_captured(topic: str) -> str:
     return REGEX if is_regex(topic) else TOPIC
 
 
@@ -100,7 +100,7 @@ def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     broker.emit(Capture(topic))
     known: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
     if known is not None:
-        known.captured.add(_kind_of_captured(topic), topic, number)
+        known.captured.add(kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
@@ -109,7 +109,7 @@ def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None
     topic = definition.underlying_topic
     known: _OfVpn | None = broker.routes.get((_TABLE, definition.vpn))
     if known is not None:
-        known.captured.drop(_kind_of_captured(topic), topic, number)
+        known.captured.drop(kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 

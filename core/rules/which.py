@@ -203,13 +203,14 @@ def by_ids(
     """The next messages of a queue whose ids are in these ranges."""
     if "until" not in task.done:
         task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
-        task.done["wide"] = _is_wide(broker, queue, ranges)
+        task.done["wide"] = _is_wide(queue, _given(broker, task, ranges))
+    ranges = _given(broker, task, ranges)
     if task.done["wide"]:
         return wanted(broker, queue, task, None, ranges, budget, thaw=thaw)
     has_cold = queue.cold.rows or queue.later.rows
     most = min(budget.rows, IDS_AT_ONCE) if has_cold else budget.rows
     part = Part()
-    part.named, following = _clip(ranges, int(task.cursor or 0), task.done["until"], most)
+    part.named, following = _clip(ranges, int(task.cursor or 0), most)
     live = queue.live
     missing: list[int] = []
     named = 0
@@ -228,20 +229,30 @@ def by_ids(
     return part
 
 
-def _is_wide(broker: Broker, queue: Queue, ranges: Ranges) -> bool:
+def _given(broker: Broker, task: Task, ranges: Ranges) -> Ranges:
+    """These ids but for those that this broker had not given yet when the command began."""
+    until, last = task.done["until"], make_id(broker.home.number, COUNTER_MASK)
+    if not ranges or ranges[-1][1] < until or ranges[0][0] > last:  # most often
+        return ranges
+    given: Ranges = []
+    for low, high in ranges:
+        given += [(low, min(high, until - 1)), (max(low, last + 1), high)]
+    return [(low, high) for low, high in given if low <= high]
+
+
+def _is_wide(queue: Queue, ranges: Ranges) -> bool:
     """Whether more ids are named than there are messages."""
-    until = broker.spool.next_id()
-    spanned = sum(max(min(high, until) - low + 1, 0) for low, high in ranges)
+    spanned = sum(high - low + 1 for low, high in ranges)
     return spanned > max(FEW_IDS, queue.header.depth)
 
 
-def _clip(ranges: Ranges, start: int, until: int, most: int) -> tuple[Ranges, int | None]:
-    """Up to ``most`` ids of ranges, from ``start`` on and below ``until``; and the id to go on
-    with, None at the end."""
+def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
+    """Up to ``most`` ids of ranges, from ``start`` on; and the id to go on with, None at the
+    end."""
     part: Ranges = []
     at = max(bisect_right(ranges, (start, ID_MAX)) - 1, 0)
     for low, high in ranges[at:]:
-        low, high = max(low, start), min(high, until - 1)
+        low = max(low, start)
         if low > high:
             continue
         if most <= 0:

@@ -1,0 +1,130 @@
+"""Messages that another broker hands over enter a queue here (M2, M3, M6, H4, X4).
+
+They keep their ids. What waited in a stand-in is a message like a published one, but for its
+receipt, which was given: its queue's checks decide whether it is stored, thrown away (S4), or
+refused for now. What was granted keeps its counts and its life, and is looked at by no check: the
+queue asked for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..core.phases.judging import of_broker
+from ..core.queue.broker import Broker
+from ..core.queue.change import enter
+from ..core.queue.queue import Queue
+from ..core.rules.deferred import settle_arrival
+from ..core.rules.edits import WAY, dead_part
+from ..core.rules.entering import dead_match, refusal
+from ..core.rules.last_value import keep_last
+from ..core.rules.lifetime import expires_at
+from ..core.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
+from ..core.storage.spool import Content
+from ..protocol.errors import Reason
+from ..protocol.neighbours import HandOver, Refused, Stored
+from .channel import say
+from .facts import Credit, Facts, credit_key
+
+_rows = msgspec.msgpack.Decoder(list[Row])
+
+
+def handed_over(broker: Broker, facts: Facts, sender: int, said: HandOver) -> None:
+    """Take messages in, and say which are stored, and from where on none is."""
+    queue = broker.find(said.vpn, said.queue)
+    key = f"{sender}/{said.vpn}/{said.queue}"
+    if said.waiting and facts.refusing.get(key, 0) >= said.attempt:
+        return  # it was under way when one before it was refused, and comes again
+    rows = _rows.decode(said.rows)
+    if not said.waiting:
+        text = credit_key(sender, said.vpn, said.queue, said.filter)
+        facts.asked.setdefault(text, Credit()).used += len(rows)
+    if queue is None:
+        _without_queue(broker, facts, sender, said, rows)
+        return
+    done: list[int] = []
+    entered: list[int] = []
+    why = ""
+    for row, content in zip(rows, said.contents, strict=True):
+        reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
+        if queue.holds(row.id):
+            reason = None
+        elif reason is not None and not _discards(queue):
+            why = reason.value
+            break
+        elif reason is not None:
+            _discard(broker, queue, row, reason)
+        else:
+            _take_in(broker, queue, row, content, said.waiting)
+            entered.append(row.id)
+        done.append(row.id)
+    peer = facts.peers[sender].name
+    broker.record("spooled", queue, entered, reason=f"from broker {peer}")
+    for number in entered:
+        settle_arrival(broker, queue, queue.live[number])
+    keep_last(broker, queue)
+    queue.spill_over()
+    if done:
+        say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done))
+    if why:
+        facts.refusing[key] = said.attempt
+        rejected = queue.header.rejected
+        rejected[why] = rejected.get(why, 0) + 1
+        say(broker, facts, sender, Refused(said.vpn, said.queue, said.waiting, said.attempt, why))
+
+
+def _without_queue(
+    broker: Broker, facts: Facts, sender: int, said: HandOver, rows: list[Row]
+) -> None:
+    """The queue was deleted: what waited for it is gone (S7)."""
+    if said.waiting:
+        ids = [row.id for row in rows]
+        say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids))
+        broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))
+    else:
+        say(broker, facts, sender, Refused(said.vpn, said.queue, False, 0, "no_such_queue"))
+
+
+def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
+    """The first check of S3 that fails."""
+    reason = of_broker(broker, vpn, row.size, 0)
+    if reason is None and broker.spool.file_room(broker.header.system.max_spool_files) <= 0:
+        reason = Reason.SPOOL_FILES
+    return reason or refusal(queue, [row.size], row.size, row.priority)
+
+
+def _discards(queue: Queue) -> bool:
+    """Whether the queue throws away what it refuses (S4)."""
+    policy = queue.definition.reject_msg_to_sender_on_discard
+    return policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress)
+
+
+def _discard(broker: Broker, queue: Queue, row: Row, reason: Reason) -> None:
+    queue.count("discarded")
+    discarded = queue.header.discarded
+    discarded[reason.value] = discarded.get(reason.value, 0) + 1
+    broker.record("discarded", queue, [row.id], reason=reason.value)
+
+
+def _take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
+    """One message is stored here."""
+    extras: dict[str, Any] = dict(row.extras or {})
+    way = extras.pop(WAY, {})
+    payload, key, headers = content
+    vpn = queue.header.vpn_number
+    row.stored = broker.spool.store(vpn, [(payload, key, headers)], row.size, 1)
+    row.block, row.index = IN_MEMORY, 0
+    row.state, row.until, row.holder, row.generation = READY, NEVER, 0, 0
+    row.extras = extras or None
+    if waiting:
+        found = dead_match(queue, payload, row.priority, key)
+        row.level, row.lane, row.barrier = found.level, found.lane, found.barrier
+        row.deliveries = row.cancels = row.number = 0
+        own_only = way.get("own_only", dead_part(row.extras) is not None)
+        row.expires = expires_at(queue.definition, broker.now, row.ttl_ends, own_only=own_only)
+        until = way.get("until", NEVER)
+        if broker.now < until < NEVER:
+            row.until, row.state = until, DELAYED
+    enter(broker, queue, [row])

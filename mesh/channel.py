@@ -1,0 +1,77 @@
+"""The channel between two brokers: numbers on one side, and on the other what was heard is dropped.
+
+What is said is an output of the step, and Kafka keeps its order; so it comes at least once, and
+what comes again has a number that was heard. Both numbers stand in the states of the two brokers,
+which are snapshots of their logs. Nothing is sent again, nothing waits for time.
+
+A missing number means that Kafka lost records: that is said (event ``mesh_gap``), and the channel
+goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..core.queue.broker import Broker, Place
+from ..core.rules.answering import reject_record
+from ..definitions import DEFAULT_VPN
+from ..protocol import mesh
+from ..protocol.errors import LakequeueError
+from ..protocol.mesh import Said
+from ..protocol.messages import Records
+from ..protocol.neighbours import WORDS
+from ..protocol.outputs import MeshRecord
+from .facts import Facts, Peer
+
+Handlers = Mapping[str, Callable[[int, Any], None]]
+
+
+def say(broker: Broker, facts: Facts, to: int, said: Said) -> None:
+    """Say something to another broker."""
+    peer = facts.peers[to]
+    peer.said += 1
+    header = broker.header
+    broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, said))
+
+
+def hear(
+    broker: Broker, facts: Facts, records: Records, skipped: Mapping[Place, str], handlers: Handlers
+) -> None:
+    """Hear what others have said since the last step, each thing once, in their order."""
+    vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # where what is refused is told
+    for at in range(len(records)):
+        broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
+        try:
+            for sender, said in _heard(broker, facts, vpn, records.values[at]):
+                if place in skipped:
+                    raise ValueError(f"it failed: {skipped[place]}")
+                handlers[said.kind](sender, said)
+        except (LakequeueError, ValueError) as error:
+            broker.event("mesh_refused", vpn, why=str(error))
+            reject_record(broker, vpn, *place, records.keys[at], records.values[at], str(error))
+    broker.at = None
+
+
+def _heard(
+    broker: Broker, facts: Facts, vpn: str, value: bytes | None
+) -> Iterator[tuple[int, Said]]:
+    """What a record says, and who says it; nothing where it was heard before, or is another
+    home's. Raises ValueError."""
+    envelope = mesh.decode(value)
+    if envelope.epoch != broker.header.epoch:
+        broker.count_refused(vpn, "other_home")
+        return
+    peer = facts.peers.get(envelope.sender)
+    if peer is None:
+        peer = facts.peers[envelope.sender] = Peer(envelope.name)
+    if envelope.number <= peer.heard:
+        return
+    if envelope.number > peer.heard + 1:
+        missing = envelope.number - peer.heard - 1
+        broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
+    peer.heard = envelope.number
+    word = WORDS.get(envelope.kind)
+    if word is None:
+        raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
+    yield envelope.sender, mesh.decode_body(envelope, word)

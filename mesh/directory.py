@@ -1,0 +1,288 @@
+"""The directory: which queues the home has, and which brokers host them (Q5, M1).
+
+The first broker keeps it. Whoever is asked for a definition passes the command on; the keeper
+checks it, numbers it, tells all others, and answers when all have heard. So a publish behind the
+answer finds the queue at any broker.
+
+A `Queue` is hosted by all brokers, or by its group; a `GroupLocalQueue` by the group of its initial
+owner (`definitions.hosts`). A `LocalQueue` is on one, and so is whatever has an order that needs
+one place: the broker that its definition names, else that of its dead message queue, else the one
+that hosts the fewest such queues (M1).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.commands.administration import define, delete
+from ..core.queue.broker import Broker
+from ..core.rules.routing import forget_found, set_topics
+from ..definitions import (
+    QueueDefinition,
+    dead_message_ring,
+    hosts_of,
+    parse_definition,
+    redefine,
+    wrong_hosts,
+)
+from ..definitions.definition import defined_over, name_of, to_wire
+from ..protocol import commands as c
+from ..protocol.errors import ConfigError, LakequeueError, Problem
+from ..protocol.neighbours import Entries, Heard, SaidEntry
+from ..protocol.outputs import DirectoryEntry, Reply
+from ..protocol.patterns import kind_of
+from .channel import say
+from .facts import Entry, Facts, Peer, Waiting
+
+_encode = msgspec.msgpack.encode
+_definition = msgspec.msgpack.Decoder(QueueDefinition)
+
+
+def needs_one_place(definition: QueueDefinition) -> bool:
+    """Whether a queue is hosted by one broker, since its order needs one place (M1)."""
+    ordered = definition.barrier_expression is not None or definition.partition_key is not None
+    return ordered or definition.type == "LocalQueue"
+
+
+def keeper_of(facts: Facts) -> int:
+    """The number of the broker that keeps the directory."""
+    return min(facts.brokers.values())
+
+
+def entry_of(facts: Facts, vpn: str, queue: str) -> Entry | None:
+    """What is known of a queue."""
+    return facts.entries.get(vpn, {}).get(queue)
+
+
+# ---------------------------------------------------------------- the keeper
+
+
+class Keeper:
+    """Changes the directory. One broker of the home does."""
+
+    def __init__(self, broker: Broker, facts: Facts) -> None:
+        self._broker, self._facts = broker, facts
+
+    def define(self, vpn: str, command: c.Define) -> None:
+        """Define a queue, or define it again (Q9). Raises what is wrong."""
+        identity = name_of(command.definition)
+        before = None if identity is None else entry_of(self._facts, vpn, identity[1])
+        mapping = command.definition
+        if before is not None and not command.replace:
+            mapping = defined_over(before.definition, mapping)
+        definition = parse_definition({"vpn": vpn, **mapping})
+        self._check(vpn, definition)
+        if before is None:
+            entry = Entry(
+                definition, self._hosts(vpn, definition), sorted(definition.subscriptions)
+            )
+        else:
+            entry = self._again(before, definition)
+        self._change(vpn, definition.name, entry, command)
+
+    def delete(self, vpn: str, command: c.Delete) -> None:
+        """Delete a queue at all its hosts (S7)."""
+        self._known(vpn, command.queue)
+        self._change(vpn, command.queue, None, command)
+
+    def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> None:
+        """A queue takes what is published to one more topic, wherever that is."""
+        kind_of(command.topic)
+        entry = self._known(vpn, command.queue)
+        topics = sorted({*entry.topics, command.topic})
+        changed = msgspec.structs.replace(entry, topics=topics)
+        self._change(vpn, command.queue, changed, command, command.topic not in entry.topics)
+
+    def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> None:
+        """What was stored is still delivered (S7)."""
+        entry = self._known(vpn, command.queue)
+        if command.topic not in entry.topics:
+            there = ", ".join(map(repr, entry.topics[:20])) or "none"
+            raise ValueError(
+                f"topic: {command.topic[:200]!r} – queue {command.queue!r} has not subscribed to "
+                f"it; it has: {there}"
+            )
+        topics = [topic for topic in entry.topics if topic != command.topic]
+        changed = msgspec.structs.replace(entry, topics=topics)
+        self._change(vpn, command.queue, changed, command)
+
+    def heard(self, sender: int, said: Heard) -> None:
+        """A broker knows the directory up to here; who waits for the last one is answered."""
+        rest = []
+        for one in self._facts.waiting:
+            if one.edition <= said.edition and sender in one.missing:
+                one.missing.remove(sender)
+                one.error = one.error or said.error * (one.edition == said.edition)
+            if one.missing:
+                rest.append(one)
+            else:
+                self._answer(one)
+        self._facts.waiting = rest
+
+    def _known(self, vpn: str, queue: str) -> Entry:
+        entry = entry_of(self._facts, vpn, queue)
+        if entry is None:
+            raise ConfigError(f"queue: {queue!r} – there is no such queue in VPN {vpn!r}")
+        return entry
+
+    def _check(self, vpn: str, definition: QueueDefinition) -> None:
+        if definition.vpn != vpn:
+            raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+        where, facts = f"queue {definition.name!r}", self._facts
+        names = tuple(facts.brokers)
+        found = wrong_hosts(definition, names, facts.groups, "allowed are the home's brokers")
+        problems = [Problem(where, *one) for one in found]
+
+        def target_of(name: str) -> str | None:
+            entry = entry_of(facts, vpn, name)
+            return None if entry is None else entry.definition.dead_message_queue
+
+        ring = dead_message_ring(definition, target_of)  # X5
+        if ring:
+            problems.append(
+                Problem(where, "dead_message_queue", definition.dead_message_queue, ring)
+            )
+        if problems:
+            raise ConfigError(problems)
+
+    def _again(self, before: Entry, new: QueueDefinition) -> Entry:
+        old = before.definition
+        problems = redefine(old, new)
+        if len(before.hosts) > 1 and needs_one_place(new):
+            key = "partition_key" if new.partition_key is not None else "barrier_expression"
+            allowed = "needs one broker, and the queue has several: delete it before"
+            problems.append(Problem(f"queue {new.name!r}", key, getattr(new, key), allowed))
+        if problems:
+            raise ConfigError(problems)
+        gone = set(old.subscriptions) - set(new.subscriptions)
+        topics = set(before.topics) - gone | set(new.subscriptions)
+        return Entry(new, before.hosts, sorted(topics))
+
+    def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
+        facts = self._facts
+        names = hosts_of(definition, tuple(facts.brokers), facts.groups)
+        numbers = sorted(facts.brokers[name] for name in names)
+        if not needs_one_place(definition):
+            return numbers
+        if definition.initial_owner is not None:
+            return [facts.brokers[definition.initial_owner]]
+        dead = entry_of(facts, vpn, definition.dead_message_queue or "")
+        if dead is not None and len(dead.hosts) == 1 and dead.hosts[0] in numbers:
+            return dead.hosts
+        loads = dict.fromkeys(numbers, 0)
+        for entries in facts.entries.values():
+            for entry in entries.values():
+                if len(entry.hosts) == 1 and entry.hosts[0] in loads:
+                    loads[entry.hosts[0]] += 1
+        return [min(numbers, key=lambda number: (loads[number], number))]
+
+    def _change(
+        self, vpn: str, name: str, entry: Entry | None, command: c.Command,
+        result: bool | None = None,
+    ) -> None:  # fmt: skip
+        """Carry a change out here, tell the others, and answer when all have heard."""
+        broker, facts = self._broker, self._facts
+        apply_entry(broker, facts, vpn, name, entry)
+        facts.edition += 1
+        entries = [said_of(vpn, name, entry)]
+        said = Entries(facts.edition, entries, facts.brokers, facts.groups)
+        others = sorted(facts.peers)
+        for number in others:
+            say(broker, facts, number, said)
+        self._say_where(vpn, name, entry)
+        to = command.reply
+        reply = None if to is None else (to.topic, to.partition, to.request)
+        waiting = Waiting(facts.edition, others, reply, result)
+        if others:
+            facts.waiting.append(waiting)
+        else:
+            self._answer(waiting)
+
+    def _say_where(self, vpn: str, name: str, entry: Entry | None) -> None:
+        names = {number: name for name, number in self._facts.brokers.items()}
+        hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
+        kind, epoch = "" if entry is None else entry.definition.type, self._broker.header.epoch
+        state = "" if entry is None else "there"
+        self._broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, epoch, self._facts.edition))
+
+    def _answer(self, waiting: Waiting) -> None:
+        if waiting.reply is None:
+            return
+        error, kind = waiting.error or None, "LakequeueError" if waiting.error else None
+        epoch = self._broker.header.epoch
+        result = None if error else waiting.result
+        self._broker.emit(Reply(*waiting.reply, result, error, kind, epoch=epoch))
+
+
+# ---------------------------------------------------------------- all others
+
+
+def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
+    """An entry as it is said."""
+    if entry is None:
+        return SaidEntry(vpn, name, None)
+    return SaidEntry(vpn, name, _encode(entry.definition), list(entry.hosts), list(entry.topics))
+
+
+def know_brokers(
+    broker: Broker, facts: Facts, brokers: dict[str, int], groups: dict[str, str]
+) -> None:
+    """The home's brokers are these."""
+    if (facts.brokers, facts.groups) == (brokers, groups):
+        return
+    facts.brokers, facts.groups = dict(brokers), dict(groups)
+    for name, number in brokers.items():
+        if number != broker.header.number:
+            facts.peers.setdefault(number, Peer(name))
+    forget_found(broker)
+
+
+def hear_entries(broker: Broker, facts: Facts, sender: int, said: Entries) -> None:
+    """Others' definitions, and those of the queues that are hosted here."""
+    know_brokers(broker, facts, said.brokers, said.groups)
+    error = ""
+    for one in said.entries:
+        entry = None
+        if one.definition is not None:
+            entry = Entry(_definition.decode(one.definition), one.hosts, one.topics)
+        try:
+            apply_entry(broker, facts, one.vpn, one.queue, entry)
+        except (LakequeueError, ValueError) as failed:
+            error = str(failed)
+            broker.event("definition_refused", one.vpn, one.queue, why=error)
+    facts.edition = said.edition
+    say(broker, facts, sender, Heard(said.edition, error))
+
+
+def apply_entry(broker: Broker, facts: Facts, vpn: str, name: str, entry: Entry | None) -> None:
+    """A queue is as this entry says; here too, where it is hosted here. Raises what is wrong."""
+    own = broker.header.number
+    here = broker.find(vpn, name)
+    if entry is None:
+        if here is not None:
+            delete(broker, vpn, c.Delete(queue=name))
+        _forget(broker, facts, vpn, name)
+        facts.entries.get(vpn, {}).pop(name, None)
+    else:
+        if own in entry.hosts:
+            define(broker, vpn, c.Define(definition=to_wire(entry.definition)))
+            queue = broker.find(vpn, name)
+            assert queue is not None
+            set_topics(broker, queue, entry.topics)
+        facts.entries.setdefault(vpn, {})[name] = entry
+    broker.vpn_number(vpn)
+    forget_found(broker)
+
+
+def _forget(broker: Broker, facts: Facts, vpn: str, name: str) -> None:
+    """A queue is gone, and what waited for it (S7)."""
+    facts.filters.pop(f"{vpn}/{name}", None)
+    for known in (facts.asked, facts.lent, facts.refusing):
+        for key in [k for k in known if f"{k}/".split("/", 1)[1].startswith(f"{vpn}/{name}/")]:
+            del known[key]
+    for number, lane in list(facts.lanes.items()):
+        if (lane.vpn, lane.queue) == (vpn, name):
+            del facts.lanes[number]
+            queue = broker.queue(number)
+            if queue is not None and not queue.header.deleted:
+                delete(broker, vpn, c.Delete(queue=queue.definition.name))

@@ -1,0 +1,83 @@
+"""What a broker knows of the others: facts only, packed into one page at a mark."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.storage.row import NEVER
+from ..definitions import QueueDefinition
+
+
+class Peer(msgspec.Struct):
+    """Another broker. said, heard: numbers of the last records, to it and from it."""
+
+    name: str
+    said: int = 0
+    heard: int = 0
+
+
+class Entry(msgspec.Struct):
+    """A queue of the home. hosts: the numbers of its brokers, ascending."""
+
+    definition: QueueDefinition
+    hosts: list[int]
+    topics: list[str] = []
+
+
+class Lane(msgspec.Struct):
+    """A stand-in: here messages wait for one queue of another broker, in order.
+
+    attempt: counts up with each refusal, so that what was under way then is known as such; why,
+    since: it is refused; retry_at: when it is tried again.
+    """
+
+    vpn: str
+    queue: str
+    broker: int
+    attempt: int = 1
+    why: str = ""
+    since: int = 0
+    retry_at: int = NEVER
+
+
+class Credit(msgspec.Struct, array_like=True):
+    """Of one filter at one other host: how many messages may come in all, and have come."""
+
+    granted: int = 0
+    used: int = 0
+
+
+class Waiting(msgspec.Struct):
+    """A definition whose sender is answered when all brokers know it. reply: topic, partition,
+    request."""
+
+    edition: int
+    missing: list[int]
+    reply: tuple[str, int, str] | None
+    result: bool | None = None
+    error: str = ""
+
+
+class Facts(msgspec.Struct):
+    """All of it. brokers: the home's, by name; entries: VPN → name → queue; lanes: by the number of
+    the stand-in; refusing: "broker/vpn/queue" → the last attempt that was refused here; asked:
+    credits at other hosts, lent: those of others here, both by `credit_key`; filters: "vpn/queue" →
+    those for which others were asked last; edition: of the
+    directory as it is known here."""
+
+    brokers: dict[str, int] = {}
+    groups: dict[str, str] = {}
+    peers: dict[int, Peer] = {}
+    entries: dict[str, dict[str, Entry]] = {}
+    lanes: dict[int, Lane] = {}
+    refusing: dict[str, int] = {}
+    asked: dict[str, Credit] = {}
+    lent: dict[str, Credit] = {}
+    filters: dict[str, list[str | None]] = {}
+    edition: int = 0
+    waiting: list[Waiting] = []
+
+
+def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:
+    """Names a credit: of which broker, for which queue, and of which filter."""
+    return f"{broker}/{vpn}/{queue}/{'' if text is None else '=' + text}"

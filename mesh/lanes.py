@@ -1,0 +1,179 @@
+"""Stand-ins: where messages wait for a queue of another broker (M2, M3, M6, H2, H3).
+
+A message that matches a queue elsewhere is stored here with one match more, in the queue's
+stand-in: an internal queue with the far one's filter and message size, and limits of its own. So a
+receipt is decided here, at once, by the same checks as ever: a full stand-in refuses with the far
+queue's name. Its only consumer is the far broker. What that stores leaves; when its queue refuses,
+all that was under way is ready again in its place, and a moment later the first message is tried.
+Every stand-in is a lane of its own: a queue that refuses holds back nothing else, and a broker that
+is away nothing but what goes to it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.queue.broker import Broker
+from ..core.queue.change import apply
+from ..core.queue.header import QueueHeader, Subscription
+from ..core.queue.queue import Queue
+from ..core.queue.table import Event
+from ..core.storage.row import MOVING, NEVER, Row
+from ..core.storage.spool import Content
+from ..definitions import QueueDefinition
+from ..protocol.mesh import slices
+from ..protocol.neighbours import HandOver, Refused, Stored
+from .channel import say
+from .facts import Facts, Lane, credit_key
+
+LANE_BYTES = 500_000_000  # that wait for one queue of another broker
+LANE_MESSAGES = 1_000_000
+WINDOW = 1_000  # messages under way in a lane
+RETRY_MS = 1_000
+FRAMING = "rows"
+
+_encode = msgspec.msgpack.encode
+
+
+def stand_in(broker: Broker, facts: Facts, vpn: str, name: str, host: int) -> Queue:
+    """The queue in which messages wait for one of another broker; made when it is first needed."""
+    text = f"#out/{host}/{name}"
+    found = broker.find(vpn, text)
+    if found is not None:
+        return found
+    far = facts.entries[vpn][name].definition
+    number = broker.header.next_queue
+    broker.header.next_queue += 1
+    header = QueueHeader(
+        number, broker.vpn_number(vpn), _definition(far, text), created=broker.now, stands_for=name
+    )
+    header.subscriptions.append(
+        Subscription(
+            id=f"#{host}", number=1, name=facts.peers[host].name, session="", topic="",
+            partition=0, framing=FRAMING, removes_on_send=False, filter=None, max_backlog=WINDOW,
+            broker=host,
+        )
+    )  # fmt: skip
+    header.next_subscription = 2
+    facts.lanes[number] = Lane(vpn, name, host)
+    return broker.add_queue(header)
+
+
+def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
+    """Of the far queue what decides whether a message is taken; nothing ends here."""
+    return QueueDefinition(
+        name=name, vpn=far.vpn, message_type=far.message_type, type="LocalQueue",
+        underlying_topic=name, default_publish_target=name, filter=far.filter,
+        fairness_model="fast", expiration_model="queue", max_message_size=far.max_message_size,
+        on_invalid=far.on_invalid, max_spool_usage=LANE_BYTES, max_spool_messages=LANE_MESSAGES,
+    )  # fmt: skip
+
+
+def follow(broker: Broker, facts: Facts, vpn: str, name: str) -> None:
+    """A far queue was defined again: so are those that stand for it (Q9)."""
+    far = facts.entries[vpn][name].definition
+    for number, lane in facts.lanes.items():
+        if (lane.vpn, lane.queue) == (vpn, name):
+            queue = broker.queues[number]
+            queue.header.definition = _definition(far, queue.definition.name)
+            broker.touch(queue)
+
+
+# ---------------------------------------------------------------- sending
+
+
+def send(
+    broker: Broker, facts: Facts, queue: Queue, subscription: Subscription, rows: list[Row],
+    contents: list[Content],
+) -> None:  # fmt: skip
+    """Hand messages over, in as many records as they need."""
+    lane = facts.lanes.get(queue.number)
+    assert subscription.broker is not None
+    for part in slices(
+        [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
+    ):
+        say(
+            broker, facts, subscription.broker,
+            HandOver(
+                broker.vpn_of(queue), queue.header.stands_for or queue.definition.name,
+                lane is not None, 0 if lane is None else lane.attempt, subscription.filter,
+                _encode(rows[part]), contents[part],
+            ),
+        )  # fmt: skip
+
+
+def _source(broker: Broker, vpn: str, name: str, waiting: bool, host: int) -> Queue | None:
+    return broker.find(vpn, f"#out/{host}/{name}" if waiting else name)
+
+
+def stored(broker: Broker, facts: Facts, sender: int, said: Stored) -> None:
+    """Messages have another owner: here they go."""
+    queue = _source(broker, said.vpn, said.queue, said.waiting, sender)
+    if queue is None:
+        return
+    own = {s.number: s for s in queue.header.subscriptions if s.broker == sender}
+    rows = []
+    for number in said.ids:
+        row = queue.live.get(number)
+        if row is not None and row.state == MOVING and row.holder in own:
+            rows.append(row)
+    holders = [row.holder for row in rows]
+    apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
+    lane = facts.lanes.get(queue.number)
+    if lane is None:
+        for number in holders:
+            one = own[number]
+            credit = facts.lent[credit_key(sender, said.vpn, said.queue, one.filter)]
+            credit.used += 1
+            one.max_backlog = max(credit.granted - credit.used, 0)
+    elif rows and lane.why:
+        broker.event(
+            "lane_flows", lane.vpn, lane.queue, broker=facts.peers[sender].name, why=lane.why,
+            blocked_ms=broker.now - lane.since,
+        )  # fmt: skip
+        lane.why, lane.since = "", 0
+        queue.header.subscriptions[0].max_backlog = WINDOW
+    queue.wanted = True
+    broker.touch(queue)
+
+
+def refused(broker: Broker, facts: Facts, sender: int, said: Refused) -> None:
+    """The far queue takes nothing more: what was under way is here again, in its place."""
+    queue = _source(broker, said.vpn, said.queue, said.waiting, sender)
+    if queue is None:
+        return
+    lane = facts.lanes.get(queue.number)
+    if lane is not None and lane.attempt != said.attempt:
+        return
+    for one in queue.header.subscriptions:
+        if one.broker == sender:
+            rows = list(queue.leases.get(one.number, {}).values())
+            apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=said.why)
+            one.max_backlog = 0
+    if lane is None:
+        return
+    lane.attempt += 1
+    lane.retry_at = broker.now + RETRY_MS
+    if not lane.why:
+        lane.since = broker.now
+        broker.event(
+            "lane_blocked", lane.vpn, lane.queue, broker=facts.peers[sender].name, why=said.why,
+            waiting=queue.header.depth,
+        )  # fmt: skip
+    lane.why = said.why
+
+
+def retry(broker: Broker, facts: Facts) -> None:
+    """The first message of a lane that was refused is tried again."""
+    for number, lane in facts.lanes.items():
+        if lane.retry_at <= broker.now:
+            lane.retry_at = NEVER
+            queue = broker.queues[number]
+            queue.header.subscriptions[0].max_backlog = 1
+            queue.wanted = True
+            broker.touch(queue)
+
+
+def next_retry(facts: Facts) -> int:
+    """When a lane is tried again, or NEVER."""
+    return min((lane.retry_at for lane in facts.lanes.values()), default=NEVER)

@@ -1,0 +1,222 @@
+"""The other brokers of a home, as one of them sees them: what `core` asks, answered (`Beyond`).
+
+One broker is a client of its neighbours. Whatever crosses is a message of a queue here, given to a
+subscription of the broker over there: what waits for its queue (`lanes`), and what a distributed
+queue has for others' consumers (`rooms`). Over there it is stored, and said to be (`arrivals`);
+then it goes here. A receipt waits for nobody (M2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from ..core.commands.answers import refuse
+from ..core.queue.beyond import LATER
+from ..core.queue.broker import Broker, Place
+from ..core.queue.header import Subscription
+from ..core.queue.queue import Queue
+from ..core.rules.routing import Patterns, kind_of_captured
+from ..core.storage.row import Row
+from ..core.storage.spool import Content
+from ..protocol import commands as c
+from ..protocol.errors import ConfigError, LakequeueError
+from ..protocol.messages import QUEUE_ALONE, Records
+from ..protocol.neighbours import Entries, Forward, HandOver, Heard, Refused, Room, Stored
+from ..protocol.patterns import kind_of
+from . import arrivals, directory, lanes, rooms
+from .channel import hear, say
+from .facts import Entry, Facts
+
+PAGE = "mesh"
+
+_encode = msgspec.msgpack.encode
+_facts = msgspec.msgpack.Decoder(Facts)
+
+
+class Mesh:
+    """The other brokers. facts: what is known of them."""
+
+    def __init__(self, broker: Broker, facts: Facts) -> None:
+        self._broker, self.facts = broker, facts
+        self._keeper = directory.Keeper(broker, facts)
+        self._tables: dict[str, tuple[Patterns, list[tuple[str, Entry]]]] = {}
+        self.commands: Mapping[type, Callable[[str, Any], Any]] = {
+            c.Peers: self._peers,
+            c.Define: self._kept(self._keeper.define),
+            c.Delete: self._kept(self._keeper.delete),
+            c.SubscribeTopic: self._kept(self._keeper.subscribe_topic),
+            c.UnsubscribeTopic: self._kept(self._keeper.unsubscribe_topic),
+        }
+        self._handlers: Mapping[str, Callable[[int, Any], None]] = {
+            HandOver.kind: self._handed_over,
+            Stored.kind: lambda sender, said: lanes.stored(broker, facts, sender, said),
+            Refused.kind: lambda sender, said: lanes.refused(broker, facts, sender, said),
+            Room.kind: lambda sender, said: rooms.hear_room(broker, facts, sender, said),
+            Entries.kind: self._hear_entries,
+            Heard.kind: self._keeper.heard,
+            Forward.kind: self._forwarded,
+        }
+
+    @classmethod
+    def load(cls, broker: Broker) -> Mesh:
+        """As it was packed; a broker that knows no other yet."""
+        data = broker.store.get(PAGE)
+        return cls(broker, Facts() if data is None else _facts.decode(data))
+
+    def mark(self) -> None:
+        """Write what is known."""
+        self._broker.store.put(PAGE, _encode(self.facts))
+
+    @property
+    def brokers(self) -> tuple[str, ...]:
+        """The names of all brokers of the home."""
+        return tuple(self.facts.brokers) or (self._broker.header.name,)
+
+    @property
+    def groups(self) -> Mapping[str, str]:
+        """The groups of those that are in one."""
+        return self.facts.groups
+
+    # ------------------------------------------------------------ a step
+
+    def hear(self, records: Records, skipped: Mapping[Place, str]) -> None:
+        """What the others say; what is tried again is tried."""
+        hear(self._broker, self.facts, records, skipped, self._handlers)
+        lanes.retry(self._broker, self.facts)
+
+    def speak(self) -> None:
+        """What is to be said now that all is delivered."""
+        if self.facts.peers:
+            rooms.tell_room(self._broker, self.facts)
+
+    def deadline(self) -> int:
+        """When a step is wanted, epoch ms, or NEVER."""
+        return lanes.next_retry(self.facts)
+
+    def send(
+        self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
+    ) -> None:
+        """Messages go to the broker whose subscription it is."""
+        lanes.send(self._broker, self.facts, queue, subscription, rows, contents)
+
+    def _handed_over(self, sender: int, said: HandOver) -> None:
+        arrivals.handed_over(self._broker, self.facts, sender, said)
+
+    def _hear_entries(self, sender: int, said: Entries) -> None:
+        directory.hear_entries(self._broker, self.facts, sender, said)
+        for one in said.entries:
+            self._changed(one.vpn, one.queue)
+
+    def _changed(self, vpn: str, queue: str) -> None:
+        self._tables.pop(vpn, None)
+        if directory.entry_of(self.facts, vpn, queue) is not None:
+            lanes.follow(self._broker, self.facts, vpn, queue)
+
+    # ------------------------------------------------------------ commands
+
+    def _peers(self, vpn: str, command: c.Peers) -> None:
+        """The home's brokers are these. Raises ConfigError unless this is one of them."""
+        header = self._broker.header
+        own = command.brokers.get(header.name)
+        if own != header.number:
+            raise ConfigError(
+                f"brokers: {header.name!r} has number {own} there – it is broker {header.number}"
+            )
+        directory.know_brokers(self._broker, self.facts, command.brokers, command.groups)
+
+    def _kept(self, carry_out: Callable[[str, Any], None]) -> Callable[[str, Any], Any]:
+        """A command that the keeper of the directory carries out, and answers."""
+
+        def handler(vpn: str, command: Any) -> Any:
+            facts, own = self.facts, self._broker.header.number
+            keeper = directory.keeper_of(facts) if facts.brokers else own
+            if keeper != own:
+                who = self._broker.speaker
+                client, admin = ("", False) if who is None else (who.client, who.admin)
+                text = c.encode_command(command)
+                say(self._broker, facts, keeper, Forward(vpn, text, client, admin))
+                return LATER
+            carry_out(vpn, command)
+            self._changed(vpn, getattr(command, "queue", "") or str(command.definition.get("name")))
+            return LATER
+
+        return handler
+
+    def _forwarded(self, sender: int, said: Forward) -> None:
+        """A command that another broker was given."""
+        command = c.decode_command(said.command)
+        try:
+            self.commands[type(command)](said.vpn, command)
+        except (LakequeueError, ValueError) as error:
+            refuse(self._broker, said.vpn, command, error)
+
+    # ------------------------------------------------------------ routes
+
+    def target_of(self, vpn: str, to: str) -> str:
+        """The topic of a destination that is no queue here."""
+        entry = directory.entry_of(self.facts, vpn, to)
+        return to if entry is None else entry.definition.default_publish_target
+
+    def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
+        """The queues in which a message is stored here: own ones, and stand-ins for others'."""
+        facts, number = self.facts, self._broker.header.number
+        if to.startswith(QUEUE_ALONE):
+            name = to.removeprefix(QUEUE_ALONE)
+            entry = directory.entry_of(facts, vpn, name)
+            matched = [] if entry is None else [(name, entry)]
+        else:
+            here = self._broker.find(vpn, to)
+            topic = (
+                self.target_of(vpn, to) if here is None
+                else here.definition.default_publish_target
+            )  # fmt: skip
+            matched = self._matching(vpn, topic)
+        found = {queue.definition.name: queue for queue in own}
+        for name, entry in matched:
+            host = self._host(entry)
+            if host != number:
+                found[name] = lanes.stand_in(self._broker, facts, vpn, name, host)
+        return sorted(found.values(), key=lambda queue: queue.number)
+
+    def _host(self, entry: Entry) -> int:
+        """The host that takes in what is published here (H4)."""
+        own, hosts = self._broker.header.number, entry.hosts
+        owner = entry.definition.initial_owner
+        if owner is not None:
+            return self.facts.brokers[owner]
+        return own if own in hosts else hosts[own % len(hosts)]
+
+    def stand_in(self, vpn: str, name: str) -> Queue | None:
+        """The queue in which messages wait here for one of another broker."""
+        entry = directory.entry_of(self.facts, vpn, name)
+        if entry is None:
+            return None
+        return lanes.stand_in(self._broker, self.facts, vpn, name, self._host(entry))
+
+    def reads(self, queue: Queue, partition: int) -> bool:
+        """Whether this broker reads plain records of this partition for a queue (M5)."""
+        own, definition = self._broker.header.number, queue.definition
+        entry = directory.entry_of(self.facts, definition.vpn, definition.name)
+        if entry is None or len(entry.hosts) == 1:
+            return True
+        if definition.initial_owner is not None:
+            return self.facts.brokers[definition.initial_owner] == own
+        return entry.hosts[partition % len(entry.hosts)] == own
+
+    def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
+        """The home's queues that take a topic."""
+        table = self._tables.get(vpn)
+        if table is None:
+            listed = sorted(self.facts.entries.get(vpn, {}).items())
+            patterns = Patterns()
+            for at, (_, entry) in enumerate(listed):
+                captured = entry.definition.underlying_topic
+                patterns.add(kind_of_captured(captured), captured, at)
+                for pattern in entry.topics:
+                    patterns.add(kind_of(pattern), pattern, at)
+            table = self._tables[vpn] = patterns, listed
+        patterns, listed = table
+        return [listed[at] for at in sorted(patterns.find(topic))]

@@ -1,0 +1,132 @@
+"""Room at neighbours: how a broker with free consumers gets messages of a distributed queue (H4).
+
+A host whose consumers have room, and which has nothing to give them, tells the other hosts how many
+messages they could take, by filter. Over there that is a subscription like any other, but it is
+served behind all local ones, only with what no local consumer can take; and what it is given is not
+leased but on its way. When it is stored here, it is owned here.
+
+Room is told as a number that only grows, so that what is under way counts once: a subscription over
+there may take what was granted and not used. It is told again when half of it is used, and taken
+back when messages come that no consumer here can take any more. Then they lie ready here, and who
+has room is given them.
+"""
+
+from __future__ import annotations
+
+from ..core.queue.broker import Broker
+from ..core.queue.header import Subscription
+from ..core.queue.queue import Queue
+from ..core.rules.fairness import backlog_of
+from ..protocol.neighbours import Room
+from .channel import say
+from .directory import entry_of
+from .facts import Credit, Facts, credit_key
+from .lanes import FRAMING
+
+Rooms = dict[str | None, int]
+
+
+def other_hosts(broker: Broker, facts: Facts, queue: Queue) -> list[int]:
+    """The other hosts of a distributed queue. One that keeps its last message only (S10) is each
+    broker's own."""
+    definition = queue.definition
+    entry = entry_of(facts, definition.vpn, definition.name)
+    if entry is None or queue.header.deleted or not definition.max_spool_usage:
+        return []
+    return [number for number in entry.hosts if number != broker.header.number]
+
+
+def tell_room(broker: Broker, facts: Facts) -> None:
+    """At the end of a step: what consumers here could take of what others have."""
+    for queue in broker.touched.values():
+        if queue.dropped or queue.wanted or queue.header.stands_for:
+            continue
+        hosts = other_hosts(broker, facts, queue)
+        if not hosts:
+            continue
+        rooms = _rooms(queue)
+        header = queue.header
+        ready = header.depth - header.leased - header.delayed
+        for host in hosts:
+            changed = _changed(broker, facts, queue, host, rooms, ready)
+            if changed:
+                said = Room(broker.vpn_of(queue), queue.definition.name, changed)
+                say(broker, facts, host, said)
+        facts.filters[f"{broker.vpn_of(queue)}/{queue.definition.name}"] = list(rooms)
+
+
+def _rooms(queue: Queue) -> Rooms:
+    """How many messages consumers here could still take, by filter; also those that can take
+    none."""
+    header, definition = queue.header, queue.definition
+    rooms: Rooms = {}
+    left = 1 << 62
+    if definition.max_backlog is not None:
+        left = max(definition.max_backlog - header.leased, 0)
+    for one in header.subscriptions:
+        if one.broker is not None or one.ending:
+            continue
+        room = max(backlog_of(definition, one) - one.held, 0) if header.egress else 0
+        room = min(room, left)
+        left -= room
+        rooms[one.filter] = rooms.get(one.filter, 0) + room
+    return rooms
+
+
+def _changed(
+    broker: Broker, facts: Facts, queue: Queue, host: int, rooms: Rooms, ready: int
+) -> list[tuple[str | None, int]]:
+    """What a host is to be told, and is told from now on."""
+    vpn, name = broker.vpn_of(queue), queue.definition.name
+    changed: list[tuple[str | None, int]] = []
+    before = facts.filters.get(f"{vpn}/{name}", [])
+    for text in (*rooms, *(text for text in before if text not in rooms)):
+        key = credit_key(host, vpn, name, text)
+        credit = facts.asked.get(key)
+        room = rooms.get(text, 0)
+        if credit is None:
+            if not room:
+                continue
+            credit = facts.asked[key] = Credit()
+        out = credit.granted - credit.used
+        if room and out < (room + 1) // 2:
+            credit.granted = credit.used + room
+        elif not room and out > 0 and (ready or text not in rooms):
+            credit.granted = credit.used
+        else:
+            continue
+        changed.append((text, credit.granted))
+    return changed
+
+
+def hear_room(broker: Broker, facts: Facts, sender: int, said: Room) -> None:
+    """Another host has room: it subscribes here with that."""
+    queue = broker.find(said.vpn, said.queue)
+    if queue is None:
+        return
+    for text, granted in said.granted:
+        credit = facts.lent.setdefault(credit_key(sender, said.vpn, said.queue, text), Credit())
+        credit.granted = granted
+        _subscription(broker, facts, queue, sender, text).max_backlog = max(
+            granted - credit.used, 0
+        )
+    queue.wanted = True
+    broker.touch(queue)
+
+
+def _subscription(
+    broker: Broker, facts: Facts, queue: Queue, sender: int, text: str | None
+) -> Subscription:
+    """The neighbour's subscription with this filter."""
+    header = queue.header
+    for one in header.subscriptions:
+        if one.broker == sender and one.filter == text:
+            return one
+    one = Subscription(
+        id=f"#{sender}" if text is None else f"#{sender}/{text}", number=header.next_subscription,
+        name=facts.peers[sender].name, session="", topic="", partition=0, framing=FRAMING,
+        removes_on_send=False, filter=text, max_backlog=0, broker=sender,
+    )  # fmt: skip
+    header.next_subscription += 1
+    header.subscriptions.append(one)
+    return one

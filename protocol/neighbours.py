@@ -1,0 +1,114 @@
+"""What brokers of one home say to each other: the words of `mesh/`.
+
+The envelope and the channel's numbers are those of `protocol.mesh`. A message crosses as a whole
+row of its queue; what it weighs decides how many cross in one record.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from .bounds import Count, Name, Text
+from .mesh import BrokerNumber, Said
+
+Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, headers
+
+
+class HandOver(Said, frozen=True, array_like=True):
+    """Messages for a queue of the other broker. waiting: they wait in a stand-in and have no owner
+    yet; else they are granted, and the ack moves the ownership. attempt: of the stand-in's lane;
+    filter: of the subscription that asked; rows: of the queue here, packed."""
+
+    kind: ClassVar[str] = "hand_over"
+
+    vpn: Name
+    queue: Name
+    waiting: bool
+    attempt: Count
+    filter: Text | None
+    rows: bytes
+    contents: Contents
+
+
+class Stored(Said, frozen=True, array_like=True):
+    """Messages that were handed over have another owner, or are gone by its queue's own rules."""
+
+    kind: ClassVar[str] = "stored"
+
+    vpn: Name
+    queue: Name
+    waiting: bool
+    ids: list[int]
+
+
+class Refused(Said, frozen=True, array_like=True):
+    """A queue does not take what was handed over with this attempt, from the first message on that
+    was not said to be stored."""
+
+    kind: ClassVar[str] = "refused"
+
+    vpn: Name
+    queue: Name
+    waiting: bool
+    attempt: Count
+    why: str
+
+
+class Room(Said, frozen=True, array_like=True):
+    """How many messages of a queue consumers here can take, in all since the beginning: by filter.
+    A smaller number takes back what was not used."""
+
+    kind: ClassVar[str] = "room"
+
+    vpn: Name
+    queue: Name
+    granted: list[tuple[Text | None, Count]]
+
+
+class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A queue: its definition as on the wire (None: it is gone), its hosts, its topics."""
+
+    vpn: Name
+    queue: Name
+    definition: bytes | None
+    hosts: list[BrokerNumber] = []
+    topics: list[str] = []
+
+
+class Entries(Said, frozen=True, array_like=True):
+    """What the keeper of the directory tells all others. edition: counts up with each change;
+    brokers, groups: of the home, since a definition may name them."""
+
+    kind: ClassVar[str] = "entries"
+
+    edition: Count
+    entries: list[SaidEntry]
+    brokers: dict[Name, BrokerNumber]
+    groups: dict[Name, Name]
+
+
+class Heard(Said, frozen=True, array_like=True):
+    """Up to this edition the directory is known here. error: what was wrong with the last one."""
+
+    kind: ClassVar[str] = "heard"
+
+    edition: Count
+    error: str = ""
+
+
+class Forward(Said, frozen=True, array_like=True):
+    """A client's command for the keeper, which answers it. client, admin: who has proven to be."""
+
+    kind: ClassVar[str] = "forward"
+
+    vpn: Name
+    command: bytes
+    client: str = ""
+    admin: bool = False
+
+
+WORDS: dict[str, type[Said]] = {
+    word.kind: word for word in (HandOver, Stored, Refused, Room, Entries, Heard, Forward)
+}

@@ -1,0 +1,7 @@
+"""Makes `rules` and the helpers here importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
