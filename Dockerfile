@@ -31,6 +31,7 @@ COPY examples examples
 COPY expressions expressions
 COPY lake lake
 COPY memory memory
+COPY mesh mesh
 COPY monitor monitor
 COPY protocol protocol
 COPY replica replica
