@@ -63,9 +63,7 @@ class Steps:
         batch = Batch(self.command_records(commands), self.publish_records(publishes))
         out: list[Any] = []
         for _ in range(STEPS_MAX):
-            said = step(self.store, batch, self.now, **self.options)
-            if self.checked:
-                check(self.store, self.now, self.limits)
+            said = self.step(batch)
             if self.watch is not None:
                 self.watch(said)
             out += said
@@ -74,6 +72,13 @@ class Steps:
                 return out
             batch = Batch()
         raise AssertionError(f"the engine is not idle after {STEPS_MAX} steps")
+
+    def step(self, batch: Batch) -> list[Any]:
+        """One step; what the engine said in it."""
+        said = step(self.store, batch, self.now, **self.options)
+        if self.checked:
+            check(self.store, self.now, self.limits)
+        return said
 
     def restart(self) -> None:
         """The state is written to bytes and loaded again."""

@@ -15,7 +15,7 @@ from lakequeue.protocol import wire
 from lakequeue.protocol.ids import ID_MAX, LONG, parse_ranges
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deadline, Deliveries
-from lakequeue.state import Batch, Limits, check, step
+from lakequeue.state import Batch, Limits
 from lakequeue.state.commands import places
 from lakequeue.state.rules.lanes import LANE_BITS, lane_key
 from rules.steps import REPLY, Steps, define, delivered, described, replies, subscribe
@@ -32,9 +32,7 @@ def each_step(steps: Steps, commands: Any = (), publishes: Any = ()) -> list[lis
     batch = Batch(steps.command_records(commands), steps.publish_records(publishes))
     said = []
     for _ in range(3_000):
-        said.append(step(steps.store, batch, steps.now, **steps.options))
-        if steps.checked:
-            check(steps.store, steps.now, steps.limits)
+        said.append(steps.step(batch))
         at = [o.at for o in said[-1] if isinstance(o, Deadline)][-1]
         if not 0 < at <= steps.now:
             return said

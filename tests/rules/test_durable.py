@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord
-from lakequeue.state import Batch, Limits, step
-from rules.steps import NOW, Steps, define, subscribe
+from lakequeue.state import Batch, Limits
+from rules.steps import Steps, define, subscribe
 
 DELTA = {"producer": "p", "durability": "delta"}
 
@@ -147,5 +147,5 @@ def test_records_of_plain_topics_cannot_ask_for_it() -> None:
     steps = started()
     records = steps.publish_records([durable(1)])
     records.topics[:] = ["orders"]
-    out = step(steps.store, Batch(publishes=records), NOW)
+    out = steps.step(Batch(publishes=records))
     assert any(isinstance(o, RejectedRecord) for o in out)

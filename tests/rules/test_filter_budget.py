@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lakequeue.core.rules import looking
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deadline
-from lakequeue.state import Batch, Limits, check, step
+from lakequeue.state import Batch, Limits
 from lakequeue.state.rules import filters
 from rules.steps import Steps, define, delivered, described, subscribe
 
@@ -32,7 +33,8 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
         found, seen[0] = seen[0], 0
         return found
 
-    monkeypatch.setattr(filters, "is_true", counting)
+    for core in (filters, looking):
+        monkeypatch.setattr(core, "is_true", counting)
     return since
 
 
@@ -49,10 +51,9 @@ def drive(
     out, looked = [], 0
     for _ in range(5_000):
         evaluated()
-        said = step(steps.store, batch, steps.now, **steps.options)
+        said = steps.step(batch)
         found = evaluated()
         assert found <= steps.limits.looks + texts - 1, f"{found} looked at in one step"
-        check(steps.store, steps.now, steps.limits)
         out += said
         looked += found
         at = [o.at for o in said if isinstance(o, Deadline)][-1]

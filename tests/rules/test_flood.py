@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import commands as c
-from lakequeue.state import Limits
+from lakequeue.state import Batch, Limits
 from rules.steps import INBOX, REPLY, Steps, define, delivered, described, replies, subscribe
 
 MANY = 400
@@ -113,14 +113,12 @@ def test_another_vpn_goes_on_beside_a_flood() -> None:
     ]  # fmt: skip
     west = steps.command_records(own)
     west.topics[:] = ["west.commands"] * len(west)
-    from lakequeue.state import Batch, step
-
-    step(steps.store, Batch(west), steps.now, limits=LIMITS)
+    steps.step(Batch(west))
     commands = steps.command_records(
         [value for kind in floods(0).values() for value in kind if isinstance(value, bytes)]
     )
     publishes = steps.publish_records([("orders", b"{}")])
     publishes.topics[:] = ["west.publish"]
-    out = step(steps.store, Batch(commands, publishes), steps.now, limits=LIMITS)
+    out = steps.step(Batch(commands, publishes))
     assert len(delivered(out, "w")) == 1
     assert INBOX.topic not in {getattr(o, "topic", "") for o in out if hasattr(o, "subscription")}
