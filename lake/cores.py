@@ -27,6 +27,7 @@ from ..state import broker as paged
 from ..state.commands import answers, dispatch
 from ..state.header import QueueHeader
 from ..streaming import driver
+from ..streaming.carried_over import carry_over, snapshot_of
 
 Own = driver.Snapshot | live_driver.Snapshot  # what the loop of a broker knew
 LIVE_LIMITS = live.Limits()
@@ -302,6 +303,13 @@ def core_of(number: int) -> Core:
         f"the tables hold a state of format {number}, and this version reads {PAGED.format} and "
         f"{LIVE.format}: use the version that wrote it"
     )
+
+
+def taken_over(home: Home, store: DictStore, own: Own) -> tuple[DictStore, Own]:
+    """Pages of the earlier core, and what goes with them, as the live core went on with them."""
+    assert isinstance(own, driver.Snapshot)
+    found = carry_over(store, list(store.pages), home, LIVE_LIMITS, Limits())
+    return DictStore(found.pages), snapshot_of(own)
 
 
 def _queues(store: DictStore) -> list[tuple[str, bytes]]:

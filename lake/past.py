@@ -16,6 +16,7 @@ import json
 import zlib
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from ..protocol.table_format import CRC_MODULUS
 from ..protocol.wire import WireRecord
 from ..state import DictStore, Home
 from ..streaming.driver import Refused
-from .cores import Core, Ear, Own, Steps, core_of
+from .cores import Core, Ear, Own, Steps, core_of, taken_over
 from .inputs import TOGETHER, FromTables, Stored, steps_between
 from .named_payloads import Named, blocks_of
 from .opening import WHEN_WRITTEN, NoLake
@@ -250,10 +251,21 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> Non
                 f"{moment.snapshot:,} cannot be made again"
             )
         inputs = FromTables(lake, records)
-        _checked(steps, records, inputs)
+        for core, theirs in groupby(records, lambda record: core_of(record.core)):
+            if core is not moment.core:  # the home changed over behind the step before
+                _settle(moment, steps)
+                moment.store, moment.own = taken_over(moment.home, moment.store, moment.own)
+                moment.core = core
+                steps = core.open(moment.home, moment.store, moment.own, ear, moment.now)
+            _checked(steps, list(theirs), inputs)
         if last == target:  # its outputs were not yet in Kafka as it was logged, so it speaks
             moment.took = [m for r in records[-1].ranges for m in inputs.records(r)]
             moment.said = ear.records
+    _settle(moment, steps)
+
+
+def _settle(moment: Moment, steps: Steps) -> None:
+    """The moment is behind the steps that were taken again."""
     if steps.step > moment.step:
         moment.own = steps.end()
         moment.step, moment.now = moment.own.step, moment.own.now
@@ -270,7 +282,10 @@ def _checked(steps: Steps, records: list[StepRecord], inputs: FromTables) -> Non
 def _check_last(lake: duckdb.DuckDBPyConnection, moment: Moment) -> None:
     """The last step's digest stands in the next record, if the tables have that already."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
-        if (record.pages, record.outputs) != moment.core.digests(moment.own):
+        pages, outputs = moment.core.digests(moment.own)
+        if core_of(record.core) is not moment.core:
+            pages = record.pages  # it names none of another core
+        if (record.pages, record.outputs) != (pages, outputs):
             raise LakequeueError(
                 f"step {moment.step} of broker {moment.broker!r} came out differently when it was "
                 f"taken again; its code was {record.code}"

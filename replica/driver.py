@@ -314,6 +314,11 @@ class Driver:
                 "start that version once more and stop it, then start this one (`lakequeue "
                 "--version` says which one an installation is)"
             )
+        if record.core != FORMAT:
+            raise Refused(
+                f"step {record.step} of broker {self.home.name!r} was taken by another core: start "
+                "the version that took it once more and stop it, then start this one"
+            )
         if record.step != self.step + 1:
             raise Refused(
                 f"the log of broker {self.home.name!r} goes on with step {record.step} where "

@@ -11,7 +11,8 @@ next loop begins from the state, with a log that says what to leave out.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -20,8 +21,16 @@ from ..protocol.steplog import Range, StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
 from ..sources.step_batch import Taken as Read
+from ..state import FORMAT as PAGED_FORMAT
 from ..state import Batch as ReadBatch
+from ..state import Home as PagedHome
+from ..state import Limits as PagedLimits
+from .carried_over import carry_over, snapshot_of
+from .driver import Snapshot as PagedSnapshot
 from .loop_options import LIVE, LIVE_VARIABLE
+from .state_store import StatePages
+
+Logged = tuple[int, StepRecord]
 
 
 class _Layout(msgspec.Struct):
@@ -30,6 +39,14 @@ class _Layout(msgspec.Struct):
     format: int = 0
 
 
+class Reads(Protocol):
+    """Pages by their keys."""
+
+    def get(self, key: str) -> bytes | None:
+        """The page, or None."""
+
+
+_paged_snapshot = msgspec.msgpack.Decoder(PagedSnapshot).decode
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _layout = msgspec.msgpack.Decoder(_Layout).decode
 
@@ -100,15 +117,44 @@ def _converted(batch: ReadBatch) -> Batch:
     return Batch(batch.commands, batch.publishes)
 
 
+def _format_of(store: Reads) -> int | None:
+    page = store.get("broker")
+    return None if page is None else _layout(page).format
+
+
 def _check_format(home: Home, store: Store) -> None:
     """Raise Refused for the pages of another core."""
-    page = store.get("broker")
-    if page is None:
-        return
-    found = _layout(page).format
-    if found != FORMAT:
+    found = _format_of(store)
+    if found not in (None, FORMAT):
         raise Refused(
             f"the state of broker {home.name!r} has format {found}, and the live core reads "
             f"{FORMAT}: start the engine without {LIVE_VARIABLE}={LIVE}, or begin "
             "with an empty home"
         )
+
+
+def change_over(
+    home: PagedHome, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
+) -> bytes:
+    """A home of the earlier core goes on here: its pages become the live core's, in the same batch.
+    saved: the snapshot that goes with them; log_from: reads the log from an offset on. Gives the
+    new snapshot, the same where the pages are the live core's already. Raises Refused where the
+    home was not stopped in good order: nobody here can take its last steps."""
+    if _format_of(pages) != PAGED_FORMAT:
+        return saved
+    own = _paged_snapshot(saved)
+    if any(record.step > own.step for _, record in log_from(own.log_at)):
+        raise Refused(
+            f"broker {home.name!r} did not stop in good order, and this version cannot take the "
+            "last steps of the earlier core again: start the version that took them once more and "
+            "stop it, or make the home again from its tables (lakequeue rebuild)"
+        )
+    keys = pages.keys()
+    found = carry_over(pages, keys, home, Limits(), PagedLimits())
+    for key in sorted(keys - found.pages.keys()):
+        pages.delete(key)
+    for key, page in found.pages.items():
+        pages.put(key, page)
+    changed: bytes = msgspec.msgpack.encode(snapshot_of(own))
+    pages.save(changed)
+    return changed

@@ -24,6 +24,7 @@ import msgspec
 
 from .. import core
 from ..protocol import topics
+from ..protocol.steplog import StepRecord
 from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.again import ReadAgain
@@ -34,7 +35,7 @@ from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
-from .live_core import LiveDriver
+from .live_core import LiveDriver, change_over
 from .loop_options import Options
 from .rebuilt import restore
 from .state_store import StatePages
@@ -113,6 +114,8 @@ class Loop:
         saved = state.load()
         if saved is None and o.rebuilt:
             saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
+        if o.live and saved is not None:
+            saved = change_over(self._home(), state, saved, self._logged)
         self._cache = PageCache(state, o.cache_bytes)
         self.driver = self._driver(saved)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)
@@ -137,11 +140,17 @@ class Loop:
             live_home = core.Home(o.broker, o.number, o.epoch, o.secret)
             return LiveDriver(live_home, o.code, self._cache, saved, *kafka)
         snapshot = Snapshot() if saved is None else _decode(saved)
-        home = Home(o.broker, o.number, o.epoch, o.secret)
-        return Driver(home, o.code, self._cache, snapshot, *kafka, clock)
+        return Driver(self._home(), o.code, self._cache, snapshot, *kafka, clock)
+
+    def _home(self) -> Home:
+        o = self.options
+        return Home(o.broker, o.number, o.epoch, o.secret)
+
+    def _logged(self, start: int) -> list[tuple[int, StepRecord]]:
+        return read_steps(self.options.kafka, self._topic, start)
 
     def _replay(self, figures: Figures) -> None:
-        logged = read_steps(self.options.kafka, self._topic, self.driver.log_at)
+        logged = self._logged(self.driver.log_at)
         todo = [r for _, r in logged if r.step > self.driver.step]
         again = ReadAgain(self.options.kafka, todo)
         begun = time.monotonic()

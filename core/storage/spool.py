@@ -132,6 +132,15 @@ class Spool:
             self._matches.set_run(first, n, matches)
         return first
 
+    def adopt(self, number: int, vpn: int, content: Content | None, size: int) -> None:
+        """A message that has its id already, from an earlier core; None: its content is lost."""
+        if content is not None:
+            self._contents[number] = content
+            self._unplaced += length_of(content)
+        self.messages += 1
+        self.bytes += size
+        self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
+
     def matches(self, number: int) -> int:
         """How many queues hold a message."""
         return self._matches.get(number)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pytest
 from lake.history import write_history
 from lakequeue import LakequeueError
+from lakequeue.core import DictStore as LiveStore
 from lakequeue.lake import cores, open_lake
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment, as_of, brokers
@@ -157,6 +158,38 @@ def test_R1_without_snapshots_it_begins_with_the_first_step(
     walk.driver.snapshot(1)
     assert found.store.pages == walk.store.pages
     assert (found.snapshot, found.home) == (0, HOME)
+
+
+class ChangedOver(LivedLive):
+    """A walk on live objects that goes on where one of the earlier core was stopped."""
+
+    def __init__(self) -> None:
+        before = lived(5, 60)
+        before.do_save()
+        super().__init__()
+        self.saved, self.sent = list(before.saved), before.sent
+        own, store = before.world.saved
+        pages, kept = cores.taken_over(HOME, store, own)
+        old = before.world
+        self.world.topics, self.world.log, self.world.said = old.topics, old.log, old.said
+        self.world.now, self.world.saved = old.now, (kept, LiveStore(pages.pages))
+        self.restart()
+        self.begun = own.step
+
+
+def test_R1_a_home_that_changed_over_has_one_past(tmp_path: Path) -> None:
+    """Its moments before and behind that, and those behind it that begin with a snapshot before."""
+    walk = lived(6, 100, kind=ChangedOver)
+    last = walk.driver.step
+    snapshots = [one for one in walk.saved if one[0].step <= walk.begun]
+    walk.driver.snapshot(1)
+    for name, saved in (("before", snapshots), ("all", walk.saved)):
+        home = write_history(walk.world, tmp_path / name, saved)
+        with open_lake(home) as lake:
+            found = as_of(lake, home, HOME.name)
+            assert (found.core, found.step) == (cores.LIVE, last)
+            assert found.store.pages == walk.store.pages
+            assert as_of(lake, home, HOME.name, step=walk.begun).core is cores.PAGED
 
 
 @both

@@ -13,19 +13,23 @@ from lakequeue.protocol.steplog import Opened, Range
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.sources.live import own_places
 from lakequeue.state import DictStore as OldStore
+from lakequeue.state import Home as PagedHome
 from lakequeue.streaming import live_core
 from lakequeue.streaming.cache import PageCache
+from lakequeue.streaming.driver import Driver as PagedDriver
+from lakequeue.streaming.driver import Snapshot as PagedSnapshot
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.live_core import LiveDriver
+from lakequeue.streaming.live_core import LiveDriver, change_over
 from lakequeue.streaming.loop import _encode
 from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE, Options
 from lakequeue.streaming.loop_options import live_core as wanted
 from lakequeue.streaming.stepper import Mark, Stepper
-from loop.memory import COMMANDS, SIZES, World
+from loop.memory import COMMANDS, SIZES, Some, World
 from loop.test_stepper import Inputs, State, Transactions, until
 from replica.world import LIMITS
 
 HOME = Home("broker-0", 0, 7)
+PAGED_HOME = PagedHome("broker-0", 0, 7)
 PUBLISH = ("default.publish", 0)
 COMMANDS_0 = (COMMANDS, 0)
 MESH = {"broker-0.mesh": 1, "default.bridge-in": 16}
@@ -223,3 +227,56 @@ def test_the_same_records_come_again(broker: Broker) -> None:
     again = live_core._Again(broker.world)
     batch = again.take((Range("default.publish", 0, 0, 0, 1),))
     assert batch.publishes.values == [b"m1"]
+
+
+def stopped(state: State) -> tuple[bytes, World]:
+    """A home of the earlier core that was stopped in good order, with three messages."""
+    world = World()
+    world.saved = PagedSnapshot(), state
+    driver = PagedDriver(PAGED_HOME, "v0", state, PagedSnapshot(), world, world, lambda: world.now)
+    driver.learn(SIZES)
+    world.command(command="begin", epoch=7)
+    world.command(command="define", definition={"name": "q", "message_type": "text"})
+    for n in range(1, 4):
+        world.write(PUBLISH, b"m%d" % n, to="q", producer="p", seq=n)
+    driver.one(Some(world, driver, 9), 0.0)
+    driver.settle()
+    return _encode(driver.snapshot(5)), world
+
+
+class Saves(State):
+    saved = b""
+
+    def save(self, snapshot: bytes) -> None:
+        self.saved = snapshot
+
+
+def test_a_home_of_the_earlier_core_changes_over_once() -> None:
+    """Its pages are the live core's then, and its log goes on."""
+    state: Any = Saves()
+    saved, world = stopped(state)
+    found = change_over(PAGED_HOME, state, saved, world.logged)
+    assert found == state.saved
+    assert change_over(PAGED_HOME, state, found, world.logged) is found, "nothing is left to do"
+    driver = LiveDriver(HOME, "v1", state, found, world, world, LIMITS)
+    assert driver.replay(world.logged(driver.log_at), world) == []
+    world.write(PUBLISH, b"m3", to="q", producer="p", seq=3)
+    world.write(PUBLISH, b"m4", to="q", producer="p", seq=4)
+    world.heard = len(world.log)
+    driver.one(Some(world, driver, 9), 0.0)  # type: ignore[arg-type]
+    queue = driver._replica.broker.find("default", "q")
+    assert queue is not None
+    assert (queue.header.depth, sorted(queue.live)) == (4, [1, 2, 3, 4]), "m3 was known"
+    assert [(r.step, r.core, r.marked) for _, r in world.logged()] == [(1, 0, False), (2, 8, True)]
+
+
+def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> None:
+    state: Any = Saves()
+    _, world = stopped(state)
+    before = dict(state.pages)
+    with pytest.raises(Refused, match=r"did not stop in good order.*lakequeue rebuild"):
+        change_over(PAGED_HOME, state, _encode(PagedSnapshot()), world.logged)
+    assert state.pages == before
+    driver = LiveDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
+    with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by another core"):
+        driver.replay(world.logged(), world)
