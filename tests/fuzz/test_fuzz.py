@@ -88,6 +88,10 @@ FOUND: dict[str, Incoming] = {
     "cancel for ever": command(command="cancel", **OF_S0, delay_ms=2**63 - 1),
     "partition of an inbox": command(**SUBSCRIBE, inbox={**INBOX, "partition": 10**30}),
     "partition below zero": command(**SUBSCRIBE, inbox={**INBOX, "partition": -1}),
+    "a key beyond 64 bit": command(
+        command="define",
+        definition={"name": "orders", "message_type": "json", "max_cancels": 2**70},
+    ),
     "no topic": command(**SUBSCRIBE, inbox={"topic": ""}),
     "the commands": command(**SUBSCRIBE, inbox={"topic": "default.commands"}),
     "of another VPN": command(**SUBSCRIBE, inbox={"topic": "other.deliveries"}),

@@ -1,0 +1,59 @@
+"""What a client says late of messages that nobody had seen (L5, C3): they may be cold by then, or
+one of them may no longer be the first of its key (O4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Deliveries
+from rules.steps import define, delivered, described, subscribe
+
+from .live_steps import LIMITS, LiveSteps
+
+N = 20
+WIDE = {"max_per_subscription_backlog": 100}
+
+
+def counts(out: list[Any]) -> dict[int, int]:
+    """How often each message was delivered, by what was said with it."""
+    sent = [one for one in out if isinstance(one, Deliveries)]
+    return {i: n for one in sent for i, n in zip(one.ids, one.counts, strict=True)}
+
+
+def of_late(ids: str) -> c.Returned:
+    return c.Returned(queue="orders", subscription="gone", ids=ids)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("keys", [{}, {"priority": "/n"}, {"partition_key": "/n"}], ids=str)
+def test_L5_messages_that_came_back_by_themselves_have_an_attempt_less(
+    limits: str, keys: dict[str, Any]
+) -> None:
+    steps = LiveSteps(limits=LIMITS[limits], chance=0.3)
+    steps.run([define(**WIDE, **keys), subscribe("gone")])
+    out = steps.run(publishes=[("orders", b'{"n": %d}' % n) for n in range(N)])
+    assert len(delivered(out)) == N
+    steps.run([c.Unsubscribe(queue="orders", subscription="gone")])
+    steps.run([of_late("1-10,999")])
+    steps.run([of_late("5")])  # nothing is left to take back
+    assert described(steps)["ack_ignored"] == 1
+    again = counts(steps.run([subscribe("new")]))
+    assert again == {n: 1 if n <= 10 else 2 for n in range(1, N + 1)}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_O4_a_message_that_was_not_given_out_after_all_is_not_before_others_of_its_key(
+    limits: str,
+) -> None:
+    """Of two messages of a key the one with the higher priority goes first, unless the other one is
+    under way."""
+    steps = LiveSteps(limits=LIMITS[limits], chance=0.3)
+    order = {"priority": "/p", "partition_key": "/k"}
+    steps.run([define(**WIDE, **order), subscribe("gone")], [("orders", b'{"k":1,"p":1}')])
+    steps.run([c.Unsubscribe(queue="orders", subscription="gone")])
+    steps.run(publishes=[("orders", b'{"k":1,"p":2}')])
+    steps.run([of_late("1")])
+    assert delivered(steps.run([subscribe("new", 1)])) == [2]
+    assert delivered(steps.run([c.Ack(queue="orders", subscription="new", ids="2")])) == [1]
