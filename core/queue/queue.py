@@ -204,23 +204,19 @@ class Queue:
         """Rows of which something is due now, of a segment where it has been since this time; none
         if there is no such segment. They become live."""
         for runs in (self.cold, self.later):
-            if not runs.rows:
-                continue
             segment = runs.first_due(since)
-            if segment is None and runs is self.later and self._next_later() <= since:
-                segment = runs.segments()[0]
-            if segment is not None:
-                rows = runs.read(segment)
-                over = [row for row in rows if min(row.expires, row.until) <= now]
-                rest = [row for row in rows if min(row.expires, row.until) > now]
+            if segment is None:
+                continue
+            rows = runs.read(segment)
+            over = [row for row in rows if row.due <= now]
+            rest = [row for row in rows if row.due > now]
+            is_front = segment is runs.segments()[0]
+            if is_front and (runs is self.later or not self.ready.lanes):
+                self.thaw(runs, segment, rows, [])  # most often they are due soon, one by one
+            else:
                 self.thaw(runs, segment, over, rest)
-                return over
+            return over
         return []
-
-    def _next_later(self) -> int:
-        """When the first delayed row is due that is cold."""
-        first = self.later.first()
-        return NEVER if first is None else first >> 64
 
     def _next_deadline(self) -> int:
         """When something of a live row is due. Entries that do not count any more are dropped: a
@@ -241,11 +237,7 @@ class Queue:
             return NEVER
         if header.again:
             return 0
-        at = min(self.early.next_end(), self._next_deadline())
-        if self.cold.rows:
-            at = min(at, self.cold.due())
-        if self.later.rows:
-            at = min(at, self.later.due(), self._next_later())
+        at = min(self.early.next_end(), self._next_deadline(), self.cold.due(), self.later.due())
         for one in header.subscriptions:
             if one.unconfirmed or one.again:
                 at = min(at, one.again_at())

@@ -56,6 +56,11 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     extras: dict[str, Any] | None = None  # of dead and of edited messages
 
     @property
+    def due(self) -> int:
+        """When something happens to it by itself: its life, its lease or its delay ends."""
+        return min(self.expires, self.until)
+
+    @property
     def key(self) -> int:
         """Its place in delivery order: the smaller one comes first."""
         return by_key(self)

@@ -60,7 +60,7 @@ class Runs:
         self._held: dict[int, list[Row]] = {}  # rows of segments of merges
         self._unwritten: dict[int, Segment] = {}  # those of them that are in no page yet
         self._latest: tuple[int, list[int]] = (0, [])  # the ids of the segment that was read last
-        self._due: list[tuple[int, int]] = []  # heap: (expires, segment); lazy
+        self._due: list[tuple[int, int]] = []  # heap: (due, segment); lazy
         self._first: Segment | None = None
         self._ordered: list[Segment] | None = []  # None: to be made again
         self._unseen: dict[int, Segment | None] = {}  # see `unseen`; as far as it is known
@@ -122,14 +122,14 @@ class Runs:
         return None if self._first is None else self._first.first
 
     def due(self) -> int:
-        """The earliest `expires` of a cold row, or NEVER."""
+        """When something of a cold row is due first, or NEVER."""
         heap = self._due
         while heap and not self._is_due(*heap[0]):
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
     def first_due(self, since: int) -> Segment | None:
-        """The segment in which something expires first, if it has expired at this time."""
+        """The segment in which something is due first, if it is at this time."""
         return self._segments[self._due[0][1]] if self.due() <= since else None
 
     def segments(self) -> list[Segment]:
@@ -326,8 +326,8 @@ class Runs:
         head.first = self.by(rest[0])
         head.rows -= n
         head.bytes -= sum([row.size for row in moved])
-        if head.expires != NEVER and head.expires == min([row.expires for row in moved]):
-            head.expires = min([row.expires for row in rest])
+        if head.due != NEVER and head.due == min([row.due for row in moved]):
+            head.due = min([row.due for row in rest])
             self._watch(head)
 
     def _extend(self, output: Group, rows: list[Row], looked: list[int]) -> None:
@@ -416,7 +416,7 @@ class Runs:
         """A segment has these rows."""
         segment.first, segment.rows, segment.bytes = self.by(rows[0]), 0, 0
         segment.id_first = segment.id_last = rows[0].id
-        segment.expires = NEVER
+        segment.due = NEVER
         self._count_in(segment, rows)
 
     def _count_in(self, segment: Segment, rows: Sequence[Row]) -> None:
@@ -427,9 +427,9 @@ class Runs:
         ids = [row.id for row in rows]
         segment.id_first = min(segment.id_first, min(ids))
         segment.id_last = max(segment.id_last, max(ids))
-        expires = min([row.expires for row in rows])
-        if expires < segment.expires:
-            segment.expires = expires
+        due = min([row.due for row in rows])
+        if due < segment.due:
+            segment.due = due
             self._watch(segment)
 
     def _leave(self, segment: Segment, rows: list[Row] | None, ids: Iterable[int] = ()) -> None:
@@ -485,13 +485,13 @@ class Runs:
     # ------------------------------------------------------------ expiry
 
     def _watch(self, segment: Segment) -> None:
-        if segment.expires == NEVER:
+        if segment.due == NEVER:
             return
-        heappush(self._due, (segment.expires, segment.number))
+        heappush(self._due, (segment.due, segment.number))
         if len(self._due) > 2 * len(self._segments) + 64:  # most entries are of segments that went
             every = self._segments.values()
-            self._due = [(s.expires, s.number) for s in every if s.expires != NEVER]
+            self._due = [(s.due, s.number) for s in every if s.due != NEVER]
             heapify(self._due)
 
-    def _is_due(self, expires: int, number: int) -> bool:
-        return number in self._segments and self._segments[number].expires == expires
+    def _is_due(self, due: int, number: int) -> bool:
+        return number in self._segments and self._segments[number].due == due

@@ -26,7 +26,7 @@ class Segment:
     bytes: int  # their sizes (Q8)
     id_first: int  # its ids are in this range
     id_last: int
-    expires: int  # the earliest, or NEVER
+    due: int  # when something of its rows is due first, or NEVER
     # Filters that have looked at it, by number, and took what they want. With the other sign: but
     # for rows that wait for others of their lanes. Lanes know these by the number of this segment.
     looked: list[int]
@@ -40,7 +40,7 @@ class Segment:
         """As the queue's page keeps it."""
         return StoredSegment(
             self.number, f"{self.first:x}", f"{self.last:x}", self.rows, self.bytes, self.id_first,
-            self.id_last, self.expires, self.looked, self.skip,
+            self.id_last, self.due, self.looked, self.skip,
         )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ class StoredSegment(msgspec.Struct, array_like=True):
     bytes: int
     id_first: int
     id_last: int
-    expires: int
+    due: int
     looked: list[int]
     skip: int
 
@@ -62,7 +62,7 @@ class StoredSegment(msgspec.Struct, array_like=True):
         """The segment that `packed` made this of."""
         return Segment(
             group, self.number, int(self.first, 16), int(self.last, 16), self.rows, self.bytes,
-            self.id_first, self.id_last, self.expires, list(self.looked), self.skip,
+            self.id_first, self.id_last, self.due, list(self.looked), self.skip,
         )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def check(runs: Runs) -> None:
         assert all(a < b for a, b in pairwise(keys)), "a segment is out of order"
         assert (keys[0], keys[-1], len(keys)) == (segment.first, segment.last, segment.rows)
         assert segment.bytes == sum(row.size for row in rows)
-        assert segment.expires == min(row.expires for row in rows)
+        assert segment.due == min(row.due for row in rows)
         assert all(segment.id_first <= row.id <= segment.id_last for row in rows)
         ids |= {row.id for row in rows}
     assert len(ids) == runs.rows == sum(s.rows for s in segments) == len(runs._ids)
@@ -101,13 +101,13 @@ class Walk:
     def expire(self) -> None:
         now = self.random.randrange(1000)
         while segment := self.runs.first_due(now):
-            assert segment.expires == self.runs.due() <= now
+            assert segment.due == self.runs.due() <= now
             rows = self.runs.read(segment)
-            rest = [row for row in rows if row.expires > now]
+            rest = [row for row in rows if row.due > now]
             assert len(rest) < len(rows)
-            self.forget([row for row in rows if row.expires <= now])
+            self.forget([row for row in rows if row.due <= now])
             self.runs.replace(segment, rest)
-        assert all(row.expires > now for row in self.model)
+        assert all(row.due > now for row in self.model)
 
     def look(self) -> None:
         """A filter looks at a segment, as `looked` lets it look once."""
@@ -139,7 +139,7 @@ class Walk:
         check(self.runs)
         assert self.runs.rows == len(self.model)
         assert self.runs.bytes == sum(row.size for row in self.model)
-        assert self.runs.due() == min((row.expires for row in self.model), default=NEVER)
+        assert self.runs.due() == min((row.due for row in self.model), default=NEVER)
         for segment in self.runs.segments():
             for row in self.runs.read(segment) if segment.looked else ():
                 assert {(number, row.id) for number in segment.looked} <= self.looked
