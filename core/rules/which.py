@@ -13,10 +13,9 @@ they are only looked at.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from heapq import nsmallest
 
 import msgspec
 
@@ -83,18 +82,24 @@ def window(
     end = ahead[0].last if ahead else None
     cold: list[tuple[Segment, list[Row]]] = []
     rows = [row for row in live if start <= by(row) and (end is None or by(row) <= end)]
+    rows, end = _nearest(rows, end, most, by)
     for segment in ahead:
         if end is None or segment.first > end:
             break
         found = runs.read(segment)
         cold.append((segment, found))
-        rows += [row for row in found if start <= by(row) <= end]
-    if len(rows) > 4 * most + 4:
-        rows = nsmallest(most + 1, rows, key=by)
-        end = by(rows.pop()) - 1
-    else:
-        rows.sort(key=by)
+        rows += found[bisect_left(found, start, key=by) : bisect_right(found, end, key=by)]
+        rows, end = _nearest(rows, end, most, by)
     return Window(rows, end, cold)
+
+
+def _nearest(
+    rows: list[Row], end: int | None, most: int, by: Callable[[Row], int]
+) -> tuple[list[Row], int | None]:
+    """The first rows in order, about so many, and up to where these are all: what is behind that
+    need not be read."""
+    rows.sort(key=by)
+    return (rows, end) if len(rows) <= most else (rows[:most], by(rows[most - 1]))
 
 
 def wanted(
