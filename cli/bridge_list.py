@@ -40,7 +40,8 @@ def bridges(
     vpn: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Show every bridge of the VPN: what waits, what is on its way, which endpoints hold it, for
-    how long, and how many messages wait for each. KEY=VALUE: define one first, or define it again.
+    how long, and how many messages wait for each. KEY=VALUE: define one first, or define it again;
+    keys that are not named stay as they are.
 
     \b
     states: open; blocked (an endpoint of the far end takes nothing); waiting (the other home is not

@@ -304,13 +304,14 @@ class Admin:
         command = commands.Redrive(queue=queue, epoch=self._epoch, where=where, ids=text)
         return Redriven(**change(self._session, command))
 
-    def bridge(self, definition: dict[str, Any]) -> None:
-        """Make a bridge to another broker, or define it again (H1–H3). Raises ConfigError.
+    def bridge(self, definition: dict[str, Any], replace: bool = False) -> None:
+        """Make a bridge to another broker, or define it again (H1–H3): then keys that are not named
+        stay as they are; None and replace are as for `define`. Raises ConfigError.
 
         Keys: `name`, `to`, `subscriptions`; `from` (default: the broker that is asked), `lanes`
         (`per-destination` or `none`), `max_spool_usage`. Lanes apply to what comes from then on.
         """
-        self._session.request(commands.Bridge(definition=definition))
+        self._session.request(commands.Bridge(definition=definition, replace=replace))
 
     def delete_bridge(self, name: str) -> int:
         """Delete a bridge; what waits at its near end is gone, not sent. Returns how many messages

@@ -360,9 +360,10 @@ class Events(Command, frozen=True, tag="events"):
 
 class Bridge(Command, frozen=True, tag="bridge"):
     """Make a bridge, or define it again (H1–H3). Without ``from`` it begins at the broker that is
-    told."""
+    told. replace: as with `define`."""
 
     definition: dict[str, Any]
+    replace: bool = True
 
 
 class DeleteBridge(Command, frozen=True, tag="delete_bridge"):

@@ -70,17 +70,25 @@ def bridges_at(broker: Broker, name: str) -> list[str]:
 # ---------------------------------------------------------------- at whoever is told; the keeper
 
 
-def bridge(broker: Broker, vpn: str, command: c.Bridge) -> Any:
-    """Make a bridge, or define it again. Raises ConfigError, and nothing is changed."""
-    given = {"vpn": vpn, "from": broker.header.name, **command.definition}
-    where = f"bridge {str(given.get('name', ''))[:200]!r}"
+def bridge(broker: Broker, vpn: str, command: c.Bridge, told: str = "") -> Any:
+    """Make a bridge, or define it again: then keys that are not named stay as they are, unless it
+    is to be replaced. told: the broker that was told. Raises ConfigError, and nothing is
+    changed."""
+    keeps = is_keeper(broker)
+    if not keeps and not command.replace:  # what is not named is known there
+        return _to_keeper(broker, vpn, command)
+    bridges = _kept(broker, vpn) if keeps else {}
+    name = command.definition.get("name")
+    old = None if command.replace or not isinstance(name, str) else bridges.get(name)
+    before = {} if old is None else bridge_to_wire(old)
+    given = {"vpn": vpn, "from": told or broker.header.name, **before, **command.definition}
+    where = f"bridge {str(name or '')[:200]!r}"
     new = parse_bridge(given, where)
     if new.vpn != vpn:
         raise ValueError(f"vpn: {new.vpn!r} – this is the commands topic of {vpn!r}")
-    command = msgspec.structs.replace(command, definition=bridge_to_wire(new))
-    if not is_keeper(broker):
+    command = msgspec.structs.replace(command, definition=bridge_to_wire(new), replace=True)
+    if not keeps:
         return _to_keeper(broker, vpn, command)
-    bridges = _kept(broker, vpn)
     _check(broker, where, new, bridges)
     _keep(broker, vpn, {**bridges, new.name: new})
     return _to_near(broker, vpn, new, command)
@@ -182,7 +190,7 @@ def _heard(broker: Broker, sender: int, said: BridgeCommand, command: Any) -> An
         return ELSEWHERE
     match command:
         case c.Bridge():
-            return bridge(broker, said.vpn, command)
+            return bridge(broker, said.vpn, command, broker.header.peers[sender].name)
         case c.DeleteBridge() | c.DescribeBridge():
             return concerning(broker, said.vpn, command)
         case c.Bridges():
