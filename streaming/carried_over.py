@@ -149,7 +149,7 @@ def _carry_names(old: Broker, new: live.Broker, names: list[str]) -> None:
                 setattr(found, fact, getattr(known, fact))
             found.starts = [(start, base) for start, base in known.starts]
             new.watch("p", (vpn, rest), found.forgotten_at)
-            new._changed["p"].add(live.bucket((vpn, rest)))
+            new._change("p", (vpn, rest))
 
 
 # ---------------------------------------------------------------- queues

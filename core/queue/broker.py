@@ -141,7 +141,8 @@ class Broker:
         self._vpn_names = {number: name for name, number in header.vpns.items()}
         self._calendar: list[tuple[int, str, Name]] = []  # heap: sessions, producers
         self._due: list[tuple[int, int]] = []  # heap: queues
-        self._changed: dict[str, set[int]] = {"s": set(), "p": set()}  # buckets to be written
+        self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # who stands in which
+        self._changed: dict[str, set[int]] = {"s": set(), "p": set()}  # those to be written
         self._new_events = 0
         self.beyond: Beyond | None = None  # other brokers, where there are any
         self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
@@ -165,26 +166,31 @@ class Broker:
 
     def _load_names(self) -> None:
         for number in range(BUCKETS):
-            for kind, name in (("s", "sessions"), ("p", "producers")):
+            for kind, read in (("s", self._read_sessions), ("p", self._read_producers)):
                 data = self.store.get(f"{kind}/{number}")
                 if data is not None:
-                    getattr(self, f"_read_{name}")(data)
+                    self._buckets[kind][number] = read(data)
         last, first = self.header.events, max(self.header.events - self.limits.events, 0)
         for page in range(first // EVENTS_PER_PAGE, last // EVENTS_PER_PAGE + 1):
             data = self.store.get(f"e/{page}")
             self.recent.extend(_decode(data) if data else ())
 
-    def _read_sessions(self, data: bytes) -> None:
-        for vpn, sessions in _sessions.decode(data).items():
-            for name, session in sessions.items():
-                self.sessions[vpn, name] = session
-                self.watch("s", (vpn, name), session.until)
+    def _read_sessions(self, data: bytes) -> set[Name]:
+        pages = _sessions.decode(data)
+        found = {(vpn, name): one for vpn, page in pages.items() for name, one in page.items()}
+        for name, session in found.items():
+            self.watch("s", name, session.until)
+        self.sessions |= found
+        return set(found)
 
-    def _read_producers(self, data: bytes) -> None:
+    def _read_producers(self, data: bytes) -> set[Name]:
+        found: dict[Name, ProducerHistory] = {}
         for vpn, name, known in _decode(data):
-            producer = self.producers[vpn, name] = ProducerHistory(vpn, name, self.home.number)
+            producer = found[vpn, name] = ProducerHistory(vpn, name, self.home.number)
             producer.restore(known)
             self.watch("p", (vpn, name), producer.forgotten_at)
+        self.producers |= found
+        return set(found)
 
     # ------------------------------------------------------------ a step
 
@@ -345,9 +351,15 @@ class Broker:
 
     # ------------------------------------------------------------ sessions and producers
 
+    def _change(self, kind: str, name: Name) -> None:
+        """A session or a producer came, went, or differs from its page."""
+        number = bucket(name)
+        self._changed[kind].add(number)
+        self._buckets[kind].setdefault(number, set()).add(name)
+
     def session_changed(self, name: Name) -> None:
         """A session differs from its page."""
-        self._changed["s"].add(bucket(name))
+        self._change("s", name)
 
     def producer(self, vpn: str, name: str) -> ProducerHistory:
         """What is known of a producer; it is answered in this step."""
@@ -365,13 +377,13 @@ class Broker:
             known.forgotten_at = self.now + idle
         known.begin()
         self.receipts[key] = known
-        self._changed["p"].add(bucket(key))
+        self._change("p", key)
         return known
 
     def forget_producer(self, name: Name) -> None:
         """Nobody sends again what it sent."""
         self.producers.pop(name, None)
-        self._changed["p"].add(bucket(name))
+        self._change("p", name)
 
     # ------------------------------------------------------------ what is said
 
@@ -434,24 +446,25 @@ class Broker:
         self.store.put("broker", _encode(header))
 
     def _write_names(self) -> None:
-        sessions: dict[int, dict[str, dict[str, Session]]] = {n: {} for n in self._changed["s"]}
-        producers: dict[int, list[Any]] = {n: [] for n in self._changed["p"]}
-        for name, session in sorted(self.sessions.items()) if sessions else ():
-            page = sessions.get(bucket(name))
-            if page is not None:
-                page.setdefault(name[0], {})[name[1]] = session
-        for name, producer in sorted(self.producers.items()) if producers else ():
-            row = producers.get(bucket(name))
-            if row is not None:
-                row.append([*name, producer.known()])
-        pages: tuple[tuple[str, dict[int, Any]], ...] = (("s", sessions), ("p", producers))
-        for kind, found in pages:
-            for number, value in sorted(found.items()):
-                if value:
-                    self.store.put(f"{kind}/{number}", _encode(value))
+        """The buckets in which something changed; of the others nothing is looked at."""
+        for kind, known in (("s", self.sessions), ("p", self.producers)):
+            for number in sorted(self._changed[kind]):
+                members = self._buckets[kind][number]
+                members &= known.keys()
+                if members:
+                    self.store.put(f"{kind}/{number}", self._packed(kind, sorted(members)))
                 else:
                     self.store.delete(f"{kind}/{number}")
             self._changed[kind].clear()
+
+    def _packed(self, kind: str, members: list[Name]) -> bytes:
+        """A bucket's page."""
+        if kind == "p":
+            return _encode([[*name, self.producers[name].known()] for name in members])
+        sessions: dict[str, dict[str, Session]] = {}
+        for vpn, name in members:
+            sessions.setdefault(vpn, {})[name] = self.sessions[vpn, name]
+        return _encode(sessions)
 
     def _write_events(self) -> None:
         """Pages that got new ones; the oldest are forgotten."""
