@@ -204,9 +204,10 @@ class Runs:
             self._groups.append(group)
         else:
             last = group.segments[-1]
-            if 2 * last.rows <= self._limits.segment_rows:  # few: they share a page with the new
-                rows = [*self._decoded(last), *rows]
-                seen = common(seen, last.looked)
+            few = 2 * last.rows <= self._limits.segment_rows
+            if few and set(last.looked) <= {*seen} - {NO_FILTER}:  # nobody has to look again
+                rows = [*self._decoded(last), *rows]  # they share a page with the new
+                seen = list(last.looked)
                 self._delete(group, last)
         step = self._limits.segment_rows
         made = []

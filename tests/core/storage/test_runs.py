@@ -260,3 +260,13 @@ def test_a_merge_keeps_its_budget() -> None:
         slices += 1
     assert 4096 / 100 <= slices <= 4096 / 100 + 2
     check(runs)
+
+
+def test_F5_few_rows_that_a_filter_has_looked_at_share_no_page_with_others() -> None:
+    """It would have to look at them again, in every step that spills the same few rows again."""
+    runs = Runs(DictStore(), "r/", TINY, by_key)
+    runs.add([Row(1, 1, 0, 0, 0)], looked=[7])
+    runs.add([Row(2, 2, 0, 0, 0)])
+    assert [segment.looked for segment in runs.segments()] == [[7], []]
+    runs.add([Row(3, 3, 0, 0, 0)], looked=[7])
+    assert [(segment.rows, segment.looked) for segment in runs.segments()] == [(1, [7]), (2, [])]
