@@ -20,6 +20,7 @@ from ..core import FORMAT, Batch, Home, Limits, Store
 from ..protocol.steplog import Range, StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
+from ..replica.pace import Pace
 from ..sources.step_batch import Taken as Read
 from ..state import FORMAT as PAGED_FORMAT
 from ..state import Batch as ReadBatch
@@ -68,12 +69,25 @@ class LiveDriver(Driver):
         snapshot = Snapshot() if saved is None else _snapshot(saved)
         self._clock = BrokerClock(wall, time.monotonic)
         self._clock.start(snapshot.now)
+        self._pace = Pace()
         clocks = Clocks(self._clock, time.monotonic, time.thread_time)
         super().__init__(home, code, store, snapshot, log, outbox, clocks, limits)
 
     def one(self, inputs: Any, timeout_s: float) -> Taken | None:
         """As the driver's. inputs: `LiveInputs`, whose batches are converted."""
-        return super().one(_Inputs(inputs, self._clock), timeout_s)
+        self._keep_pace(inputs)
+        return super().one(_Inputs(inputs, self._clock, self._pace), timeout_s)
+
+    def _keep_pace(self, inputs: Any) -> None:
+        """Wait until the next step may begin; meanwhile what the log has by now is sent."""
+        begun = now = time.monotonic()
+        while (rest := self._pace.rest_s(now)) > 0:
+            if self._unsaid:
+                self._send_written(rest)
+            else:
+                time.sleep(rest)
+            now = time.monotonic()
+        inputs.waited_s += now - begun
 
     def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
         """As the driver's, from `ReadAgain`; the broker has lived through all of it then."""
@@ -85,14 +99,15 @@ class LiveDriver(Driver):
 class _Inputs:
     """What comes in now, for the live core."""
 
-    def __init__(self, inputs: Any, clock: BrokerClock) -> None:
-        self._inputs, self._clock = inputs, clock
+    def __init__(self, inputs: Any, clock: BrokerClock, pace: Pace) -> None:
+        self._inputs, self._clock, self._pace = inputs, clock, pace
         self.current = inputs.current
 
     def take(self, timeout_s: float) -> Taken | None:
         taken: Read | None = self._inputs.take(timeout_s)
         if taken is None:
             return None
+        self._pace.began(time.monotonic(), sum(r.count for r in taken.ranges))
         return Taken(_converted(taken.batch), taken.ranges, taken.opened)
 
     def up_to(self) -> int | None:

@@ -11,6 +11,7 @@ from lakequeue.core.phases import admission
 from lakequeue.protocol import commands
 from lakequeue.protocol.steplog import Opened, Range
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
+from lakequeue.replica.pace import Pace
 from lakequeue.sources.live import own_places
 from lakequeue.state import DictStore as OldStore
 from lakequeue.state import Home as PagedHome
@@ -211,7 +212,7 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
     assert 90_000 <= driver._clock() < 100_000
     ahead = Inputs(world, driver)  # type: ignore[arg-type]
     ahead.until = 10**15
-    inputs = live_core._Inputs(ahead, driver._clock)
+    inputs = live_core._Inputs(ahead, driver._clock, Pace())
     assert (inputs.up_to() or 0) < 100_000
 
 

@@ -1,0 +1,33 @@
+"""The pace of steps: the more comes, the more a step waits for; few records wait for nothing."""
+
+import pytest
+from lakequeue.replica.pace import MOST_S, Pace
+
+
+def at_rate(rate: int, seconds: float = 3.0, each: int = 1) -> tuple[Pace, float]:
+    pace, now = Pace(), 0.0
+    while now < seconds:
+        now += each / rate
+        pace.began(now, each)
+    return pace, now
+
+
+@pytest.mark.parametrize(
+    ("rate", "least", "most"), [(300, 0, 0), (1_000, 0, 0), (2_500, 0.002, 0.003)]
+)
+def test_the_pace_follows_what_comes(rate: int, least: float, most: float) -> None:
+    pace, now = at_rate(rate)
+    assert least <= pace.rest_s(now) <= most
+
+
+@pytest.mark.parametrize("rate", [6_000, 100_000])
+def test_nobody_waits_longer_than_the_longest_pace(rate: int) -> None:
+    pace, now = at_rate(rate, each=20)
+    assert pace.rest_s(now) == pytest.approx(MOST_S)
+
+
+def test_what_comes_after_a_rest_does_not_wait() -> None:
+    pace, now = at_rate(2_500)
+    assert pace.rest_s(now + 0.003) == 0
+    pace.began(now + 5, 1)
+    assert pace.rest_s(now + 5) == 0
