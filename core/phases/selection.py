@@ -129,8 +129,11 @@ class Search:
 
     def _end(self) -> int:
         """The key up to which the live rows are all that may go out."""
-        keys = self.below, self.end, self.queue.first_cold(), HIGHEST
-        return min(key for key in keys if key is not None)
+        cold = self.queue.first_cold()
+        end = HIGHEST if cold is None else cold
+        if self.below is not None:
+            end = min(end, self.below)
+        return end if self.end is None else min(end, self.end)
 
     def first(self, text: str | None) -> Row | None:
         """The first message for a class; it stays where it is."""

@@ -18,7 +18,7 @@ def tidy(broker: Broker) -> None:
             continue
         broker.at = queue
         queue.spill_over()
-        if queue.thaw_delayed():
+        if queue.later.rows and queue.thaw_delayed():
             broker.more_to_do = True
         for runs in (queue.cold, queue.later):
             if runs.is_merging:
