@@ -15,7 +15,14 @@ from ...protocol import topics
 from ...protocol.bounds import NAME_CHARACTERS_MAX, within_calendar
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
-from ...protocol.messages import PLAIN, Records, Sender, decode_publish_header, sender_of
+from ...protocol.messages import (
+    PLAIN,
+    PublishHeader,
+    Records,
+    Sender,
+    decode_publish_header,
+    sender_of,
+)
 from ...protocol.outputs import Receipts
 from ..queue.broker import ONE_OF_SEVERAL, Broker, Place
 from ..queue.change import enter
@@ -85,7 +92,6 @@ class Admission:
         else:
             own = topics.split(topic)
             vpn = self._vpn_of[topic] = own[0] if own and own[1] == topics.PUBLISH else None
-        end = at + 1
         try:
             if place in skipped:
                 raise ValueError(f"it failed: {skipped[place]}")
@@ -97,12 +103,12 @@ class Admission:
                 raise ValueError("durability 'delta' is for messages on <vpn>.publish")
             if vpn is None and header.to:
                 header = replace(header, to="")  # its topic says where it goes
-            if vpn is not None and not skipped:
-                end = alike(records, at, header)
+            together = vpn is not None and not skipped
+            end = alike(records, at, header) if together else at + 1
             messages = Incoming.of(records, at, end, header, broker.now)
         except ValueError as error:
             self._malformed(vpn, records, at, str(error))
-            return end
+            return at + 1
         if vpn is not None:
             self._take_in(vpn, queues_of_destination(broker, vpn, header.to), messages)
         else:
@@ -234,7 +240,7 @@ class Admission:
                 return
         matches = []
         for queue in queues:
-            found = match(queue, message.payloads[0], header.priority, message.key)
+            found = match(queue, message.payloads[0], header.priority, message.keys[0])
             if found is not None:
                 matches.append(found)
         if not matches:
@@ -271,32 +277,27 @@ class Admission:
     def _store(self, judged: Judged, messages: Incoming) -> int:
         """Store messages with all their matches; returns the id of the first (S1)."""
         broker, kept, header = self._broker, judged.kept, messages.header
-        time = messages.times[0]
-        headers = messages.headers.encode() if messages.headers else None
         vpn = kept[0].queue.header.vpn_number
-        first = broker.spool.store(
-            vpn, messages.payloads, judged.size, len(kept), messages.key, headers
-        )
+        first = broker.spool.store(vpn, messages.contents(), judged.size, len(kept))
         self._room -= judged.size
-        ttl_ends = NEVER if header.ttl_ms is None else within_calendar(time + header.ttl_ms)
-        at = header.deliver_at if header.delay_ms is None else time + header.delay_ms
-        until = NEVER if at is None or at <= broker.now else within_calendar(at)
+        lives = _lives(header, messages.times, broker.now)
         for one in kept:
             queue = one.queue
             barrier = one.barrier and not will_leave(queue, first, broker.now)
-            expires = expires_at(queue.header.definition, broker.now, ttl_ends)
+            definition = queue.header.definition
             rows = [
                 Row(
-                    0, number, size, 0, time, ttl_ends, expires, header.priority, header.dmq,
+                    0, number, size, 0, time, ttl_ends,
+                    expires_at(definition, broker.now, ttl_ends), header.priority, header.dmq,
                     one.level, 0, one.lane, barrier, READY, until, stored=number,
                 )
-                for number, (size, time) in enumerate(
-                    zip(judged.sizes, messages.times, strict=True), first
+                for number, (size, time, (ttl_ends, until)) in enumerate(
+                    zip(judged.sizes, messages.times, lives, strict=True), first
                 )
             ]  # fmt: skip
-            if queue.header.stands_for and until != NEVER:
-                for row in rows:  # it crosses at once, and waits over there
-                    row.until, row.extras = NEVER, {WAY: {"until": until}}
+            for row in rows if queue.header.stands_for else ():
+                if row.until != NEVER:  # it crosses at once, and waits over there
+                    row.until, row.extras = NEVER, {WAY: {"until": row.until}}
             self._enter(queue, rows, messages)
         return first
 
@@ -336,3 +337,18 @@ class Admission:
         if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
+
+
+def _lives(header: PublishHeader, times: list[int], now: int) -> list[tuple[int, int]]:
+    """When the publisher's TTL of each message ends, and until when it is delayed. times: when they
+    were published."""
+    ttl, delay, due = header.ttl_ms, header.delay_ms, header.deliver_at
+    if ttl is None and delay is None and due is None:  # most often
+        return [(NEVER, NEVER)] * len(times)
+    lives = []
+    for time in times:
+        ttl_ends = NEVER if ttl is None else within_calendar(time + ttl)
+        at = due if delay is None else time + delay
+        until = NEVER if at is None or at <= now else within_calendar(at)
+        lives.append((ttl_ends, until))
+    return lives

@@ -1,7 +1,7 @@
 """What comes in: a record holds one message or a short run of them (`protocol.messages`).
 
-Messages that follow each other often differ in nothing but payload, sequence, place and time. They
-are looked at together, and stored together: what holds for one of them holds for all.
+Of messages that follow each other the publisher often says the same. They are looked at together,
+and stored together: what holds for one of them holds for all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from ...protocol.bounds import within_calendar
 from ...protocol.messages import PublishHeader, Records, decode_run
 from ..queue.broker import Place
+from ..storage.blocks import Content
 
 SEQ_PLAIN = 1 << 61  # so far below the highest one that no run of records comes to it
 
@@ -22,52 +23,63 @@ _any_json = msgspec.json.Decoder(msgspec.Raw)
 class Incoming:
     """Messages that come in, one or several that are alike. Of what differs there are columns.
 
-    items: their places in their records; largest: payload, key and headers of the largest one as
-    they are delivered; own: bytes of application headers, as quotas count (Q8).
+    keys, headers: None, or empty, where there are none; items: their places in their records.
     """
 
     __slots__ = (
-        "header", "headers", "items", "key", "largest", "offsets", "own", "partitions", "payloads",
-        "seq", "times", "topic",
+        "header", "headers", "items", "keys", "offsets", "partitions", "payloads", "seq", "times",
+        "topic",
     )  # fmt: skip
 
     def __init__(
-        self, topic: str, header: PublishHeader, seq: int, key: bytes | None, headers: str | None,
-        payloads: list[bytes], partitions: list[int], offsets: list[int], times: list[int],
-        items: list[int],
+        self, topic: str, header: PublishHeader, seq: int, keys: list[bytes | None],
+        headers: list[str | None], payloads: list[bytes], partitions: list[int],
+        offsets: list[int], times: list[int], items: list[int],
     ) -> None:  # fmt: skip
         self.topic, self.header, self.seq = topic, header, seq
-        self.key, self.headers = key, headers
+        self.keys, self.headers = keys, headers
         self.payloads, self.times = payloads, times
         self.partitions, self.offsets, self.items = partitions, offsets, items
-        self.largest = len(payloads[0]) if len(payloads) == 1 else max(map(len, payloads))
-        self.own = 0
-        if key is not None:
-            self.largest += len(key)
-        if headers:
-            self.largest += len(headers)
-            self.own = headers_size(headers)
 
     @classmethod
     def of(cls, records: Records, at: int, end: int, header: PublishHeader, now: int) -> Incoming:
         """The messages of records that are `alike`. Raises ValueError for a run that is none."""
-        key, headers = records.keys[at], records.headers[at]
+        keys, headers = records.keys[at:end], records.headers[at:end]
         times = records.timestamps[at:end]
         if not 0 <= min(times) <= max(times) == within_calendar(max(times)):
             times = [_time_of(time, now) for time in times]
         partitions, offsets = records.partitions[at:end], records.offsets[at:end]
         if header.count:
             n = header.count
-            payloads = _run_of(header, key, headers, records.values[at])
+            payloads = _run_of(header, keys[0], headers[0], records.values[at])
             return cls(
-                records.topics[at], header, header.seq, key, headers, payloads, partitions * n,
-                offsets * n, times * n, list(range(n)),
+                records.topics[at], header, header.seq, keys * n, headers * n, payloads,
+                partitions * n, offsets * n, times * n, list(range(n)),
             )  # fmt: skip
         payloads = [value or b"" for value in records.values[at:end]]
         return cls(
-            records.topics[at], header, header.seq, key, headers, payloads, partitions, offsets,
+            records.topics[at], header, header.seq, keys, headers, payloads, partitions, offsets,
             times, [0] * (end - at),
         )  # fmt: skip
+
+    def sizes(self) -> list[int]:
+        """Bytes as quotas count them: payloads and application headers (Q8)."""
+        lengths = list(map(len, self.payloads))
+        if not any(self.headers):  # most often
+            return lengths
+        return [n + headers_size(own) for n, own in zip(lengths, self.headers, strict=True)]
+
+    def largest(self) -> int:
+        """Payload, key and headers of the largest one, as they are delivered."""
+        if not any(self.headers) and not any(self.keys):  # most often
+            return max(map(len, self.payloads))
+        columns = zip(self.payloads, self.keys, self.headers, strict=True)
+        return max(len(one) + len(key or b"") + len(own or "") for one, key, own in columns)
+
+    def contents(self) -> list[Content]:
+        """What is stored of them."""
+        headers: list[bytes | None] = [own.encode() if own else None for own in self.headers]
+        return list(zip(self.payloads, self.keys, headers, strict=True))
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -79,23 +91,22 @@ class Incoming:
 
     def each(self) -> Iterator[Incoming]:
         """One by one."""
-        for at, payload in enumerate(self.payloads):
+        for at in range(len(self.payloads)):
+            one = slice(at, at + 1)
             yield Incoming(
-                self.topic, self.header, self.seq + at, self.key, self.headers, [payload],
-                self.partitions[at : at + 1], self.offsets[at : at + 1], self.times[at : at + 1],
-                self.items[at : at + 1],
+                self.topic, self.header, self.seq + at, self.keys[one], self.headers[one],
+                self.payloads[one], self.partitions[one], self.offsets[one], self.times[one],
+                self.items[one],
             )  # fmt: skip
 
 
 def alike(records: Records, at: int, header: PublishHeader) -> int:
-    """Where the records end that differ from this one in payload, place and time only, and in
-    their sequence, which counts up. header: of the first."""
+    """Where the records end of which the publisher says the same as of this one, but for the
+    sequence, which counts up. header: of the first."""
     end, meta, seq = at + 1, records.metas[at], header.seq
-    topics, keys, metas, headers = records.topics, records.keys, records.metas, records.headers
-    if end == len(topics) or meta is None or keys[at] is not None or headers[at] is not None:
+    topics, metas = records.topics, records.metas
+    if end == len(topics) or meta is None or header.count:
         return end
-    if header.count or header.ttl_ms is not None or header.delay_ms is not None:
-        return end  # a life that begins as it is published is each message's own
     before, text, after = meta.partition(b'"seq":%d' % seq)
     # With escapes, or with two sequences, it is not plain what a header says.
     plain = text and meta.count(b'"seq"') == 1 and b"\\" not in meta and seq < SEQ_PLAIN
@@ -106,8 +117,7 @@ def alike(records: Records, at: int, header: PublishHeader) -> int:
         if header.producer:
             seq += 1
             meta = b"%b%d%b" % (before, seq, after)
-        same = metas[end] == meta and topics[end] == topic
-        if not same or keys[end] is not None or headers[end] is not None:
+        if metas[end] != meta or topics[end] != topic:
             break
         end += 1
     return end

@@ -41,10 +41,9 @@ class Judged:
 def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) -> Judged:
     """Look at messages with the eyes of all their matches. Of several it is said what becomes of
     all together."""
-    payloads, own = messages.payloads, messages.own
-    sizes = [len(payload) + own for payload in payloads] if own else list(map(len, payloads))
+    payloads, sizes = messages.payloads, messages.sizes()
     judged = Judged(sizes)
-    reason = of_broker(broker, vpn, judged.size, messages.largest)
+    reason = of_broker(broker, vpn, judged.size, messages.largest())
     priority = messages.header.priority
     valid: bool | None = None
     for one in matches:

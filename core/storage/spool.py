@@ -11,7 +11,6 @@ What is only kept for speed (contents of placed messages, blocks that were read)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -112,19 +111,14 @@ class Spool:
         self.next_counter += 1
         return number
 
-    def store(
-        self, vpn: int, payloads: Sequence[bytes], size: int, matches: int,
-        key: bytes | None = None, headers: bytes | None = None,
-    ) -> int:  # fmt: skip
-        """Store messages with the same key and headers that so many queues hold; returns the id of
-        the first, the others' follow. size: of all. Headers are None where there are none, never
-        empty."""
-        n = len(payloads)
+    def store(self, vpn: int, contents: Sequence[Content], size: int, matches: int) -> int:
+        """Store messages that so many queues hold; returns the id of the first, the others' follow.
+        size: of all. Headers are None where there are none, never empty."""
+        n = len(contents)
         first = self._base | self.next_counter
         self.next_counter += n
-        contents = zip(payloads, repeat(key), repeat(headers), strict=False)
-        self._contents.update(zip(range(first, first + n), contents, strict=False))
-        self._unplaced += sum(map(len, payloads)) + n * length_of((b"", key, headers))
+        self._contents.update(zip(range(first, first + n), contents, strict=True))
+        self._unplaced += sum(map(length_of, contents))
         self.messages += n
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size

@@ -47,14 +47,15 @@ class Walk:
         vpn, matches = rnd.randrange(2), rnd.choice([1, 1, 1, 2, 5])
         if rnd.random() < 0.2:
             payloads = [self.text() for _ in range(5)]
-            first = self.spool.store(vpn, payloads, 7 * 5, matches)
+            contents: list[Content] = [(payload, None, None) for payload in payloads]
+            first = self.spool.store(vpn, contents, 7 * 5, matches)
             for at, payload in enumerate(payloads):
                 self.arrived(first + at, vpn, (payload, None, None), 7, matches)
             return
         key = rnd.choice([None, None, b"", b"key"])
         content = self.text(), key, rnd.choice([None, None, b"headers"])
         expected = self.spool.next_id()
-        number = self.spool.store(vpn, content[:1], 9, matches, *content[1:])
+        number = self.spool.store(vpn, [content], 9, matches)
         assert number == expected
         self.arrived(number, vpn, content, 9, matches)
 
@@ -179,7 +180,7 @@ def test_compaction_keeps_what_is_stored_near_what_lives(seed: int) -> None:
 def test_ids_name_the_broker() -> None:
     spool = Spool(DictStore(), 3, TINY)
     assert spool.next_id() == make_id(3, 1)
-    assert spool.store(0, [b""], 0, 1) == make_id(3, 1)
+    assert spool.store(0, [(b"", None, None)], 0, 1) == make_id(3, 1)
     assert spool.skip_id() == make_id(3, 2)
     assert spool.next_counter == 3
 
@@ -188,7 +189,7 @@ def test_a_block_without_living_messages_is_deleted() -> None:
     """S2, S8: the last ack frees the room at once."""
     store = DictStore()
     spool = Spool(store, 1, TINY)
-    rows = [_row(n, spool.store(0, [b"x" * 50], 50, 1), 50) for n in range(6)]
+    rows = [_row(n, spool.store(0, [(b"x" * 50, None, None)], 50, 1), 50) for n in range(6)]
     spool.settle(rows)
     assert [key for key in store.pages if key.startswith("b/")] == ["b/1", "b/2", "b/3"]
     assert spool.files_in_use() == 1
@@ -202,7 +203,7 @@ def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
     for spoil in (lambda page: None, lambda page: page[:7], lambda page: page[:30]):
         store = DictStore()
         spool = Spool(store, 1, TINY)
-        rows = [_row(n, spool.store(0, [b"x" * 40], 40, 1), 40) for n in range(9)]
+        rows = [_row(n, spool.store(0, [(b"x" * 40, None, None)], 40, 1), 40) for n in range(9)]
         spool.settle(rows)
         spool.mark()
         spoiled = spoil(store.pages.pop("b/1"))
@@ -225,7 +226,7 @@ def test_messages_for_fast_consumers_are_not_read_back() -> None:
     """S12: neither before a mark, nor after it."""
     store = CountingStore(DictStore())
     spool = Spool(store, 1, Limits())
-    rows = [_row(n, spool.store(0, [b"x" * 999], 999, 1), 999) for n in range(2500)]
+    rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(2500)]
     assert all(spool.content(row) for row in rows)
     spool.settle(rows, live=True)
     spool.mark()
@@ -237,7 +238,7 @@ def test_a_backlog_is_read_in_large_blocks() -> None:
     """S12."""
     store = DictStore()
     spool = Spool(store, 1, Limits())
-    rows = [_row(n, spool.store(0, [b"x" * 999], 999, 1), 999) for n in range(5000)]
+    rows = [_row(n, spool.store(0, [(b"x" * 999, None, None)], 999, 1), 999) for n in range(5000)]
     spool.settle(rows)
     spool.mark()
     counting = CountingStore(store)
