@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from ..protocol import ConfigError
+from ..protocol.bounds import shown
 
 NAME = "lakequeue"
 PARENT, STATE = "traceparent", "tracestate"
@@ -57,6 +58,8 @@ class Spans:
                 f"trace: needs Python packages ({error.name} is missing): "
                 "pip install opentelemetry-api opentelemetry-sdk"
             ) from error
+        if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+            raise ConfigError(f"tracer_provider: {shown(provider)} – allowed is a TracerProvider")
         self._trace = trace
         self._tracer = trace.get_tracer(NAME, tracer_provider=provider)
         self._propagator = TraceContextTextMapPropagator()

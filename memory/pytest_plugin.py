@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..protocol.bounds import shown
+
 if TYPE_CHECKING:
     from ..client import Admin
     from .in_process import MemoryEngine
@@ -74,9 +76,10 @@ class EngineForTest:
         """How many messages these queues still hold, all if none is named; only those that hold
         some."""
         found = {q["name"]: q["depth"] for q in self.admin.queues()}
-        unknown = [name for name in queues if name not in found]
-        if unknown:
-            raise ValueError(f"queue: {unknown[0]!r} – there are {', '.join(sorted(found))}")
+        for name in queues:
+            if not isinstance(name, str) or name not in found:
+                there = ", ".join(sorted(found)) or "none"
+                raise ValueError(f"queue: {shown(name)} – there are {there}")
         return {name: n for name, n in found.items() if n and (not queues or name in queues)}
 
     def assert_all_acknowledged(self, *queues: str) -> None:
@@ -117,10 +120,17 @@ def lakequeue(request: pytest.FixtureRequest) -> Iterator[EngineForTest]:
         if key not in options:
             raise ValueError(f"marker lakequeue: {key!r} – allowed are {', '.join(options)}")
         options[key] = value
+    wanted = options["all_acknowledged"]
+    if isinstance(wanted, str):
+        wanted = [wanted]
+    if not isinstance(wanted, bool | list | tuple):
+        raise ValueError(
+            f"marker lakequeue: all_acknowledged={shown(wanted)} – allowed are True, False, and a "
+            "list of queues"
+        )
     given = EngineForTest(options["config"])
     try:
         yield given
-        wanted = options["all_acknowledged"]
         if wanted:
             given.assert_all_acknowledged(*(() if wanted is True else wanted))
     finally:

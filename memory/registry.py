@@ -15,9 +15,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from ..client.connection import Connection
+from ..client.values import content, text_of, whole
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
 from ..protocol import ConfigError
+from ..protocol.bounds import TOPIC_CHARACTERS_MAX, shown
 from ..protocol.signing import Credentials
 from .in_process import MemoryEngine
 from .inline import Inline
@@ -62,9 +64,24 @@ class MemoryConnection(Connection):
         headers: dict[str, bytes] | None = None, timestamp: int | None = None,
         partition: int = 0,
     ) -> None:  # fmt: skip
-        """A plain record on a topic, as any Kafka producer would write it."""
-        given = list((headers or {}).items())
-        self.engine.publish(topic, value, key, given, timestamp, partition=partition)
+        """A plain record on a topic, as any Kafka producer would write it. timestamp: epoch ms; now
+        where there is none. Raises ConfigError for what is no record."""
+        text_of(topic, "topic", TOPIC_CHARACTERS_MAX)
+        payload = content(value, "value")
+        own_key = None if key is None else content(key, "key")
+        if not isinstance(headers, Mapping | None):
+            raise ConfigError(f"headers: {shown(headers)} – allowed is a mapping of names to bytes")
+        given = [
+            (
+                text_of(name, "headers", TOPIC_CHARACTERS_MAX),
+                content(own, f"headers: {shown(name)}"),
+            )
+            for name, own in (headers or {}).items()
+        ]
+        if timestamp is not None:
+            whole(timestamp, "timestamp", -(1 << 63), (1 << 63) - 1)
+        whole(partition, "partition", 0, (1 << 31) - 1)
+        self.engine.publish(topic, payload, own_key, given, timestamp, partition=partition)
         self.runner.sent()
 
     def attend(self) -> None:
@@ -152,4 +169,6 @@ def _engine(configuration: Configuration | None) -> MemoryEngine:
 def _configuration(source: Mapping[str, Any] | str | None) -> Configuration | None:
     if isinstance(source, str):
         return load(source)
+    if not isinstance(source, Mapping | None):
+        raise ConfigError(f"config: {shown(source)} – allowed are a mapping and the path of a file")
     return None if source is None else parse_configuration(dict(source))

@@ -6,6 +6,7 @@ engine's, and nothing that it has said may be among what the engine could not re
 """
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -23,6 +24,8 @@ from lakequeue.client.connection import Connection
 from lakequeue.client.consumer import Consumer
 from lakequeue.client.message import Message
 from lakequeue.client.producer import MODES, Producer
+from lakequeue.client.values import duration_ms
+from lakequeue.memory.pytest_plugin import EngineForTest
 from lakequeue.protocol import ConfigError, LakequeueError
 from rules.harness import ON_REFERENCE
 
@@ -245,6 +248,57 @@ class World:
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
+
+
+# Aids for tests, which an application's tests call with values of their own.
+AIDS: list[tuple[str, dict[str, Any]]] = [
+    ("publish_raw", {"topic": "flights", "value": b"x"}),
+    ("publish_raw", {"topic": "default.publish", "value": b"x", "headers": {"lq": b"{}"}}),
+    ("trace", {}), ("advance", {"duration": "1s"}), ("define", {"name": "new"}),
+    ("unacknowledged", {}), ("assert_all_acknowledged", {}),
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(AIDS), st.data())
+def test_an_aid_for_tests_refuses_any_value_in_a_sentence(
+    aid: tuple[str, dict[str, Any]], data: st.DataObject
+) -> None:
+    name, right = aid
+    engine = EngineForTest()
+    engine.define("live", message_type="text", underlying_topic="flights")
+    subject = engine if hasattr(EngineForTest, name) else engine.connection
+    function = getattr(subject, name)
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    arguments: list[Any] = []
+    given_ = dict(right)
+    odd = data.draw(STRANGE)
+    if name == "advance" and _is_long(odd):
+        return  # it would be right, and take its time
+    if named:
+        given_[data.draw(st.sampled_from(named))] = odd
+    else:
+        arguments = [odd]
+    with contextlib.suppress(LakequeueError, ValueError, AssertionError):
+        function(*arguments, **given_)
+    engine.define("after")
+    engine.connection.producer().send("after", b"{}")
+    assert engine.admin.describe("after")["depth"] == 1
+    engine.close()
+
+
+def _is_long(value: Any) -> bool:
+    try:
+        return duration_ms(value, "duration") > 60_000
+    except ConfigError:
+        return False
+
+
+@pytest.mark.parametrize("config", [7, [1], object(), b"x", True])
+def test_a_configuration_of_a_wrong_type_is_refused_in_a_sentence(config: Any) -> None:
+    with pytest.raises(ConfigError, match="config: "):
+        EngineForTest(config)
 
 
 async def _awaited(made: Any) -> Any:
