@@ -80,20 +80,14 @@ class LiveDriver(Driver):
 
     def _keep_pace(self, inputs: Any) -> None:
         """Wait until the next step may begin; meanwhile what the log has by now is sent."""
-        begun = now = time.monotonic()
-        while (rest := self._pace.rest_s(now)) > 0:
+        begun = time.monotonic()
+        while (rest := self._pace.rest_s(time.monotonic())) > 0:
             if self._unsaid:
                 self._send_written(rest)
             else:
                 time.sleep(rest)
-            now = time.monotonic()
-        inputs.waited_s += now - begun
-
-    def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
-        """As the driver's, from `ReadAgain`; the broker has lived through all of it then."""
-        spoken = super().replay(logged, _Again(again))
-        self._clock.start(self.now)
-        return spoken
+            inputs.waited_s += time.monotonic() - begun
+            begun = time.monotonic()
 
 
 class _Inputs:
