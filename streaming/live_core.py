@@ -89,6 +89,12 @@ class LiveDriver(Driver):
             inputs.waited_s += time.monotonic() - begun
             begun = time.monotonic()
 
+    def replay(self, logged: list[tuple[int, StepRecord]], again: Any) -> list[int]:
+        """As the driver's, from `ReadAgain`; the broker has lived through all of it then."""
+        spoken = super().replay(logged, _Again(again))
+        self._clock.start(self.now)
+        return spoken
+
 
 class _Inputs:
     """What comes in now, for the live core."""
