@@ -1,7 +1,7 @@
 """The rules hold on both cores: `state/`, and the one on live objects.
 
-The modules in `BOTH` run on each. `LAKEQUEUE_JUDGE=live` runs all on the live one, but for tests
-with several brokers, which it does not have here; those that look at pages of the old core fail.
+What is named in `BOTH` runs on each. `LAKEQUEUE_JUDGE=live` runs all on the live one, but for tests
+with several brokers, which it does not have here, and those that look inside the old one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from rules import steps
 from rules.harness import ON_REFERENCE
 
 LIVE, PAGES = "live", "pages"
+# Modules, and tests of others.
 BOTH = {
-    "test_acks", "test_against_reference", "test_backlog", "test_durable", "test_fairness",
-    "test_filter_budget", "test_fuzz", "test_leases", "test_order", "test_producer_starts",
-    "test_queues", "test_redrive", "test_scenarios", "test_told", "test_waiting",
-    "test_what_comes_in",
+    "test_acks", "test_backlog", "test_durable", "test_fairness", "test_filter_budget",
+    "test_fuzz", "test_leases", "test_order", "test_producer_starts", "test_queues",
+    "test_redrive", "test_scenarios", "test_told", "test_waiting", "test_what_comes_in",
+    "test_L_B_F_O_X_Q9_batches", "test_L_B_F_O_X_short_walks",
 }  # fmt: skip
 
-# Tests that look into the old core: into its pages, or at its functions.
+# Modules and tests that look inside the old core: into its pages, or at its functions.
 OF_PAGES = {
     "test_C2_the_entries_are_bounded",
     "test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message",
@@ -43,16 +44,18 @@ OF_PAGES = {
     "test_Q2_routing_compares_a_topic_with_few_subscriptions",
     "test_S1_the_message_is_stored_once_for_all",
     "test_a_step_costs_the_same_however_long_the_row_is",
+    "test_cost", "test_idle_queues", "test_isolation", "test_runs",
 }  # fmt: skip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """On which core a module's tests run."""
-    looks_inside = metafunc.function.__name__ in OF_PAGES
-    live = pytest.param(LIVE, marks=pytest.mark.skipif(looks_inside, reason="of the old core"))
+    name, module = metafunc.function.__name__, metafunc.module.__name__.rpartition(".")[2]
+    inside = not OF_PAGES.isdisjoint((name, module))
+    live = pytest.param(LIVE, marks=pytest.mark.skipif(inside, reason="of the old core"))
     if os.environ.get("LAKEQUEUE_JUDGE") == LIVE:
         metafunc.parametrize("core", [live], indirect=True, scope="module")
-    elif metafunc.module.__name__.rpartition(".")[2] in BOTH and not ON_REFERENCE:
+    elif not ON_REFERENCE and not BOTH.isdisjoint((name, module)):
         metafunc.parametrize("core", [PAGES, live], indirect=True, scope="module")
 
 
