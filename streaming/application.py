@@ -173,10 +173,13 @@ class SparkApplication:
             options = self._loop_options(self.spark, home, broker.run, broker.closed)
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
+            from .loop_options import live_core
+
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, limit, name, checkpoint, given,
+                live_core() and self._alone,
             )  # fmt: skip
 
     @property

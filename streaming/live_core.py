@@ -20,7 +20,9 @@ from ..core import FORMAT, Batch, Home, Limits, Store
 from ..protocol.steplog import Range, StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
+from ..replica.micro_batch import MicroBatch
 from ..replica.pace import Pace
+from ..replica.replica import Decided as LiveDecided
 from ..sources.step_batch import Taken as Read
 from ..state import FORMAT as PAGED_FORMAT
 from ..state import Batch as ReadBatch
@@ -47,6 +49,7 @@ class Reads(Protocol):
         """The page, or None."""
 
 
+BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
 _paged_snapshot = msgspec.msgpack.Decoder(PagedSnapshot).decode
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _layout = msgspec.msgpack.Decoder(_Layout).decode
@@ -94,6 +97,20 @@ class LiveDriver(Driver):
         spoken = super().replay(logged, _Again(again))
         self._clock.start(self.now)
         return spoken
+
+
+class LiveBatch:
+    """A micro-batch on the live core. Raises Refused for the pages of the other one."""
+
+    def __init__(self, home: PagedHome, store: Store) -> None:
+        live_home = Home(home.name, home.number, home.epoch, home.secret)
+        _check_format(live_home, store)
+        self._work = MicroBatch(live_home, store, BATCH_LIMITS)
+        self.end = self._work.end
+
+    def take(self, batch: ReadBatch, now: int) -> LiveDecided:
+        """Take one step."""
+        return self._work.take(_converted(batch), now)
 
 
 class _Inputs:

@@ -17,7 +17,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from ..protocol import wire
 from ..sources.records import in_parts, to_batch
 from ..state import Home, Limits
-from .deciding import decide
+from .deciding import Decided, decide
+from .live_core import LiveBatch, LiveDecided
 from .state_store import HandleStore
 
 ROWS_PER_FRAME = 5_000
@@ -31,12 +32,16 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
-    homes: by broker name; partitions: the topics that clients may name, with their sizes.
+    homes: by broker name; partitions: the topics that clients may name, with their sizes; live: on
+    the live core, see `live_core`.
     """
 
-    def __init__(self, homes: dict[str, Home], partitions: dict[str, int]) -> None:
+    def __init__(
+        self, homes: dict[str, Home], partitions: dict[str, int], live: bool = False
+    ) -> None:
         self._homes = homes
         self._partitions = partitions
+        self._live = live
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the first rows of a batch."""
@@ -50,14 +55,21 @@ class BrokerProcessor(StatefulProcessor):
         home = self._homes[name]
         whole, now = to_batch(rows)
         deadline = 0
+        work = LiveBatch(home, self._store) if self._live else None
         try:
             for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
-                decided = decide(self._store, batch, now, home, LIMITS)
+                decided: Decided | LiveDecided
+                if work is None:
+                    decided = decide(self._store, batch, now, home, LIMITS)
+                else:
+                    decided = work.take(batch, now)
                 deadline = decided.deadline
                 said = decided.said
                 if decided.journal is not None:
                     said = [*said, decided.journal]
                 yield from _frames(wire.encode(said, self._partitions), decided.notes)
+            if work is not None:
+                work.end()
             yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
         finally:
             self._store.finish()

@@ -63,8 +63,9 @@ def start_batches(
     name: str,
     checkpoint: Folder,
     given: Mapping[str, str],
+    live: bool = False,
 ) -> StreamingQuery:
-    """Start a broker's query in micro-batches."""
+    """Start a broker's query in micro-batches. live: on the live core, see `live_core`."""
     from ..sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
     from ..sources import kafka_source as source
     from .processor import BrokerProcessor
@@ -78,7 +79,7 @@ def start_batches(
         rows.coalesce(1)
         .groupBy("broker")
         .transformWithStateInPandas(
-            BrokerProcessor({home.name: home}, partitions), OUTPUT_SCHEMA, "append", "None"
+            BrokerProcessor({home.name: home}, partitions, live), OUTPUT_SCHEMA, "append", "None"
         )
     )
     return _start(spark, write_kafka(outputs, bootstrap), name, checkpoint, given)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from lakequeue.core import Broker as CoreBroker
 from lakequeue.core import DictStore, Home
 from lakequeue.core.phases import admission
 from lakequeue.protocol import commands
@@ -13,6 +14,7 @@ from lakequeue.protocol.steplog import Opened, Range
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.replica.pace import Pace
 from lakequeue.sources.live import own_places
+from lakequeue.sources.step_batch import to_batch
 from lakequeue.state import DictStore as OldStore
 from lakequeue.state import Home as PagedHome
 from lakequeue.streaming import live_core
@@ -20,7 +22,7 @@ from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.driver import Driver as PagedDriver
 from lakequeue.streaming.driver import Snapshot as PagedSnapshot
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.live_core import LiveDriver, change_over
+from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over
 from lakequeue.streaming.loop import _encode
 from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE, Options
 from lakequeue.streaming.loop_options import live_core as wanted
@@ -281,3 +283,30 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
     driver = LiveDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
     with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by another core"):
         driver.replay(world.logged(), world)
+
+
+def test_a_micro_batch_leaves_pages_of_the_earlier_core_alone() -> None:
+    state = State()
+    stopped(state)
+    before = dict(state.pages)
+    with pytest.raises(Refused, match="has format 7, and the live core reads 8"):
+        LiveBatch(PAGED_HOME, state)
+    assert state.pages == before
+
+
+def test_micro_batches_go_on_from_the_state_alone() -> None:
+    world, state = World(), State()
+    world.command(command="begin", epoch=7)
+    world.command(command="define", definition={"name": "q", "message_type": "text"})
+    world.write(PUBLISH, b"m1", to="q", producer="p", seq=1)
+    depths = []
+    for place in (COMMANDS_0, PUBLISH):
+        work = LiveBatch(PAGED_HOME, state)
+        decided = work.take(to_batch({place: world.topics[place]}).batch, world.now)
+        work.end()
+        found = CoreBroker.load(state, HOME, BATCH_LIMITS).find("default", "q")
+        assert found is not None
+        depths.append(found.header.depth)
+    assert depths == [0, 1]
+    assert decided.said
+    assert decided.deadline == 0 or decided.deadline > world.now
