@@ -12,6 +12,7 @@ for (`__getattr__`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -278,12 +279,15 @@ class Queue:
             if len(rows) > keep:
                 rows.sort(key=by)
                 if self.ready.lanes and runs is self.cold:
-                    rows = self.ready.by_turns(rows)
-                    rows[keep:] = sorted(rows[keep:], key=by)
-                self._freeze(rows[keep:], runs)
+                    turns = self.ready.by_turns(rows)[keep:]
+                    self._freeze(sorted([row for turn, row in turns if not turn], key=by), runs)
+                    waiting = sorted([row for turn, row in turns if turn], key=by)
+                    self._freeze(waiting, runs, [NO_FILTER])
+                else:
+                    self._freeze(rows[keep:], runs)
 
-    def _freeze(self, rows: list[Row], runs: Runs) -> None:
-        """Rows leave the live part, in order."""
+    def _freeze(self, rows: list[Row], runs: Runs, seen: Sequence[int] = ()) -> None:
+        """Rows leave the live part, in order. seen: `NO_FILTER` if they wait for others."""
         self.spool.settle(rows)
         step, ready = self.limits.segment_rows, self.ready
         if runs is self.cold and (ready.views or ready.lanes):
@@ -294,8 +298,7 @@ class Queue:
         for row in rows:
             self.remove(row)
         for part, numbers in zip(parts, looked, strict=True):
-            waiting = runs is self.cold and all(map(ready.has_to_wait, part))
-            for segment in runs.add(part, [*numbers, NO_FILTER] if waiting else numbers):
+            for segment in runs.add(part, [*numbers, *seen]):
                 if NO_FILTER in segment.looked:
                     ready.park_rows(part, segment.number)
         self.dirty = True

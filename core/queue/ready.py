@@ -285,9 +285,9 @@ class Ready:
         lanes = self.lanes.items()
         return sorted((n, f"{key:x}", at) for n, lane in lanes for key, at in lane.parked)
 
-    def by_turns(self, rows: list[Row]) -> list[Row]:
-        """Rows in order, but the first of each lane before the second of any; later by one where
-        it waits for another that is under way."""
+    def by_turns(self, rows: list[Row]) -> list[tuple[int, Row]]:
+        """Rows in order, but the first of each lane before the second of any, with the number of
+        its turn; later by one where it waits for another that is under way."""
         turns: dict[int, int] = {}
         ranked: list[tuple[int, Row]] = []
         for row in rows:
@@ -298,7 +298,7 @@ class Ready:
                 turns[row.lane] = turn + 1
             ranked.append((turn, row))
         ranked.sort(key=_turn)
-        return [row for _, row in ranked]
+        return ranked
 
     def unpark(self, lane: Lane) -> None:
         """The first segment of a lane was looked up."""
@@ -324,7 +324,10 @@ class Ready:
 
     def is_next(self, row: Row) -> bool:
         """Whether no other message of a row's lane goes before it (O4)."""
-        return not row.lane or self.lanes[row.lane].first(self.live) is row
+        if not row.lane:
+            return True
+        lane = self.lanes.get(row.lane)  # none yet: it is becoming live
+        return lane is not None and lane.first(self.live) is row
 
     def top(self, heap: list[Entry]) -> Row | None:
         """The first row of a heap; entries that do not count are dropped."""

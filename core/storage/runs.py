@@ -204,8 +204,8 @@ class Runs:
             self._groups.append(group)
         else:
             last = group.segments[-1]
-            few = 2 * last.rows <= self._limits.segment_rows
-            if few and set(last.looked) <= {*seen} - {NO_FILTER}:  # nobody has to look again
+            few = 2 * last.rows <= self._limits.segment_rows and NO_FILTER not in seen
+            if few and set(last.looked) <= set(seen):  # nobody has to look again
                 rows = [*self._decoded(last), *rows]  # they share a page with the new
                 seen = list(last.looked)
                 self._delete(group, last)

@@ -1,6 +1,10 @@
 """Keys (O4) where a broker is loaded while a message of the key is under way."""
 
+from typing import Any
+
 from lakequeue.core import Limits
+from lakequeue.core.queue.ready import Ready
+from lakequeue.core.storage.row import Row
 from lakequeue.protocol import commands as c
 from rules.steps import define, delivered, described, subscribe
 
@@ -31,3 +35,29 @@ def test_O4_a_key_with_more_messages_than_may_be_live_holds_up_no_other() -> Non
     seen = described(steps)
     assert (seen["leased"], seen["depth"]) == (3, 102)
     assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1")])) == [2]
+
+
+def test_O4_what_waits_for_its_key_and_what_is_behind_share_no_cold_page() -> None:
+    """Where more is delayed than may be live, what a step finds is spilled at its end: it must not
+    be found again in the next one, for ever."""
+    limits = Limits(live_rows=4, segment_rows=4, looks=4)
+    steps = LiveSteps(limits=limits, checked=False)
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=9)])
+
+    def publish(keys: str, **options: Any) -> None:
+        bodies = [b"{}" if k == "-" else b'{"k":%d}' % int(k) for k in keys]
+        steps.run(publishes=[("orders", body, options) for body in bodies])
+
+    publish("00---0")
+    publish("062", deliver_at=steps.now + 9_000)
+    publish("----24-4-")
+    assert delivered(steps.run([subscribe("a", 9)])) == [3, 4, 5, 10, 11, 12, 13, 15, 16]
+
+
+def test_O4_a_row_that_is_becoming_live_is_not_next_yet() -> None:
+    """The order may be tidied between two rows that become live together."""
+    row = Row(1, 1, 0, 0, 0, lane=7)
+    ready = Ready({1: row})
+    assert not ready.is_next(row)
+    ready.add([row])
+    assert ready.is_next(row)
