@@ -6,7 +6,9 @@ up to the first transaction that is open, and a Python worker reads it as the ta
 (`offset_ranges`): what a batch gets of a record is what a loop gets.
 
 Offsets are kept in the form of Spark's source, ``{"topic": {"0": 123}}``: a home that began with
-that one goes on.
+that one goes on. Beside them stand the ids of their topics, ``{"": [["topic", "id"]]}``: one that
+was deleted and made anew is read from its beginning. Where Kafka gives no ids, only one that ends
+before what was read is noticed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +29,7 @@ from pyspark.sql.types import StructType
 from ..protocol.errors import NotConnected
 from .live import kafka_client
 from .offset_ranges import BEGINNING, Ranges, read_ranges
-from .same_topic import TopicsNow
+from .same_topic import IDS, TopicsNow, changed, ids_of
 from .step_batch import Place, header_columns
 
 FORMAT = "lakequeue-kafka"
@@ -43,7 +46,8 @@ _COLUMNS = pa.schema(
 )  # fmt: skip
 SIZES_S = 5.0  # how soon a new partition is noticed
 BEHIND_S = 5.0  # a broker that has just begun to lead may for a moment know less than it will
-Offsets = Mapping[str, Mapping[str, int]]
+NOTHING: Mapping[str, str] = MappingProxyType({})
+Offsets = Mapping[str, Any]
 
 
 class PlannedRecords(DataSource):
@@ -78,6 +82,7 @@ class PlannedReader(DataSourceStreamReader):
         self._kafka, self._names, self._most = kafka, names, most
         self._now = TopicsNow(kafka)
         self._places: list[Place] = []
+        self._ids: dict[str, str] = {}
         self._looked = -math.inf
         self._ends: dict[Place, int] = {}
         self._behind: dict[Place, float] = {}
@@ -87,7 +92,7 @@ class PlannedReader(DataSourceStreamReader):
 
     # ------------------------------------------------------------ the driver
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:
+    def initialOffset(self) -> dict[str, Any]:
         """The beginning of each topic. Raises NotConnected."""
         try:
             self._look()
@@ -97,20 +102,24 @@ class PlannedReader(DataSourceStreamReader):
         missing = [place for place in self._places if place not in first]
         if missing:
             raise NotConnected(f"where partition {missing[0]} begins is not answered")
-        return as_offsets(first)
+        return as_offsets(first, self._ids)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """As the option says."""
         return ReadMaxRows(self._most) if self._most else ReadAllAvailable()
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, dict[str, int]]:
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, Any]:
         """Where the next batch ends; where it starts, when there is nothing, or nobody answers."""
-        before = places_of(start)
+        before, known = places_of(start), ids_of(start)
         try:
             self._look()
+            found = self._now.ends(self._places, OffsetSpec.latest(), committed=True)
+            if any(at != before.get(place) for place, at in found.items()):
+                self._ids = self._now.ids(self._names)
         except KafkaException:
-            return as_offsets(before)
-        found = self._now.ends(self._places, OffsetSpec.latest(), committed=True)
+            return as_offsets(before, known)
+        ids = known | {topic: now for topic, now in self._ids.items() if now}
+        before = without(before, changed(known, ids))
         ends = self._believed(before, found)
         self._ends = before | ends
         anew = [p for p in ends if p not in before or ends[p] < before[p]]
@@ -118,28 +127,30 @@ class PlannedReader(DataSourceStreamReader):
         begins = {p: at for p, at in before.items() if p in ends and p not in anew} | first
         ends = {p: at for p, at in ends.items() if p in begins}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return as_offsets(before | limited(begins, ends, most))
+        return as_offsets(before | limited(begins, ends, most), ids)
 
-    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         """Up to where there was something, for the batch's progress."""
         return as_offsets(self._ends) if self._ends else None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """One task: the operator behind it is one."""
-        ranges = ranges_of(places_of(start), places_of(end))
+        other = changed(ids_of(start), ids_of(end))
+        ranges = ranges_of(without(places_of(start), other), places_of(end))
         return [RangesPartition(ranges)] if ranges else []
 
     def _look(self) -> None:
-        """Which partitions there are. Raises KafkaException."""
+        """Which partitions there are, and of which topics. Raises KafkaException."""
         now = time.monotonic()
         if now >= self._looked + SIZES_S:
-            sizes = self._now.sizes(self._names)
+            sizes, self._ids = self._now.sizes(self._names), self._now.ids(self._names)
             self._places = [(name, n) for name in sorted(sizes) for n in range(sizes[name])]
             self._looked = now
 
     def _believed(self, before: dict[Place, int], ends: dict[Place, int]) -> dict[Place, int]:
-        """The ends, but those that are before what was read: these only when they stay so. Then the
-        topic was made anew, and is read from its beginning, as a loop does that knows no id."""
+        """The ends, but those that are before what was read: these only when they stay so. Then
+        Kafka gives no ids and the topic was made anew, or Kafka lost records: it is read from its
+        beginning, as a loop does that knows no id."""
         now = time.monotonic()
         behind = {p for p, at in ends.items() if at < before.get(p, 0)}
         self._behind = {p: self._behind.get(p, now) for p in behind}
@@ -179,15 +190,22 @@ def ranges_of(before: Mapping[Place, int], after: Mapping[Place, int]) -> Ranges
 
 def places_of(offsets: Offsets) -> dict[Place, int]:
     """Spark's form of offsets as ours."""
-    return {(t, int(n)): at for t, partitions in offsets.items() for n, at in partitions.items()}
+    places = {name: partitions for name, partitions in offsets.items() if name != IDS}
+    return {(t, int(n)): at for t, partitions in places.items() for n, at in partitions.items()}
 
 
-def as_offsets(places: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def as_offsets(places: Mapping[Place, int], ids: Mapping[str, str] = NOTHING) -> dict[str, Any]:
     """Ours as Spark's form."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Any] = {}
     for (topic, partition), at in sorted(places.items()):
         found.setdefault(topic, {})[str(partition)] = at
-    return found
+    named = [[topic, ids[topic]] for topic in found if ids.get(topic)]
+    return found | ({IDS: named} if named else {})
+
+
+def without(places: Mapping[Place, int], names: set[str]) -> dict[Place, int]:
+    """Without the partitions of these topics."""
+    return {place: at for place, at in places.items() if place[0] not in names}
 
 
 def limited(

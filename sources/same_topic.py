@@ -8,7 +8,7 @@ asked when there is a doubt. `go_on` decides where a reader goes on; `TopicsNow`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
@@ -27,6 +27,7 @@ ASK_S = 2.0  # of a partition's leader; one that is dead is knocked at all that 
 _NO_ID = "A" * 22  # what a Kafka before 2.8 gives
 _UNTOLD = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ANEW, LOST, BACK = "anew", "lost", "back"
+IDS = ""  # in Spark's form of offsets, where the ids of their topics stand: no topic has this name
 
 
 class Found(NamedTuple):
@@ -63,6 +64,16 @@ def go_on(following: int, known_id: str, found: Found) -> Start:
             return Start(found.first, topic_id)  # before it was read for the first time
         return Start(found.first, topic_id, LOST, found.first - following)
     return Start(following, topic_id)
+
+
+def ids_of(offsets: Mapping[str, Any]) -> dict[str, str]:
+    """Of offsets in Spark's form the ids of their topics, as far as they are known."""
+    return dict(offsets.get(IDS, ()))
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """The topics that were made anew."""
+    return {topic for topic, known in before.items() if now.get(topic, known) != known}
 
 
 class TopicsNow:

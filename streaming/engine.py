@@ -48,7 +48,7 @@ from .fewer_brokers import BrokerRemoval
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
-from .losses import LossWatch, notices
+from .losses import LossWatch, made_anew, notices
 from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
 from .queue_watch import QueueWatch
@@ -341,6 +341,8 @@ class Engine:
 
     def _any_batch(self, progress: dict[str, Any]) -> None:
         self._losses.batch(progress)
+        for topic, records in made_anew(progress).items():
+            self._notes("", f"anew:{topic}:{records}")
         self.metrics.query(progress)
         self._marks.batch(progress)
         self._tables_watch.batch(str(progress.get("name")))

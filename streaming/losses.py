@@ -19,6 +19,7 @@ from kafka import KafkaConsumer, TopicPartition
 from ..protocol import topics
 from ..protocol.commands import RecordsLost, encode_command
 from ..protocol.kafka_settings import for_kafka_python, kafka_settings
+from ..sources.same_topic import changed, ids_of
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -64,6 +65,18 @@ def _spans(start: Any, end: Any) -> dict[Place, tuple[int, int]]:
         for partition, at in partitions.items()
         if partition in start.get(topic, {})
     }
+
+
+def made_anew(progress: dict[str, Any]) -> dict[str, int]:
+    """Of a batch's progress, as Spark has it: the topics that were made anew, and how many records
+    it read of each."""
+    found = {}
+    for source in progress.get("sources") or ():
+        start, end = source.get("startOffset"), source.get("endOffset")
+        if isinstance(start, dict) and isinstance(end, dict):
+            for topic in changed(ids_of(start), ids_of(end)):
+                found[topic] = sum(end.get(topic, {}).values())
+    return found
 
 
 def losses(spans: dict[Place, tuple[int, int]], first: dict[Place, int]) -> list[Loss]:

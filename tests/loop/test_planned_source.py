@@ -15,6 +15,7 @@ from lakequeue.sources.planned_source import (
     places_of,
     ranges_of,
 )
+from lakequeue.streaming.losses import made_anew
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 A, B = ("a", 0), ("b", 1)
@@ -25,6 +26,10 @@ class TopicsThen:
 
     def __init__(self, ends: dict[Any, int]) -> None:
         self.latest = ends
+        self.known: dict[str, str] = {}
+
+    def ids(self, names: list[str]) -> dict[str, str]:
+        return dict(self.known)
 
     def sizes(self, names: list[str]) -> dict[str, int]:
         return {"a": 1}
@@ -36,6 +41,11 @@ class TopicsThen:
 def reader_of(ends: dict[Any, int], monkeypatch: pytest.MonkeyPatch) -> PlannedReader:
     monkeypatch.setattr(planned_source, "TopicsNow", lambda _: TopicsThen(ends))
     return PlannedReader({}, ["a"], 0)
+
+
+def spans(reader: PlannedReader, start: Any, end: Any) -> Any:
+    """What a batch reads."""
+    return [partition.ranges for partition in reader.partitions(start, end)]  # type: ignore[attr-defined]
 
 
 def test_offsets_are_in_the_form_of_sparks_source() -> None:
@@ -71,3 +81,35 @@ def test_a_partition_that_does_not_answer_stays_where_it_is(
     reader = reader_of({}, monkeypatch)
     start = {"a": {"0": 3}, "gone": {"0": 8}}
     assert reader.latestOffset(start, ReadAllAvailable()) == start
+
+
+@pytest.mark.parametrize("end", [80, 50, 30], ids=["longer", "as long", "shorter"])
+def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, end: int
+) -> None:
+    ends = {A: 50}
+    reader = reader_of(ends, monkeypatch)
+    reader._now.known["a"] = "old"  # type: ignore[attr-defined]
+    # A home that began before ids were kept, or with Spark's own source, learns them.
+    start = reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable())
+    assert start == {"a": {"0": 50}, "": [["a", "old"]]}
+    assert spans(reader, {"a": {"0": 20}}, start) == [{A: (20, 50)}]
+    ends[A] = end
+    reader._now.known["a"] = "new"  # type: ignore[attr-defined]
+    reader._looked = -1e9
+    part = reader.latestOffset(start, ReadMaxRows(2))
+    assert part == {"a": {"0": 2}, "": [["a", "new"]]}
+    assert spans(reader, start, part) == [{A: (BEGINNING, 2)}]
+    whole = reader.latestOffset(part, ReadAllAvailable())
+    assert whole == {"a": {"0": end}, "": [["a", "new"]]}
+    assert spans(reader, part, whole) == [{A: (2, end)}]
+    assert made_anew({"sources": [{"startOffset": start, "endOffset": part}]}) == {"a": 2}
+    assert made_anew({"sources": [{"startOffset": part, "endOffset": whole}, {}]}) == {}
+
+
+def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = reader_of({A: 50}, monkeypatch)
+    reader._now.known["a"] = ""  # type: ignore[attr-defined]
+    assert reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable()) == {"a": {"0": 50}}
