@@ -12,7 +12,7 @@ from ..protocol import ConfigError
 from ..protocol.messages import PublishHeader, decode_publish_header, encode_publish_header
 
 TEMPLATES_MAX = 1_000
-_SEQ = 1 << 61  # stands where the sequence number goes; no producer gets there
+_SEQ = (1 << 61) - 1  # stands where the sequence number goes; no producer gets there
 _AFTER = b',"after":'
 
 Template = tuple[bytes, bytes]

@@ -30,6 +30,7 @@ PRIORITY_MAX = 255
 RUN_MAX = 8
 # Before a queue's name as destination: that queue alone, whoever else takes its topic.
 QUEUE_ALONE = "#queue/"
+SEQUENCES = 1 << 61  # of one start; the next one's go on behind it, and have room (P1)
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -102,8 +103,10 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"reply: {header.reply} – allowed is a partition of the receipts topic")
     if header.start and not header.producer:
         raise ValueError(f"start: {header.start!r} – it is a producer's, and 'producer' is missing")
-    if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= 1 << 62:
-        raise ValueError(f"seq: {header.seq} – a producer's sequence starts at 1")
+    if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= SEQUENCES:
+        raise ValueError(
+            f"seq: {header.seq} – a producer's sequence starts at 1, and is below 2^61"
+        )
     if not 0 <= header.after < 1 << 62:
         raise ValueError(f"after: {header.after} – allowed is a sequence number, or 0")
     if not 0 <= header.count <= RUN_MAX:

@@ -39,6 +39,7 @@ RUNS_MAX = 64
 MOVED_MAX = 1_000  # destinations whose queue was on its way
 STARTS_MAX = 100
 SEQUENCE_MAX = (1 << 62) - 1
+USED_UP = "seq: this producer has used up its sequences – give it another producer_id"
 REPEATS_MAX = 10_000  # sequences that one answer to a repetition speaks of, beside the runs
 
 
@@ -138,8 +139,16 @@ class ProducerHistory:
         return following
 
     def refused_as_superseded(self, seq: int, detail: str) -> None:
-        """The message is of an earlier start; this sequence is the later one's."""
-        self.receipt.nacks.append((seq, Reason.SUPERSEDED.value, "", detail))
+        """The message is of an earlier start; this sequence is the later one's. Or there are no
+        more sequences, since somebody skipped most of them."""
+        if self.has_used_up(seq):
+            self.receipt.nacks.append((seq, Reason.MALFORMED.value, "", USED_UP))
+        else:
+            self.receipt.nacks.append((seq, Reason.SUPERSEDED.value, "", detail))
+
+    def has_used_up(self, seq: int) -> bool:
+        """Whether there are no more sequences."""
+        return seq > SEQUENCE_MAX and not self._is_earlier()
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence was not seen before; it counts as seen from now on."""

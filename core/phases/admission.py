@@ -17,6 +17,7 @@ from ...protocol.errors import Reason
 from ...protocol.journal import Segment
 from ...protocol.messages import (
     PLAIN,
+    SEQUENCES,
     PublishHeader,
     Records,
     Sender,
@@ -148,7 +149,7 @@ class Admission:
         long has no history."""
         seqs = range(sender.seq, sender.seq + sender.messages)
         reason, number = Reason.MALFORMED.value, self._broker.home.number
-        if len(sender.producer) > NAME_CHARACTERS_MAX:
+        if len(sender.producer) > NAME_CHARACTERS_MAX or seqs.stop > SEQUENCES:
             nacks = [(seq, reason, "", why) for seq in seqs]
             receipt = Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number)
             self._broker.emit(receipt)
@@ -160,6 +161,7 @@ class Admission:
         for seq in (seq + producer.receipt.base for seq in seqs):
             if producer.is_superseded(seq):
                 producer.refused_as_superseded(seq, why)
+                continue
             if producer.is_new(seq):
                 producer.take(seq)
                 producer.refused(seq, reason, "", why)
@@ -227,7 +229,8 @@ class Admission:
         if producer is not None:
             if producer.is_superseded(seq):
                 why = f"another producer with the id {header.producer[:200]!r} has started since"
-                refuse_of_vpn(broker, vpn, seq, None, (Reason.SUPERSEDED, why), message)
+                reason = Reason.MALFORMED if producer.has_used_up(seq) else Reason.SUPERSEDED
+                refuse_of_vpn(broker, vpn, seq, None, (reason, why), message)
                 producer.refused_as_superseded(seq, why)
                 return
             if not producer.is_new(seq):

@@ -273,7 +273,8 @@ class Admission:
     ) -> None:
         """Refuse a message: its producer's name is another start's now (P1)."""
         why = f"another producer with the id {header.producer[:200]!r} has started since"
-        refuse_of_vpn(self._broker, vpn, seq, None, (Reason.SUPERSEDED, why), record)
+        reason = Reason.MALFORMED if producer.has_used_up(seq) else Reason.SUPERSEDED
+        refuse_of_vpn(self._broker, vpn, seq, None, (reason, why), record)
         producer.refused_as_superseded(seq, why)
 
     def offer(self, vpn: str, header: PublishHeader, record: Incoming, answer: Answered) -> None:

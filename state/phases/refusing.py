@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
-from ...protocol.messages import PublishHeader
+from ...protocol.messages import SEQUENCES, PublishHeader
 from ...protocol.outputs import Receipts
 from ..rejection import count_of_vpn
 
@@ -67,10 +67,10 @@ def answer_malformed(
 ) -> None:  # fmt: skip
     """Tell the sender of a record that is not understood. It is remembered as refused, so that what
     the producer sent before and after is settled as ever; history: where that stands. A producer
-    whose name is too long has none."""
+    whose name or sequence is out of bounds has none."""
     seqs = range(sender.seq, sender.seq + sender.messages)
     reason, why = Reason.MALFORMED.value, error[:DETAIL_CHARACTERS_MAX]
-    if len(sender.producer) > NAME_CHARACTERS_MAX:
+    if len(sender.producer) > NAME_CHARACTERS_MAX or seqs.stop > SEQUENCES:
         nacks = [(seq, reason, "", why) for seq in seqs]
         number = broker.header.number
         broker.emit(Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number))
@@ -85,7 +85,8 @@ def answer_malformed(
     for seq in (seq + base for seq in seqs):
         if producer.is_superseded(seq):
             producer.refused_as_superseded(seq, why)
-        elif producer.is_held(seq):
+            continue
+        if producer.is_held(seq):
             continue
         if producer.is_new(seq):
             producer.refused(seq, reason, "", why)

@@ -67,6 +67,36 @@ def test_P1_what_was_missing_as_a_later_start_took_over_is_refused(steps: Steps)
     assert [o.up_to for o in out if isinstance(o, Receipts)] == [4, 3]
 
 
+def test_P1_one_that_skips_most_sequences_leaves_room_for_the_next_start(steps: Steps) -> None:
+    """A client in another language; none later is refused as superseded for that."""
+    last = (1 << 61) - 1
+    assert receipts(steps.run(publishes=[message(last, **ONE)]))[0][-1] == []
+    out = steps.run(publishes=[message(seq, **TWO) for seq in range(1, 9)])
+    assert [r[-1] for r in receipts(out)] == [[]]
+    assert described(steps)["depth"] == 9
+
+
+@pytest.mark.parametrize("seq", [1 << 61, (1 << 62) - 1])
+def test_P1_a_sequence_out_of_bounds_is_refused_and_costs_nobody_his_own(
+    steps: Steps, seq: int
+) -> None:
+    (told,) = receipts(steps.run(publishes=[message(seq, **ONE)]))
+    assert told[-1] == [(seq, "malformed")]
+    assert [r[2] for r in receipts(steps.run(publishes=[message(1, **ONE)]))] == [[[1, 1, 1]]]
+
+
+def test_P1_who_has_used_up_all_sequences_hears_what_to_do(steps: Steps) -> None:
+    last = (1 << 61) - 1
+    steps.run(publishes=[message(last, **ONE)])
+    steps.run(publishes=[message(last, **TWO)])
+    steps.run(publishes=[message(1, producer="p", start="three")])
+    out = steps.run(publishes=[message(seq, producer="p", start="three") for seq in (2, 3, 4)])
+    nacks = [nack for o in out if isinstance(o, Receipts) for nack in o.nacks]
+    assert {(reason, "another producer_id" in why) for _, reason, _, why in nacks} == {
+        ("malformed", True)
+    }
+
+
 def test_P1_who_counts_by_itself_takes_over_from_nobody(steps: Steps) -> None:
     steps.run(publishes=[message(1, **ONE)])
     out = steps.run(publishes=[message(seq, producer="p") for seq in (1, 2)])
