@@ -114,7 +114,7 @@ def _take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: 
     way = extras.pop(WAY, {})
     payload, key, headers = content
     vpn = queue.header.vpn_number
-    row.stored = broker.spool.store(vpn, [payload], row.size, 1, key, headers)
+    row.stored = broker.spool.store(vpn, [(payload, key, headers)], row.size, 1)
     row.block, row.index = IN_MEMORY, 0
     row.state, row.until, row.holder, row.generation = READY, NEVER, 0, 0
     row.extras = extras or None

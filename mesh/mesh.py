@@ -48,7 +48,7 @@ class Mesh:
             c.Define: self._kept(self._keeper.define),
             c.Delete: self._kept(self._keeper.delete),
             c.SubscribeTopic: self._kept(self._keeper.subscribe_topic),
-            c.UnsubscribeTopic: self._kept(self._keeper.unsubscribe_topic),
+            c.UnsubscribeTopic: self._unsubscribe_topic,
         }
         self._handlers: Mapping[str, Callable[[int, Any], None]] = {
             HandOver.kind: self._handed_over,
@@ -144,6 +144,14 @@ class Mesh:
             return LATER
 
         return handler
+
+    def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
+        """Clients tell each host, and the first has had it done already."""
+        entry = directory.entry_of(self.facts, vpn, command.queue)
+        done = entry is not None and command.topic not in entry.topics
+        if entry is not None and done and self._broker.header.number != entry.hosts[0]:
+            return None
+        return self._kept(self._keeper.unsubscribe_topic)(vpn, command)
 
     def _forwarded(self, sender: int, said: Forward) -> None:
         """A command that another broker was given."""
