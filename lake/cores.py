@@ -57,7 +57,7 @@ class Ear:
         raise AssertionError("the past is not written")
 
 
-class Inputs(Protocol):
+class LoggedInputs(Protocol):
     """What steps took."""
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
@@ -71,7 +71,7 @@ class Steps(Protocol):
     def step(self) -> int:
         """The last one that it took."""
 
-    def again(self, records: list[StepRecord], inputs: Inputs) -> None:
+    def again(self, records: list[StepRecord], inputs: LoggedInputs) -> None:
         """Take these steps. Raises Refused where one comes out differently."""
 
     def end(self) -> Own:
@@ -128,7 +128,7 @@ class _PagedSteps:
     def step(self) -> int:
         return self._driver.step
 
-    def again(self, records: list[StepRecord], inputs: Inputs) -> None:
+    def again(self, records: list[StepRecord], inputs: LoggedInputs) -> None:
         self._driver.replay(_named(records), inputs)
 
     def end(self) -> Own:
@@ -204,7 +204,7 @@ class _LiveSteps:
     def step(self) -> int:
         return self._driver.step
 
-    def again(self, records: list[StepRecord], inputs: Inputs) -> None:
+    def again(self, records: list[StepRecord], inputs: LoggedInputs) -> None:
         self._driver.replay(_named(records), _LiveInputs(inputs))
 
     def end(self) -> Own:
@@ -212,7 +212,7 @@ class _LiveSteps:
 
 
 class _LiveInputs:
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, inputs: LoggedInputs) -> None:
         self._inputs = inputs
 
     def take(self, ranges: tuple[Range, ...]) -> live.Batch:

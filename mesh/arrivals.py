@@ -24,14 +24,14 @@ from ..core.rules.lifetime import expires_at
 from ..core.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..core.storage.spool import Content
 from ..protocol.errors import Reason
-from ..protocol.neighbours import HandOver, Refused, Stored
+from ..protocol.neighbours import HandOver, NotTaken, Stored
 from .channel import say
-from .facts import Credit, Facts, credit_key
+from .facts import Credit, MeshFacts, credit_key
 
 _rows = msgspec.msgpack.Decoder(list[Row])
 
 
-def handed_over(broker: Broker, facts: Facts, sender: int, said: HandOver) -> None:
+def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -> None:
     """Take messages in, and say which are stored, and from where on none is."""
     queue = broker.find(said.vpn, said.queue)
     key = f"{sender}/{said.vpn}/{said.queue}"
@@ -72,11 +72,11 @@ def handed_over(broker: Broker, facts: Facts, sender: int, said: HandOver) -> No
         facts.refusing[key] = said.attempt
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
-        say(broker, facts, sender, Refused(said.vpn, said.queue, said.waiting, said.attempt, why))
+        say(broker, facts, sender, NotTaken(said.vpn, said.queue, said.waiting, said.attempt, why))
 
 
 def _without_queue(
-    broker: Broker, facts: Facts, sender: int, said: HandOver, rows: list[Row]
+    broker: Broker, facts: MeshFacts, sender: int, said: HandOver, rows: list[Row]
 ) -> None:
     """The queue was deleted: what waited for it is gone (S7)."""
     if said.waiting:
@@ -84,7 +84,7 @@ def _without_queue(
         say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids))
         broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))
     else:
-        say(broker, facts, sender, Refused(said.vpn, said.queue, False, 0, "no_such_queue"))
+        say(broker, facts, sender, NotTaken(said.vpn, said.queue, False, 0, "no_such_queue"))
 
 
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:

@@ -22,12 +22,12 @@ from ..protocol.mesh import Said
 from ..protocol.messages import Records
 from ..protocol.neighbours import WORDS
 from ..protocol.outputs import MeshRecord
-from .facts import Facts, Peer
+from .facts import MeshFacts, Peer
 
 Handlers = Mapping[str, Callable[[int, Any], None]]
 
 
-def say(broker: Broker, facts: Facts, to: int, said: Said) -> None:
+def say(broker: Broker, facts: MeshFacts, to: int, said: Said) -> None:
     """Say something to another broker."""
     peer = facts.peers[to]
     peer.said += 1
@@ -36,7 +36,11 @@ def say(broker: Broker, facts: Facts, to: int, said: Said) -> None:
 
 
 def hear(
-    broker: Broker, facts: Facts, records: Records, skipped: Mapping[Place, str], handlers: Handlers
+    broker: Broker,
+    facts: MeshFacts,
+    records: Records,
+    skipped: Mapping[Place, str],
+    handlers: Handlers,
 ) -> None:
     """Hear what others have said since the last step, each thing once, in their order."""
     vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # where what is refused is told
@@ -54,7 +58,7 @@ def hear(
 
 
 def _heard(
-    broker: Broker, facts: Facts, vpn: str, value: bytes | None
+    broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None
 ) -> Iterator[tuple[int, Said]]:
     """What a record says, and who says it; nothing where it was heard before, or is another
     home's. Raises ValueError."""

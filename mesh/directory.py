@@ -32,7 +32,7 @@ from ..protocol.neighbours import Entries, Heard, SaidEntry
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from .channel import say
-from .facts import Entry, Facts, Peer, Waiting
+from .facts import Entry, MeshFacts, Peer, Waiting
 
 _encode = msgspec.msgpack.encode
 _definition = msgspec.msgpack.Decoder(QueueDefinition)
@@ -44,12 +44,12 @@ def needs_one_place(definition: QueueDefinition) -> bool:
     return ordered or definition.type == "LocalQueue"
 
 
-def keeper_of(facts: Facts) -> int:
+def keeper_of(facts: MeshFacts) -> int:
     """The number of the broker that keeps the directory."""
     return min(facts.brokers.values())
 
 
-def entry_of(facts: Facts, vpn: str, queue: str) -> Entry | None:
+def entry_of(facts: MeshFacts, vpn: str, queue: str) -> Entry | None:
     """What is known of a queue."""
     return facts.entries.get(vpn, {}).get(queue)
 
@@ -60,7 +60,7 @@ def entry_of(facts: Facts, vpn: str, queue: str) -> Entry | None:
 class Keeper:
     """Changes the directory. One broker of the home does."""
 
-    def __init__(self, broker: Broker, facts: Facts) -> None:
+    def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
 
     def define(self, vpn: str, command: c.Define) -> None:
@@ -225,7 +225,7 @@ def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
 
 
 def know_brokers(
-    broker: Broker, facts: Facts, brokers: dict[str, int], groups: dict[str, str]
+    broker: Broker, facts: MeshFacts, brokers: dict[str, int], groups: dict[str, str]
 ) -> None:
     """The home's brokers are these."""
     if (facts.brokers, facts.groups) == (brokers, groups):
@@ -237,7 +237,7 @@ def know_brokers(
     forget_found(broker)
 
 
-def hear_entries(broker: Broker, facts: Facts, sender: int, said: Entries) -> None:
+def hear_entries(broker: Broker, facts: MeshFacts, sender: int, said: Entries) -> None:
     """Others' definitions, and those of the queues that are hosted here."""
     know_brokers(broker, facts, said.brokers, said.groups)
     error = ""
@@ -254,7 +254,7 @@ def hear_entries(broker: Broker, facts: Facts, sender: int, said: Entries) -> No
     say(broker, facts, sender, Heard(said.edition, error))
 
 
-def apply_entry(broker: Broker, facts: Facts, vpn: str, name: str, entry: Entry | None) -> None:
+def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry | None) -> None:
     """A queue is as this entry says; here too, where it is hosted here. Raises what is wrong."""
     own = broker.header.number
     here = broker.find(vpn, name)
@@ -274,7 +274,7 @@ def apply_entry(broker: Broker, facts: Facts, vpn: str, name: str, entry: Entry 
     forget_found(broker)
 
 
-def _forget(broker: Broker, facts: Facts, vpn: str, name: str) -> None:
+def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """A queue is gone, and what waited for it (S7)."""
     facts.filters.pop(f"{vpn}/{name}", None)
     for known in (facts.asked, facts.lent, facts.refusing):

@@ -24,7 +24,7 @@ class Entry(msgspec.Struct):
     topics: list[str] = []
 
 
-class Lane(msgspec.Struct):
+class OutLane(msgspec.Struct):
     """A stand-in: here messages wait for one queue of another broker, in order.
 
     attempt: counts up with each refusal, so that what was under way then is known as such; why,
@@ -58,7 +58,7 @@ class Waiting(msgspec.Struct):
     error: str = ""
 
 
-class Facts(msgspec.Struct):
+class MeshFacts(msgspec.Struct):
     """All of it. brokers: the home's, by name; entries: VPN → name → queue; lanes: by the number of
     the stand-in; refusing: "broker/vpn/queue" → the last attempt that was refused here; asked:
     credits at other hosts, lent: those of others here, both by `credit_key`; filters: "vpn/queue" →
@@ -69,7 +69,7 @@ class Facts(msgspec.Struct):
     groups: dict[str, str] = {}
     peers: dict[int, Peer] = {}
     entries: dict[str, dict[str, Entry]] = {}
-    lanes: dict[int, Lane] = {}
+    lanes: dict[int, OutLane] = {}
     refusing: dict[str, int] = {}
     asked: dict[str, Credit] = {}
     lent: dict[str, Credit] = {}

@@ -22,9 +22,9 @@ from ..core.storage.row import MOVING, NEVER, Row
 from ..core.storage.spool import Content
 from ..definitions import QueueDefinition
 from ..protocol.mesh import slices
-from ..protocol.neighbours import HandOver, Refused, Stored
+from ..protocol.neighbours import HandOver, NotTaken, Stored
 from .channel import say
-from .facts import Facts, Lane, credit_key
+from .facts import MeshFacts, OutLane, credit_key
 
 LANE_BYTES = 500_000_000  # that wait for one queue of another broker
 LANE_MESSAGES = 1_000_000
@@ -35,7 +35,7 @@ FRAMING = "rows"
 _encode = msgspec.msgpack.encode
 
 
-def stand_in(broker: Broker, facts: Facts, vpn: str, name: str, host: int) -> Queue:
+def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str, host: int) -> Queue:
     """The queue in which messages wait for one of another broker; made when it is first needed."""
     text = f"#out/{host}/{name}"
     found = broker.find(vpn, text)
@@ -55,7 +55,7 @@ def stand_in(broker: Broker, facts: Facts, vpn: str, name: str, host: int) -> Qu
         )
     )  # fmt: skip
     header.next_subscription = 2
-    facts.lanes[number] = Lane(vpn, name, host)
+    facts.lanes[number] = OutLane(vpn, name, host)
     return broker.add_queue(header)
 
 
@@ -69,7 +69,7 @@ def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
     )  # fmt: skip
 
 
-def follow(broker: Broker, facts: Facts, vpn: str, name: str) -> None:
+def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """A far queue was defined again: so are those that stand for it (Q9)."""
     far = facts.entries[vpn][name].definition
     for number, lane in facts.lanes.items():
@@ -83,7 +83,7 @@ def follow(broker: Broker, facts: Facts, vpn: str, name: str) -> None:
 
 
 def send(
-    broker: Broker, facts: Facts, queue: Queue, subscription: Subscription, rows: list[Row],
+    broker: Broker, facts: MeshFacts, queue: Queue, subscription: Subscription, rows: list[Row],
     contents: list[Content],
 ) -> None:  # fmt: skip
     """Hand messages over, in as many records as they need."""
@@ -106,7 +106,7 @@ def _source(broker: Broker, vpn: str, name: str, waiting: bool, host: int) -> Qu
     return broker.find(vpn, f"#out/{host}/{name}" if waiting else name)
 
 
-def stored(broker: Broker, facts: Facts, sender: int, said: Stored) -> None:
+def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
     """Messages have another owner: here they go."""
     queue = _source(broker, said.vpn, said.queue, said.waiting, sender)
     if queue is None:
@@ -137,7 +137,7 @@ def stored(broker: Broker, facts: Facts, sender: int, said: Stored) -> None:
     broker.touch(queue)
 
 
-def refused(broker: Broker, facts: Facts, sender: int, said: Refused) -> None:
+def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> None:
     """The far queue takes nothing more: what was under way is here again, in its place."""
     queue = _source(broker, said.vpn, said.queue, said.waiting, sender)
     if queue is None:
@@ -163,7 +163,7 @@ def refused(broker: Broker, facts: Facts, sender: int, said: Refused) -> None:
     lane.why = said.why
 
 
-def retry(broker: Broker, facts: Facts) -> None:
+def retry(broker: Broker, facts: MeshFacts) -> None:
     """The first message of a lane that was refused is tried again."""
     for number, lane in facts.lanes.items():
         if lane.retry_at <= broker.now:
@@ -174,6 +174,6 @@ def retry(broker: Broker, facts: Facts) -> None:
             broker.touch(queue)
 
 
-def next_retry(facts: Facts) -> int:
+def next_retry(facts: MeshFacts) -> int:
     """When a lane is tried again, or NEVER."""
     return min((lane.retry_at for lane in facts.lanes.values()), default=NEVER)

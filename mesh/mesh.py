@@ -24,22 +24,22 @@ from ..core.storage.spool import Content
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.messages import QUEUE_ALONE, Records
-from ..protocol.neighbours import Entries, Forward, HandOver, Heard, Refused, Room, Stored
+from ..protocol.neighbours import Entries, Forward, HandOver, Heard, NotTaken, Room, Stored
 from ..protocol.patterns import kind_of
 from . import arrivals, directory, lanes, rooms
 from .channel import hear, say
-from .facts import Entry, Facts
+from .facts import Entry, MeshFacts
 
 PAGE = "mesh"
 
 _encode = msgspec.msgpack.encode
-_facts = msgspec.msgpack.Decoder(Facts)
+_facts = msgspec.msgpack.Decoder(MeshFacts)
 
 
 class Mesh:
     """The other brokers. facts: what is known of them."""
 
-    def __init__(self, broker: Broker, facts: Facts) -> None:
+    def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts)
         self._tables: dict[str, tuple[Patterns, list[tuple[str, Entry]]]] = {}
@@ -53,7 +53,7 @@ class Mesh:
         self._handlers: Mapping[str, Callable[[int, Any], None]] = {
             HandOver.kind: self._handed_over,
             Stored.kind: lambda sender, said: lanes.stored(broker, facts, sender, said),
-            Refused.kind: lambda sender, said: lanes.refused(broker, facts, sender, said),
+            NotTaken.kind: lambda sender, said: lanes.refused(broker, facts, sender, said),
             Room.kind: lambda sender, said: rooms.hear_room(broker, facts, sender, said),
             Entries.kind: self._hear_entries,
             Heard.kind: self._keeper.heard,
@@ -64,7 +64,7 @@ class Mesh:
     def load(cls, broker: Broker) -> Mesh:
         """As it was packed; a broker that knows no other yet."""
         data = broker.store.get(PAGE)
-        return cls(broker, Facts() if data is None else _facts.decode(data))
+        return cls(broker, MeshFacts() if data is None else _facts.decode(data))
 
     def mark(self) -> None:
         """Write what is known."""

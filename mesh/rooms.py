@@ -20,13 +20,13 @@ from ..core.rules.fairness import backlog_of
 from ..protocol.neighbours import Room
 from .channel import say
 from .directory import entry_of
-from .facts import Credit, Facts, credit_key
+from .facts import Credit, MeshFacts, credit_key
 from .lanes import FRAMING
 
 Rooms = dict[str | None, int]
 
 
-def other_hosts(broker: Broker, facts: Facts, queue: Queue) -> list[int]:
+def other_hosts(broker: Broker, facts: MeshFacts, queue: Queue) -> list[int]:
     """The other hosts of a distributed queue. One that keeps its last message only (S10) is each
     broker's own."""
     definition = queue.definition
@@ -36,7 +36,7 @@ def other_hosts(broker: Broker, facts: Facts, queue: Queue) -> list[int]:
     return [number for number in entry.hosts if number != broker.header.number]
 
 
-def tell_room(broker: Broker, facts: Facts) -> None:
+def tell_room(broker: Broker, facts: MeshFacts) -> None:
     """At the end of a step: what consumers here could take of what others have."""
     for queue in broker.touched.values():
         if queue.dropped or queue.wanted or queue.header.stands_for:
@@ -74,7 +74,7 @@ def _rooms(queue: Queue) -> Rooms:
 
 
 def _changed(
-    broker: Broker, facts: Facts, queue: Queue, host: int, rooms: Rooms, ready: int
+    broker: Broker, facts: MeshFacts, queue: Queue, host: int, rooms: Rooms, ready: int
 ) -> list[tuple[str | None, int]]:
     """What a host is to be told, and is told from now on."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
@@ -99,7 +99,7 @@ def _changed(
     return changed
 
 
-def hear_room(broker: Broker, facts: Facts, sender: int, said: Room) -> None:
+def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None:
     """Another host has room: it subscribes here with that."""
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
@@ -115,7 +115,7 @@ def hear_room(broker: Broker, facts: Facts, sender: int, said: Room) -> None:
 
 
 def _subscription(
-    broker: Broker, facts: Facts, queue: Queue, sender: int, text: str | None
+    broker: Broker, facts: MeshFacts, queue: Queue, sender: int, text: str | None
 ) -> Subscription:
     """The neighbour's subscription with this filter."""
     header = queue.header

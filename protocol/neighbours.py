@@ -43,11 +43,11 @@ class Stored(Said, frozen=True, array_like=True):
     ids: list[int]
 
 
-class Refused(Said, frozen=True, array_like=True):
+class NotTaken(Said, frozen=True, array_like=True):
     """A queue does not take what was handed over with this attempt, from the first message on that
     was not said to be stored."""
 
-    kind: ClassVar[str] = "refused"
+    kind: ClassVar[str] = "not_taken"
 
     vpn: Name
     queue: Name
@@ -110,5 +110,5 @@ class Forward(Said, frozen=True, array_like=True):
 
 
 WORDS: dict[str, type[Said]] = {
-    word.kind: word for word in (HandOver, Stored, Refused, Room, Entries, Heard, Forward)
+    word.kind: word for word in (HandOver, Stored, NotTaken, Room, Entries, Heard, Forward)
 }
