@@ -23,11 +23,16 @@ from lakequeue.streaming.kafka_broker import EmbeddedKafka, free_port, port_is_f
 job = pytest.mark.job
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedKafka]:
-    """A broker of the test's own, which it may stop and kill."""
-    with EmbeddedKafka(tmp_path / "home") as broker:
-        yield broker
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A broker of this file's own, which tests may stop and kill: a start takes seconds, so they
+    share it in their order. The thread that started it has ended."""
+    broker = EmbeddedKafka(tmp_path_factory.mktemp("embedded") / "home")
+    thread = threading.Thread(target=broker.start)
+    thread.start()
+    thread.join()
+    yield broker
+    broker.stop()
 
 
 def make_topic(broker: EmbeddedKafka, topic: str) -> None:
@@ -73,31 +78,6 @@ def gone(pid: int, seconds: float) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-@job
-def test_restart_and_crash_keep_data_and_port(broker: EmbeddedKafka) -> None:
-    make_topic(broker, "kept")
-    send(broker, "kept", b"1")
-    servers = broker.bootstrap_servers
-    broker.restart()
-    send(broker, "kept", b"2")
-    broker.kill()
-    assert not broker.running
-    broker.start()
-    assert broker.bootstrap_servers == servers
-    assert read(broker, "kept", 2) == [b"1", b"2"]
-
-
-@job
-def test_another_object_finds_the_home_again(tmp_path: Path) -> None:
-    with EmbeddedKafka(tmp_path / "home") as first:
-        make_topic(first, "kept")
-        send(first, "kept", b"1")
-    assert port_is_free(first.port)
-    with EmbeddedKafka(tmp_path / "home") as second:
-        assert second.port == first.port
-        assert read(second, "kept", 1) == [b"1"]
 
 
 @job
@@ -153,18 +133,6 @@ def test_a_home_has_one_user(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPat
 
 
 @job
-def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
-    broker = EmbeddedKafka(tmp_path / "home")
-    thread = threading.Thread(target=broker.start)
-    thread.start()
-    thread.join()
-    time.sleep(0.5)
-    assert broker.running
-    broker.stop()
-    assert not broker.running
-
-
-@job
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
@@ -177,26 +145,50 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     assert gone(pid, 5)
-    with EmbeddedKafka(tmp_path / "home") as next_one:  # and the home is free again
-        assert next_one.running
+    next_one = EmbeddedKafka(tmp_path / "home")
+    next_one._take_home()  # it is free again
+    next_one._release_home()
 
 
 @job
-def test_what_java_says_is_in_the_sentence(tmp_path: Path) -> None:
-    with EmbeddedKafka(tmp_path / "home"):
-        pass
+def test_it_outlives_the_thread_that_started_it(broker: EmbeddedKafka) -> None:
+    time.sleep(0.5)
+    assert broker.running
+
+
+@job
+def test_restart_and_crash_keep_data_and_port(broker: EmbeddedKafka) -> None:
+    """Also for another object that finds the home."""
+    make_topic(broker, "kept")
+    send(broker, "kept", b"1")
+    servers = broker.bootstrap_servers
+    broker.restart()
+    send(broker, "kept", b"2")
+    broker.kill()
+    assert not broker.running
+    with EmbeddedKafka(broker.home) as second:
+        assert second.bootstrap_servers == servers
+        assert read(second, "kept", 2) == [b"1", b"2"]
+    assert not second.running
+    assert port_is_free(second.port)
+
+
+@job
+def test_what_java_says_is_in_the_sentence(broker: EmbeddedKafka) -> None:
+    """From here on nothing runs on this home."""
+    broker.stop()
     with pytest.raises(LakequeueError, match=r"Kafka died while starting: .*heap") as caught:
-        EmbeddedKafka(tmp_path / "home", heap="1k").start()
+        EmbeddedKafka(broker.home, heap="1k").start()
     assert "\n" not in str(caught.value)
 
 
 @job
-def test_a_broken_home_says_why(tmp_path: Path) -> None:
-    with EmbeddedKafka(tmp_path / "home"):
-        pass
-    (tmp_path / "home/data/meta.properties").write_text("version=1\nnode.id=7\ncluster.id=x\n")
+def test_a_broken_home_says_why(broker: EmbeddedKafka) -> None:
+    broker.stop()
+    about = broker.home / "data/meta.properties"
+    about.write_text("version=1\nnode.id=7\ncluster.id=x\n")
     with pytest.raises(LakequeueError, match=r"Kafka died while starting: .*node") as caught:
-        EmbeddedKafka(tmp_path / "home").start()
+        EmbeddedKafka(broker.home).start()
     assert "\n" not in str(caught.value)
 
 
