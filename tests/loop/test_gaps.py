@@ -163,7 +163,7 @@ def test_compaction_leaves_gaps_and_is_no_loss(captured: Captured) -> None:
     for n in range(20):
         captured.write(f"{n}", key="b")
     until = time.monotonic() + 40
-    while True:  # the cleaner looks every 15 s
+    while True:
         time.sleep(1.0)
         captured.write("end", key="c")
         captured.again(1)
