@@ -17,7 +17,7 @@ def chosen() -> list[Scenario]:
     taken: dict[str, int] = {}
     out = []
     for scenario in load():
-        rule = scenario.name.partition("_")[0]
+        rule = rule_of(scenario)
         words = {word for line in scenario.lines for word in line.words}
         if not scenario.fit_for_job or scenario.waits_s > WAIT_S_MAX or {"next", "restart"} & words:
             continue
@@ -25,6 +25,10 @@ def chosen() -> list[Scenario]:
             taken[rule] = taken.get(rule, 0) + 1
             out.append(scenario)
     return out
+
+
+def rule_of(scenario: Scenario) -> str:
+    return scenario.name.partition("_")[0]
 
 
 def queues_of(scenario: Scenario) -> list[str]:
