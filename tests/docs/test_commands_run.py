@@ -39,7 +39,7 @@ ELSEWHERE = {
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
     r"lakequeue tables --repair": "an engine that has stopped: tests/job/test_damage.py",
-    r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_rebuild.py",
+    r"lakequeue rebuild": "a home that has lost its checkpoint: tests/job/test_damage.py",
 }
 ENDLESS = re.compile(r"--watch|--follow|lakequeue monitor")
 ENDLESS_S, COMMAND_S, START_S, TABLES_S, STEPS_S = 8, 90, 180, 60, 120

@@ -1,57 +1,95 @@
-"""A power loss and a clean-up: what an engine finds damaged at its start, it goes on with (R1)."""
+"""A power loss and a clean-up (R1): what an engine finds damaged at its start, it goes on with.
+And where checkpoint and log of steps are gone (R3): a home is made of the tables, and the same
+clients go on. On the way: what was moved, edited and replayed there (R4, R6)."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import lakequeue
 import pytest
-from job.processes import UpProcess, until
+from job.processes import EngineProcess, until
+from kafka import KafkaAdminClient
 from lakequeue.cli.delta_reader import read_table
 from lakequeue.lake import NoLake, open_lake
-from lakequeue.lake.past import as_of
+from lakequeue.lake.looks import admin_of
+from lakequeue.lake.past import as_of, brokers
+from lakequeue.lake.rebuilding import rebuild
 from lakequeue.sinks.table_damage import damage
+from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.table_repair import repair
 
 pytestmark = pytest.mark.job
 
-CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
-SETTINGS = ("batch_s=3", "history_interval_s=3", "snapshots_interval_s=4")
+CONFIG = """queues:
+  - {name: orders, message_type: text, max_per_subscription_backlog: 50}
+  - {name: others, message_type: text}
+"""
+SETTINGS = (
+    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.history_interval_s=3",
+    "--set", "lakequeue.snapshots_interval_s=4",
+)  # fmt: skip
+COUNT = 40
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[UpProcess]:
-    config = tmp_path / "queues.yaml"
-    config.write_text(CONFIG)
-    given = [word for one in SETTINGS for word in ("--set", f"lakequeue.{one}")]
-    process = UpProcess(tmp_path / "home", config, *given)
-    yield process.wait_ready()
-    process.kill()
+class Place:
+    """Where the engines of this file live, one after the other."""
+
+    def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
+        self.address, self.folder = kafka.bootstrap_servers, folder
+        (folder / "queues.yaml").write_text(CONFIG)
+        self.engines: list[EngineProcess] = []
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.address}"
+
+    def start(self, name: str) -> EngineProcess:
+        config, home = self.folder / "queues.yaml", self.folder / name
+        self.engines.append(EngineProcess(self.address, home, config, *SETTINGS))
+        return self.engines[-1].wait_ready()
+
+    def running(self) -> EngineProcess:
+        """The one that the test before left to this one; else one that is started."""
+        left = [engine for engine in self.engines if engine.process.poll() is None]
+        return left[-1] if left else self.start("old")
 
 
-def send(up: UpProcess, *payloads: str) -> None:
-    with lakequeue.connect(f"kafka://{up.bootstrap}") as connection:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("damage")
+    with EmbeddedKafka(folder / "kafka") as kafka:
+        place = Place(kafka, folder)
+        yield place
+        for engine in place.engines:
+            engine.kill()
+
+
+def send(place: Place, *payloads: str) -> None:
+    with lakequeue.connect(place.url) as connection:
         for payload in payloads:
             connection.producer().send("orders", payload)
 
 
-def payloads(up: UpProcess) -> list[bytes]:
-    rows = read_table(up.home / "tables" / "messages", ["topic", "payload"]).to_pylist()
+def payloads(home: Path) -> list[bytes]:
+    rows = read_table(home / "tables" / "messages", ["topic", "payload"]).to_pylist()
     return sorted(row["payload"] for row in rows if row["topic"] == "default.publish")
 
 
-def events(up: UpProcess) -> list[dict[str, Any]]:
-    with lakequeue.connect(f"kafka://{up.bootstrap}") as connection:
+def stopped(place: Place) -> list[dict[str, Any]]:
+    with lakequeue.connect(place.url) as connection:
         return [e for e in connection.admin().events() if e["event"] == "tables_stopped"]
 
 
-def snapshots(up: UpProcess) -> int:
+def snapshots(home: Path) -> int:
     """How many there are; the table comes with the first."""
-    with contextlib.suppress(NoLake), open_lake(up.home) as lake:
+    with contextlib.suppress(duckdb.CatalogException, NoLake), open_lake(home) as lake:
         found = lake.execute("SELECT count(*) FROM snapshots WHERE page = ''").fetchone()
         return int(found[0]) if found else 0
     return 0
@@ -62,44 +100,130 @@ def newest(folder: Path, suffix: str = "") -> Path:
     return named[max(named)]
 
 
-def test_R1_a_start_on_damage(up: UpProcess) -> None:
-    send(up, "1", "2")
-    until(lambda: payloads(up) == [b"1", b"2"] and snapshots(up), 60, "the tables are there")
+def test_R1_a_start_on_damage(place: Place) -> None:
+    engine = place.running()
+    home = engine.home
+    send(place, "1", "2")
+    until(lambda: payloads(home) == [b"1", b"2"] and snapshots(home), 60, "the tables are there")
     time.sleep(4.0)  # some batches
-    assert up.terminate() == 0
-    place = up.home / "checkpoint" / "broker-0"
-    newest(place / "commits").write_bytes(b"")
-    changes = newest(place / "state" / "0" / "0", ".changelog")
+    assert engine.terminate() == 0
+    checkpoint = home / "checkpoint" / "broker-0"
+    newest(checkpoint / "commits").write_bytes(b"")
+    changes = newest(checkpoint / "state" / "0" / "0", ".changelog")
     changes.write_bytes(changes.read_bytes()[:50])
-    (up.home / "tables-checkpoint" / "metadata").write_bytes(b"")
-    commit = newest(up.home / "tables" / "journal" / "_delta_log", ".json")
+    (home / "tables-checkpoint" / "metadata").write_bytes(b"")
+    commit = newest(home / "tables" / "journal" / "_delta_log", ".json")
     commit.write_bytes(commit.read_bytes()[:300])
-    lost = next((up.home / "tables" / "messages").rglob("*.parquet"))
+    lost = next((home / "tables" / "messages").rglob("*.parquet"))
     lost.unlink()
 
-    up.start().wait_ready()
-    assert "commits/" in up.errors()
-    assert "goes back to its newest whole batch" in up.errors()
-    send(up, "3")
-    why = until(lambda: events(up), 60, "it is told")[0]["why"]
+    engine.start().wait_ready()
+    assert "commits/" in engine.errors()
+    assert "goes back to its newest whole batch" in engine.errors()
+    send(place, "3")
+    why = until(lambda: stopped(place), 60, "it is told")[0]["why"]
     assert lost.name in why
     assert "run `lakequeue tables --repair`" in why
-    assert up.terminate() == 0
+    assert engine.terminate() == 0
 
-    assert len(repair(up.home)) == 2
-    assert damage(up.home / "tables") == ""
-    before = snapshots(up)
-    up.start().wait_ready()
-    until(lambda: b"3" in payloads(up), 60, "what was missed is written")
-    until(lambda: snapshots(up) > before, 60, "a snapshot")
-    send(up, "4")
-    until(lambda: b"4" in payloads(up), 60, "it goes on")
+    assert len(repair(home)) == 2
+    assert damage(home / "tables") == ""
+    before = snapshots(home)
+    engine.start().wait_ready()
+    until(lambda: b"3" in payloads(home), 60, "what was missed is written")
+    until(lambda: snapshots(home) > before, 60, "a snapshot")
+    send(place, "4")
+    until(lambda: b"4" in payloads(home), 60, "it goes on")
     time.sleep(5.0)
-    with open_lake(up.home) as lake:
-        now = as_of(lake, up.home, "broker-0")
+    with open_lake(home) as lake:
+        now = as_of(lake, home, "broker-0")
         assert now.notes == []
-    with lakequeue.connect(f"kafka://{up.bootstrap}") as connection:
+    with lakequeue.connect(place.url) as connection:
         with connection.consumer("orders", max_backlog=10) as consumer:
             got = [until(lambda: consumer.receive(1.0), 30, "a message") for _ in range(4)]
         assert [m.payload for m in got] == [b"1", b"2", b"3", b"4"], "each once, in their order"
-    assert up.terminate() == 0
+
+
+def shown(admin: Any, queue: str) -> dict[str, tuple[Any, ...]]:
+    return {m.id: (m.payload, m.headers) for m in admin.browse(queue, limit=1_000)}
+
+
+def caught_up(home: Path, admin: Any) -> bool:
+    """Whether the tables know what the engine knows."""
+    wanted = {name: shown(admin, name) for name in ("orders", "others")}
+    with contextlib.suppress(NoLake), open_lake(home) as lake:
+        if brokers(lake):
+            then = admin_of(as_of(lake, home, "broker-0"))
+            with contextlib.suppress(lakequeue.ConfigError):
+                return wanted == {name: shown(then, name) for name in wanted}
+    return False
+
+
+def take(consumer: Any, count: int) -> list[Any]:
+    return [until(lambda: consumer.receive(1.0), 60, "a message") for _ in range(count)]
+
+
+def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(place: Place) -> None:
+    engine, new = place.running(), place.folder / "new"
+    with lakequeue.connect(place.url, client_name="same") as connection:
+
+        def lose() -> None:
+            engine.kill()
+            forget(engine.home, place.address)
+            (made,) = rebuild(engine.home, new)
+            assert made.messages == COUNT - 10
+            place.start("new")
+
+        replays(connection.admin(), new, goes_on(connection, engine.home, lose))
+
+
+def goes_on(connection: Any, old: Path, lose: Callable[[], None]) -> list[int]:
+    """The ids of the messages that were sent first."""
+    admin, producer = connection.admin(), connection.producer()
+    admin.purge("orders")
+    known = admin.describe("orders")["acknowledged"]
+    ids = [int(producer.send("orders", f"{number}").message_id) for number in range(COUNT)]
+    done: set[bytes] = set()
+    with connection.consumer("orders", ack_mode="individual", max_backlog=5) as consumer:
+        for _ in range(10):
+            (message,) = take(consumer, 1)  # it may hold five
+            message.ack()
+            done.add(message.payload)
+        held = take(consumer, 5)
+        assert admin.edit("orders", {"seen": "yes"}, ids=f"{ids[-1]}").count == 1
+        last = f"{ids[-2]}-{ids[-1]}"
+        assert admin.move("orders", to="others", ids=last, why="a test").count == 2
+        assert {h.get("seen") for _, h in shown(admin, "others").values()} == {"yes", None}
+        until(lambda: admin.describe("orders")["acknowledged"] == known + 10, 30, "the acks")
+        until(lambda: caught_up(old, admin), 120, "the tables")
+        before = {name: shown(admin, name) for name in ("orders", "others")}
+        lose()
+        assert {name: shown(admin, name) for name in before} == before
+        assert len(held) == 5  # they come once more, to the same consumer
+        producer.send("orders", "after")
+        while len(done) < COUNT - 1:
+            (message,) = take(consumer, 1)
+            with contextlib.suppress(lakequeue.LeaseLost):
+                message.ack()
+                done.add(message.payload)
+    assert done == {b"%d" % n for n in range(COUNT - 2)} | {b"after"}
+    until(lambda: admin.describe("orders")["depth"] == 0, 60, "the queue is empty")
+    return ids
+
+
+def forget(home: Path, address: str) -> None:
+    """The checkpoint and the log of steps."""
+    shutil.rmtree(home / "checkpoint")
+    kafka = KafkaAdminClient(bootstrap_servers=address)
+    kafka.delete_topics(["broker-0.steps"])
+    until(lambda: "broker-0.steps" not in kafka.list_topics(), 30, "the topic is gone")
+    kafka.close()
+
+
+def replays(admin: Any, home: Path, ids: list[int]) -> None:
+    """R4: what is acknowledged comes back, as far as the tables know it."""
+    again = {"since": "epoch", "ids": f"{ids[0]}-{ids[9]}", "home": home}
+    until(lambda: admin.replay("orders", **again, dry_run=True).count == 10, 60, "the journal")
+    assert admin.replay("orders", **again).count == 10
+    found = [m.headers["lq-replay-of"] for m in admin.browse("orders")]
+    assert sorted(map(int, found)) == ids[:10]
