@@ -114,12 +114,3 @@ def test_a_kafka_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 1.0)
     with pytest.raises(NotConnected, match="topic 'plain' cannot be read"):
         read("127.0.0.1:9", {("plain", 0): (3, 9)})
-
-
-def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
-    begin = {"a": {"0": 5, "1": 7, "2": 3}}
-    end = {"a": {"0": 9, "1": 7, "2": 2, "3": 4}, "b": {"0": 0}, "c": {"0": 6}}
-    assert offset_ranges._ranges(begin, end) == {
-        ("a", 0): (5, 9), ("a", 3): (BEGINNING, 4), ("b", 0): (BEGINNING, 0),
-        ("c", 0): (BEGINNING, 6),
-    }  # fmt: skip
