@@ -75,10 +75,18 @@ class Steps:
 
     def step(self, batch: Batch) -> list[Any]:
         """One step; what the engine said in it."""
-        said = step(self.store, batch, self.now, **self.options)
+        said = self.step_alone(batch)
         if self.checked:
-            check(self.store, self.now, self.limits)
+            self.check()
         return said
+
+    def step_alone(self, batch: Batch) -> list[Any]:
+        """One step, and nothing is looked at behind it."""
+        return step(self.store, batch, self.now, **self.options)
+
+    def check(self) -> None:
+        """What must hold behind a step."""
+        check(self.store, self.now, self.limits)
 
     def restart(self) -> None:
         """The state is written to bytes and loaded again."""

@@ -51,9 +51,10 @@ def drive(
     out, looked = [], 0
     for _ in range(5_000):
         evaluated()
-        said = steps.step(batch)
+        said = steps.step_alone(batch)
         found = evaluated()
         assert found <= steps.limits.looks + texts - 1, f"{found} looked at in one step"
+        steps.check()
         out += said
         looked += found
         at = [o.at for o in said if isinstance(o, Deadline)][-1]
