@@ -56,7 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if os.environ.get("LAKEQUEUE_JUDGE") == LIVE:
         metafunc.parametrize("core", [live], indirect=True, scope="module")
     elif not ON_REFERENCE and not BOTH.isdisjoint((name, module)):
-        metafunc.parametrize("core", [PAGES, live], indirect=True, scope="module")
+        both = [PAGES] if inside else [PAGES, LIVE]
+        metafunc.parametrize("core", both, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
