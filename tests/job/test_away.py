@@ -1,5 +1,4 @@
-"""What the engine needs goes away under traffic, and comes back: Kafka, room for the state,
-and room for the tables.
+"""What the engine needs goes away under traffic, and comes back: Kafka, and room for the state.
 
 A sentence each, no end of the engine, nothing lost, and it goes on by itself. Kafka is frozen, so
 that connections stay open and nothing answers. The disk is full for those who write the state:
@@ -14,38 +13,28 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import subprocess
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import lakequeue
 import psutil
 import pytest
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, judge
-from lakequeue.cli.delta_reader import read_table
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.log_reader import read_steps
 from lakequeue.streaming import EmbeddedKafka
-from lakequeue.streaming.table_care import MARK
 
 pytestmark = pytest.mark.job
 
 AWAY_S = float(os.environ.get("LAKEQUEUE_AWAY_S", "10"))
 SEED = 29
-DISK = "24m"  # of the tables
 STEPS = "broker-0.steps"
 CONFIG = """
 system: {heartbeat_timeout: 5s}
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
 """
-SETTINGS = (
-    "--set", "lakequeue.batch_s=3", "--set", "lakequeue.upkeep_hours=0.003",
-    "--set", "lakequeue.retention_days=1",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,55 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("away")
 
 
-class SmallDisk:
-    """A small file system at a folder; where one may not mount, a folder that nobody may write."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
-        self._mounted = subprocess.run(command, capture_output=True).returncode == 0
-        self._ballast = folder / ".ballast"
-
-    def fill(self) -> None:
-        """There is no room any more."""
-        if not self._mounted:
-            self._modes(0o500)
-            return
-        with self._ballast.open("wb", 0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-
-    def free(self) -> None:
-        """There is room again."""
-        self._ballast.unlink() if self._mounted else self._modes(0o700)
-
-    def _modes(self, mode: int) -> None:
-        for folder in [self._folder, *(p for p in self._folder.rglob("*") if p.is_dir())]:
-            folder.chmod(mode)
-
-    def close(self) -> None:
-        if self._mounted:
-            subprocess.run(["umount", "-l", str(self._folder)], check=True)
-
-
 @pytest.fixture(scope="module")
-def tables(folder: Path) -> Iterator[SmallDisk]:
-    disk = SmallDisk(folder / "home" / "tables")
-    yield disk
-    disk.close()
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path, tables: SmallDisk) -> Iterator[tuple[EngineProcess, str]]:
+def engine(folder: Path) -> Iterator[tuple[EngineProcess, str]]:
     (folder / "queues.yaml").write_text(CONFIG)
     with EmbeddedKafka(folder / "kafka") as kafka:
         address = kafka.bootstrap_servers
-        engine = EngineProcess(address, folder / "home", folder / "queues.yaml", *SETTINGS)
+        batches = ("--set", "lakequeue.batch_s=3")
+        engine = EngineProcess(address, folder / "home", folder / "queues.yaml", *batches)
         try:
             yield engine.wait_ready(), address
             assert engine.terminate() == 0
-            assert engine.said[-1]["event"] == "goodbye", "each line that it printed is JSON"
             numbers = [r.step for _, r in read_steps(kafka_client(address, "look"), STEPS, 0)]
             assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
         finally:
@@ -179,58 +129,3 @@ def test_the_state_cannot_be_written(engine: tuple[EngineProcess, str]) -> None:
     drained(traffic)
     assert said(process, sentence) <= 2  # of the broker's query, and of the tables'
     assert not said(process, "Traceback")
-
-
-def test_R1_the_tables_cannot_be_written(
-    engine: tuple[EngineProcess, str], folder: Path, tables: SmallDisk
-) -> None:
-    """Queues go on, it is told, and what was missed is written."""
-    _, address = engine
-    with lakequeue.connect(f"kafka://{address}") as connection:
-        go_through(connection, tables, folder / "home" / "tables")
-    log = (folder / "home" / "spark.log").read_text(errors="replace")
-    assert "does not write the tables" in log
-    assert "Deleted" in log, "VACUUM prints that, and not into what is read as JSON"
-
-
-def go_through(connection: lakequeue.Connection, disk: SmallDisk, tables: Path) -> None:
-    admin, sent = connection.admin(), list[str]()
-
-    def events() -> set[str]:
-        return {event["event"] for event in admin.events()}
-
-    def stored() -> Counter[str]:
-        rows = read_table(tables / "messages", ["payload"])["payload"].to_pylist()
-        return Counter(p.decode() for p in rows if p.startswith(b"disk "))
-
-    with (
-        connection.producer() as producer, connection.producer(durability="delta") as durable,
-        connection.consumer("orders", max_backlog=50, ack_mode="auto") as consumer,
-    ):  # fmt: skip
-
-        def through(text: str) -> None:
-            """One message is acknowledged, and delivered."""
-            text = f"disk {text}"
-            producer.send("orders", text, timeout=30)
-            sent.append(text)
-            until(lambda: (m := consumer.receive(1.0)) and m.payload == text.encode(), 30, text)
-
-        through("before")
-        until(lambda: stored()["disk before"], 60, "the table has the first message")
-        disk.fill()
-        through("full")
-        until(lambda: "tables_stopped" in events(), 60, "the alert")
-        assert "tables_resumed" not in events()
-        waiting = durable.send_async("orders", "disk durable")
-        sent.append("disk durable")
-        for n in range(5):
-            through(f"still {n}")
-        assert not waiting.done(), "its receipt waits for the tables"
-        assert "disk full" not in stored()
-        disk.free()
-        freed = time.time()
-        until(lambda: stored() == Counter(sent), 90, "what was missed is in the table, once")
-        assert waiting.result(60).message_id
-        until(lambda: "tables_resumed" in events(), 60, "the alert is cleared")
-        until(lambda: (tables / MARK).stat().st_mtime > freed, 90, "upkeep beside the writers")
-        assert stored() == Counter(sent)
