@@ -8,7 +8,7 @@ one it was.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -120,19 +120,34 @@ class Core(Protocol):
 # ---------------------------------------------------------------- pages and columns
 
 
-class _PagedSteps:
-    def __init__(self, driver: driver.Driver) -> None:
-        self._driver = driver
+class _StepsAgain:
+    """A driver of either core that takes steps again. inputs: what it asks for their records."""
+
+    def __init__(self, driver: Any, inputs: Callable[[LoggedInputs], Any]) -> None:
+        self._driver, self._inputs = driver, inputs
 
     @property
     def step(self) -> int:
-        return self._driver.step
+        return int(self._driver.step)
 
     def again(self, records: list[StepRecord], inputs: LoggedInputs) -> None:
-        self._driver.replay(_named(records), inputs)
+        self._driver.replay(_named(records), self._inputs(inputs))
 
     def end(self) -> Own:
-        return self._driver.snapshot(1)
+        own: Own = self._driver.snapshot(1)
+        return own
+
+
+def _carry_out(tables: Any, broker: Any, vpn: str, command: Any) -> tuple[Any, int | str | None]:
+    """Answer a question by a core's tables of commands."""
+    if carry_out := tables.OF_BROKER.get(type(command)):
+        result = carry_out(broker, vpn, command)
+    else:
+        queue = broker.find(vpn, command.queue)
+        result = tables.OF_QUEUE[type(command)](broker, vpn, queue, command)
+    if isinstance(result, answers.PartialAnswer | live_answers.PartialAnswer):
+        return result.result, result.more
+    return result, None
 
 
 class PagedCore:
@@ -148,7 +163,8 @@ class PagedCore:
 
     def open(self, home: Home, store: DictStore, own: Own, ear: Ear, now: int) -> Steps:
         assert isinstance(own, driver.Snapshot)
-        return _PagedSteps(driver.Driver(home, _CODE, store, own, ear, ear, lambda: now))
+        paged_driver = driver.Driver(home, _CODE, store, own, ear, ear, lambda: now)
+        return _StepsAgain(paged_driver, lambda inputs: inputs)
 
     def digests(self, own: Own) -> tuple[int, int]:
         assert isinstance(own, driver.Snapshot)
@@ -160,14 +176,7 @@ class PagedCore:
     def answer(
         self, home: Home, store: DictStore, now: int, vpn: str, command: Any
     ) -> tuple[Any, int | str | None]:
-        broker = _load(home, store, now)
-        if carry_out := dispatch.OF_BROKER.get(type(command)):
-            result = carry_out(broker, vpn, command)
-        else:
-            queue = broker.find(vpn, command.queue)
-            result = dispatch.OF_QUEUE[type(command)](broker, vpn, queue, command)
-        is_part = isinstance(result, answers.PartialAnswer)
-        return (result.result, result.more) if is_part else (result, None)
+        return _carry_out(dispatch, _load(home, store, now), vpn, command)
 
     def next_counter(self, store: DictStore) -> int:
         return self._header.decode(store.pages["broker"]).spool.next_counter
@@ -175,6 +184,7 @@ class PagedCore:
     def move_ahead(
         self, store: DictStore, step: int, counter: int, deliveries: int, now: int
     ) -> list[Depth]:
+        """See `Core`."""
         header = self._header.decode(store.pages["broker"])
         header.entries_said += step - header.step
         header.step, header.rebuilt, header.spool.next_counter = step, now, counter
@@ -194,21 +204,6 @@ def _load(home: Home, store: DictStore, now: int) -> paged.Broker:
 
 
 # ---------------------------------------------------------------- live objects
-
-
-class _LiveSteps:
-    def __init__(self, driver: live_driver.Driver) -> None:
-        self._driver = driver
-
-    @property
-    def step(self) -> int:
-        return self._driver.step
-
-    def again(self, records: list[StepRecord], inputs: LoggedInputs) -> None:
-        self._driver.replay(_named(records), _LiveInputs(inputs))
-
-    def end(self) -> Own:
-        return self._driver.snapshot(1)
 
 
 class _LiveInputs:
@@ -234,9 +229,11 @@ class LiveCore:
     def open(self, home: Home, store: DictStore, own: Own, ear: Ear, now: int) -> Steps:
         assert isinstance(own, live_driver.Snapshot)
         clocks = live_driver.Clocks(lambda: now, time.monotonic, time.thread_time)
-        return _LiveSteps(live_driver.Driver(
-            _live_home(home), _CODE, store, own, ear, ear, clocks, LIVE_LIMITS
-        ))  # fmt: skip
+        of_home = _live_home(home)
+        return _StepsAgain(
+            live_driver.Driver(of_home, _CODE, store, own, ear, ear, clocks, LIVE_LIMITS),
+            _LiveInputs,
+        )
 
     def digests(self, own: Own) -> tuple[int, int]:
         return 0, own.outputs
@@ -249,13 +246,7 @@ class LiveCore:
     ) -> tuple[Any, int | str | None]:
         broker = self._load(home, store)
         broker.begin(now)
-        if carry_out := live_dispatch.OF_BROKER.get(type(command)):
-            result = carry_out(broker, vpn, command)
-        else:
-            queue = broker.find(vpn, command.queue)
-            result = live_dispatch.OF_QUEUE[type(command)](broker, vpn, queue, command)
-        is_part = isinstance(result, live_answers.PartialAnswer)
-        return (result.result, result.more) if is_part else (result, None)
+        return _carry_out(live_dispatch, broker, vpn, command)
 
     @staticmethod
     def _load(home: Home, store: DictStore) -> live.Broker:
@@ -267,6 +258,7 @@ class LiveCore:
     def move_ahead(
         self, store: DictStore, step: int, counter: int, deliveries: int, now: int
     ) -> list[Depth]:
+        """See `Core`."""
         header = self._header.decode(store.pages["broker"])
         header.step, header.rebuilt, header.spool.next_counter = step, now, counter
         store.put("broker", _encode(header))

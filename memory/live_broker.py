@@ -3,8 +3,11 @@ mark, by which one that fails is taken again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..core import Batch as LiveBatch
-from ..core import DictStore, Home, Limits, StepFailed, check
+from ..core import Broker, DictStore, Home, Limits, StepFailed, check
+from ..core.queue.beyond import Beyond
 from ..protocol import topics, wire
 from ..protocol.outputs import Deadline, Output
 from ..replica.replica import Replica, put_aside
@@ -35,8 +38,12 @@ class LiveBroker:
     def _begin(self, store: DictStore) -> None:
         home = Home(self.home.name, self.home.number, self.home.epoch, self.home.secret)
         self._marked = DictStore(store.pages)  # as of the last mark
-        self._replica = Replica(home, store, self._limits)
+        self._replica = Replica(home, store, self._limits, self._neighbours())
         self._since: list[tuple[LiveBatch, int]] = []
+
+    def _neighbours(self) -> Callable[[Broker], Beyond] | None:
+        """Gives a broker others to work with."""
+        return None
 
     @property
     def store(self) -> DictStore:

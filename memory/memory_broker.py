@@ -46,19 +46,19 @@ class MemoryBroker:
         return outputs
 
     def _heard_records(self, now: int) -> Records:
-        records, n = Records(), len(self._said)
-        if n:
-            first = self._heard
-            self._heard += n
-            records = Records(
-                [r.topic for r in self._said], [r.partition or 0 for r in self._said],
-                list(range(first, first + n)), [now] * n,
-                [r.key for r in self._said], [r.value for r in self._said],
-                [None for _ in range(n)], [None for _ in range(n)],
-            )  # fmt: skip
-            self._said = []
-        return records
+        said, self._said = self._said, []
+        self._heard += len(said)
+        return as_heard(said, self._heard - len(said), now)
 
     def check(self, now: int) -> None:
         """Raise AssertionError if an invariant does not hold."""
         check(self.store, now, self._limits)
+
+
+def as_heard(said: list[wire.WireRecord], first: int, now: int) -> Records:
+    """What others have said, as it is read from the broker's topic from this offset on."""
+    n = len(said)
+    return Records(
+        [r.topic for r in said], [r.partition or 0 for r in said], list(range(first, first + n)),
+        [now] * n, [r.key for r in said], [r.value for r in said], [None] * n, [None] * n,
+    )  # fmt: skip

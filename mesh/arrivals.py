@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.phases.judging import of_broker
+from ..core.phases.judging import NACK, count_discarded, of_broker, outcome
 from ..core.queue.broker import Broker
 from ..core.queue.change import enter
 from ..core.queue.queue import Queue
@@ -51,11 +51,12 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
         reason = _refusal(broker, said.vpn, queue, row) if said.waiting else None
         if queue.holds(row.id):
             reason = None
-        elif reason is not None and not _discards(queue):
+        elif reason is not None and outcome(queue) == NACK:
             why = reason.value
             break
         elif reason is not None:
-            _discard(broker, queue, row, reason)
+            count_discarded(broker, queue, reason)
+            broker.record("discarded", queue, [row.id], reason=reason.value)
         else:
             _take_in(broker, queue, row, content, said.waiting)
             entered.append(row.id)
@@ -93,19 +94,6 @@ def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
     if reason is None and broker.spool.file_room(broker.header.system.max_spool_files) <= 0:
         reason = Reason.SPOOL_FILES
     return reason or refusal(queue, [row.size], row.size, row.priority)
-
-
-def _discards(queue: Queue) -> bool:
-    """Whether the queue throws away what it refuses (S4)."""
-    policy = queue.definition.reject_msg_to_sender_on_discard
-    return policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress)
-
-
-def _discard(broker: Broker, queue: Queue, row: Row, reason: Reason) -> None:
-    queue.count("discarded")
-    discarded = queue.header.discarded
-    discarded[reason.value] = discarded.get(reason.value, 0) + 1
-    broker.record("discarded", queue, [row.id], reason=reason.value)
 
 
 def _take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:

@@ -33,6 +33,7 @@ from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from .channel import say
 from .facts import Entry, MeshFacts, Peer, Waiting
+from .lanes import follow
 
 _encode = msgspec.msgpack.encode
 _definition = msgspec.msgpack.Decoder(QueueDefinition)
@@ -270,6 +271,7 @@ def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: En
             assert queue is not None
             set_topics(broker, queue, entry.topics)
         facts.entries.setdefault(vpn, {})[name] = entry
+        follow(broker, facts, vpn, name)
     broker.vpn_number(vpn)
     forget_found(broker)
 
@@ -283,6 +285,7 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     for number, lane in list(facts.lanes.items()):
         if (lane.vpn, lane.queue) == (vpn, name):
             del facts.lanes[number]
+            facts.retries.pop(number, None)
             queue = broker.queue(number)
             if queue is not None and not queue.header.deleted:
                 delete(broker, vpn, c.Delete(queue=queue.definition.name))

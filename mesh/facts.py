@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.storage.row import NEVER
 from ..definitions import QueueDefinition
 
 
@@ -28,7 +27,7 @@ class OutLane(msgspec.Struct):
     """A stand-in: here messages wait for one queue of another broker, in order.
 
     attempt: counts up with each refusal, so that what was under way then is known as such; why,
-    since: it is refused; retry_at: when it is tried again.
+    since: it is refused.
     """
 
     vpn: str
@@ -37,7 +36,6 @@ class OutLane(msgspec.Struct):
     attempt: int = 1
     why: str = ""
     since: int = 0
-    retry_at: int = NEVER
 
 
 class Credit(msgspec.Struct, array_like=True):
@@ -60,16 +58,17 @@ class Waiting(msgspec.Struct):
 
 class MeshFacts(msgspec.Struct):
     """All of it. brokers: the home's, by name; entries: VPN → name → queue; lanes: by the number of
-    the stand-in; refusing: "broker/vpn/queue" → the last attempt that was refused here; asked:
-    credits at other hosts, lent: those of others here, both by `credit_key`; filters: "vpn/queue" →
-    those for which others were asked last; edition: of the
-    directory as it is known here."""
+    the stand-in; retries: of those that were refused, when each is tried again; refusing:
+    "broker/vpn/queue" → the last attempt that was refused here; asked: credits at other hosts,
+    lent: those of others here, both by `credit_key`; filters: "vpn/queue" → those for which others
+    were asked last; edition: of the directory as it is known here."""
 
     brokers: dict[str, int] = {}
     groups: dict[str, str] = {}
     peers: dict[int, Peer] = {}
     entries: dict[str, dict[str, Entry]] = {}
     lanes: dict[int, OutLane] = {}
+    retries: dict[int, int] = {}
     refusing: dict[str, int] = {}
     asked: dict[str, Credit] = {}
     lent: dict[str, Credit] = {}

@@ -153,7 +153,7 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
     if lane is None:
         return
     lane.attempt += 1
-    lane.retry_at = broker.now + RETRY_MS
+    facts.retries[queue.number] = broker.now + RETRY_MS
     if not lane.why:
         lane.since = broker.now
         broker.event(
@@ -165,9 +165,9 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
 
 def retry(broker: Broker, facts: MeshFacts) -> None:
     """The first message of a lane that was refused is tried again."""
-    for number, lane in facts.lanes.items():
-        if lane.retry_at <= broker.now:
-            lane.retry_at = NEVER
+    for number, at in list(facts.retries.items()):
+        if at <= broker.now:
+            del facts.retries[number]
             queue = broker.queues[number]
             queue.header.subscriptions[0].max_backlog = 1
             queue.wanted = True
@@ -176,4 +176,4 @@ def retry(broker: Broker, facts: MeshFacts) -> None:
 
 def next_retry(facts: MeshFacts) -> int:
     """When a lane is tried again, or NEVER."""
-    return min((lane.retry_at for lane in facts.lanes.values()), default=NEVER)
+    return min(facts.retries.values(), default=NEVER)

@@ -42,7 +42,8 @@ class Mesh:
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts)
-        self._tables: dict[str, tuple[Patterns, list[tuple[str, Entry]]]] = {}
+        # By VPN: the edition of the directory that it was made of, and what takes which topics.
+        self._tables: dict[str, tuple[int, Patterns, list[tuple[str, Entry]]]] = {}
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
             c.Peers: self._peers,
             c.Define: self._kept(self._keeper.define),
@@ -107,13 +108,6 @@ class Mesh:
 
     def _hear_entries(self, sender: int, said: Entries) -> None:
         directory.hear_entries(self._broker, self.facts, sender, said)
-        for one in said.entries:
-            self._changed(one.vpn, one.queue)
-
-    def _changed(self, vpn: str, queue: str) -> None:
-        self._tables.pop(vpn, None)
-        if directory.entry_of(self.facts, vpn, queue) is not None:
-            lanes.follow(self._broker, self.facts, vpn, queue)
 
     # ------------------------------------------------------------ commands
 
@@ -140,7 +134,6 @@ class Mesh:
                 say(self._broker, facts, keeper, Forward(vpn, text, client, admin))
                 return LATER
             carry_out(vpn, command)
-            self._changed(vpn, getattr(command, "queue", "") or str(command.definition.get("name")))
             return LATER
 
         return handler
@@ -217,7 +210,7 @@ class Mesh:
     def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
         """The home's queues that take a topic."""
         table = self._tables.get(vpn)
-        if table is None:
+        if table is None or table[0] != self.facts.edition:
             listed = sorted(self.facts.entries.get(vpn, {}).items())
             patterns = Patterns()
             for at, (_, entry) in enumerate(listed):
@@ -225,6 +218,6 @@ class Mesh:
                 patterns.add(kind_of_captured(captured), captured, at)
                 for pattern in entry.topics:
                     patterns.add(kind_of(pattern), pattern, at)
-            table = self._tables[vpn] = patterns, listed
-        patterns, listed = table
+            table = self._tables[vpn] = self.facts.edition, patterns, listed
+        _, patterns, listed = table
         return [listed[at] for at in sorted(patterns.find(topic))]

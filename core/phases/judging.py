@@ -63,7 +63,7 @@ def judge(broker: Broker, vpn: str, matches: list[Match], messages: Incoming) ->
                     continue
         if why is None:
             judged.kept.append(one)
-        elif _outcome(queue) == DISCARD:
+        elif outcome(queue) == DISCARD:
             judged.discards.append((queue, why))
         else:
             judged.refused.append((queue, why))
@@ -90,7 +90,7 @@ def of_broker(broker: Broker, vpn: str, size: int, whole: int) -> Reason | None:
     return Reason.MESSAGE_TOO_LARGE if whole > broker.limits.message_bytes else None
 
 
-def _outcome(queue: Queue) -> str:
+def outcome(queue: Queue) -> str:
     """What a failed check leads to (S4)."""
     policy = queue.definition.reject_msg_to_sender_on_discard
     if policy == "never" or (policy == "when-queue-enabled" and not queue.header.ingress):
@@ -113,12 +113,17 @@ def count_no_json(broker: Broker, vpn: str, judged: Judged, topic: str, told: se
             broker.event("invalid_json", vpn, queue.definition.name, topic=topic, invalid=invalid)
 
 
-def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
-    """A queue throws a message away (S4)."""
+def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:
+    """A queue has thrown a message away (S4)."""
     queue.count("discarded")
     discarded = queue.header.discarded
     discarded[reason.value] = discarded.get(reason.value, 0) + 1
     broker.touch(queue)
+
+
+def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
+    """A queue throws a message away (S4)."""
+    count_discarded(broker, queue, reason)
     _journal(broker, "discarded", vpn, queue.definition.name, reason, record)
 
 

@@ -10,10 +10,10 @@ from lakequeue.memory.mesh_broker import MeshBroker
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Capture, Output
 from lakequeue.state import Batch
-from rules.mortal import NOT_REPEATED, Fate, MortalEngine
+from rules.mortal import NOT_REPEATED, Fate, MortalEngine, Reachable
 
 
-class MortalMeshBroker(MeshBroker):
+class MortalMeshBroker(Reachable, MeshBroker):
     """A broker with a snapshot and a log. A mark is made where a snapshot is taken, and only there:
     what it writes decides what later steps do."""
 
@@ -24,23 +24,8 @@ class MortalMeshBroker(MeshBroker):
         self._snapshot: dict[str, bytes] = {}
         self._log: list[tuple[Batch, int, list[Output]]] = []
         self._last: list[list[Output]] = []
-        self.is_cut = False
         self.captured: set[str] = set()
         self._unheard: list[wire.WireRecord] = []
-
-    def tell(self, record: wire.WireRecord) -> None:
-        """See `MeshBroker.tell`; while it is cut off nothing comes through."""
-        if self.is_cut:
-            self._unheard.append(record)
-        else:
-            super().tell(record)
-
-    def mend(self) -> None:
-        """It is reached again; what was said meanwhile comes now."""
-        self.is_cut = False
-        for record in self._unheard:
-            super().tell(record)
-        self._unheard = []
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         fate = self.fate

@@ -38,7 +38,28 @@ class Fate:
         return True
 
 
-class MortalBroker(MemoryBroker):
+class Reachable:
+    """Before a broker: others may be cut off from it."""
+
+    is_cut = False
+    _unheard: list[wire.WireRecord]
+
+    def tell(self, record: wire.WireRecord) -> None:
+        """See `MemoryBroker.tell`; while it is cut off nothing comes through."""
+        if self.is_cut:
+            self._unheard.append(record)
+        else:
+            super().tell(record)  # type: ignore[misc]
+
+    def mend(self) -> None:
+        """It is reached again; what was said meanwhile comes now."""
+        self.is_cut = False
+        for record in self._unheard:
+            super().tell(record)  # type: ignore[misc]
+        self._unheard = []
+
+
+class MortalBroker(Reachable, MemoryBroker):
     """A broker with a snapshot and a log. fate: None: nobody dies; captured: the topics and
     expressions that its loop is told to read."""
 
@@ -49,23 +70,8 @@ class MortalBroker(MemoryBroker):
         self._snapshot = self.store.dump()
         self._log: list[tuple[Batch, int, list[Output]]] = []
         self._last: list[list[Output]] = []
-        self.is_cut = False
         self.captured: set[str] = set()
         self._unheard: list[wire.WireRecord] = []
-
-    def tell(self, record: wire.WireRecord) -> None:
-        """See `MemoryBroker.tell`; while it is cut off nothing comes through."""
-        if self.is_cut:
-            self._unheard.append(record)
-        else:
-            super().tell(record)
-
-    def mend(self) -> None:
-        """It is reached again; what was said meanwhile comes now."""
-        self.is_cut = False
-        for record in self._unheard:
-            super().tell(record)
-        self._unheard = []
 
     def take(self, batch: Batch, now: int) -> list[Output]:
         fate = self.fate
