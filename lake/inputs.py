@@ -41,6 +41,9 @@ SELECT "offset", epoch_ms(time), key, value, NULL, headers FROM commands
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time
 """
+_END = """
+SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partition
+"""
 _live = msgspec.json.Decoder(LivePart).decode
 _Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None]
 
@@ -112,6 +115,7 @@ class FromTables:
                 spans[place] = min(first, r.first), max(last, r.last)
                 self._times.setdefault(r, []).append(record.now)
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
+        self._lake = lake
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
         """The same records once more; raises Lost when the tables do not have them all."""
@@ -126,17 +130,37 @@ class FromTables:
         there, now = self._found[r.topic, r.partition], self._times[r][0]
         found = [_as_of(there[at], now) for at in r.offsets() if at in there]
         if len(found) != r.count:
-            table = "commands" if goes_first(r.topic) else "messages"
             raise Lost(
                 f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
-                f"{r.partition} of topic {r.topic!r}, and the table {table!r} has {len(found):,} "
-                "of them"
+                f"{r.partition} of topic {r.topic!r}, and the table {_table(r.topic)!r} has "
+                f"{len(found):,} of them"
             )
         return found
+
+    def until_the_end(self, records: list[StepRecord]) -> list[StepRecord]:
+        """The steps before the first that took what lies behind the end of a table: each table is
+        written by itself, and that of the steps may be ahead. What is missing before such an end
+        is lost, and told where it is taken."""
+        for n, record in enumerate(records):
+            if any(self._is_behind(r) for r in record.ranges):
+                return records[:n]
+        return records
+
+    def _is_behind(self, r: Range) -> bool:
+        there = self._found[r.topic, r.partition]
+        if sum(at in there for at in r.offsets()) == r.count:
+            return False
+        place = {"topic": r.topic, "partition": r.partition}
+        (end,) = self._lake.execute(_END.format(table=_table(r.topic)), place).fetchone() or (None,)
+        return end is None or end < r.last
 
     def close(self) -> None:
         """Let go of everything."""
         self._found.clear()
+
+
+def _table(topic: str) -> str:
+    return "commands" if goes_first(topic) else "messages"
 
 
 def _read(

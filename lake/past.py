@@ -37,6 +37,7 @@ from .opening import WHEN_WRITTEN, NoLake
 if TYPE_CHECKING:
     import duckdb
 
+_ENDED = "The tables end before that time, with "
 _KNOWN = """
 SELECT min(step), max(step), epoch_ms(min(now)), epoch_ms(max(now)),
   max(step) FILTER (WHERE epoch_ms(now) <= $at)
@@ -102,8 +103,12 @@ def as_of(
     """
     _require_history(lake)
     target, notes = _target(lake, broker, step, at)
+    late = len(notes)
     moment = _start(lake, home, broker, target, notes)
-    _replay(lake, moment, target)
+    exactly = step is not None or len(notes) > late  # behind a damaged snapshot nothing is left out
+    _replay(lake, moment, target, exactly)
+    if at is not None and moment.step < target and not late:
+        notes.append(f"{_ENDED}{_told(moment.now)}")
     _check_last(lake, moment)
     return moment
 
@@ -146,7 +151,7 @@ def _target(
     if meant is None:
         raise ConfigError(f"time: {at} – it is before what the tables have: {reach}")
     late = at is not None and ms > ended
-    return meant, [f"The tables end before that time, with {_told(ended)}"] if late else []
+    return meant, [f"{_ENDED}{_told(ended)}"] if late else []
 
 
 def _told(ms: int) -> str:
@@ -237,8 +242,9 @@ def _who(lake: duckdb.DuckDBPyConnection, home: Path, broker: str) -> tuple[int,
 # ---------------------------------------------------------------- the steps after it
 
 
-def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> None:
-    """Take the steps behind the snapshot again, up to the target. The last one is heard."""
+def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactly: bool) -> None:
+    """Take the steps behind the snapshot again, up to the target. The last one is heard. exactly:
+    the target is meant, and not the last step before it whose records the tables have."""
     ear = Ear()
     steps = moment.core.open(moment.home, moment.store, moment.own, ear, moment.now)
     for after in range(moment.step, target, TOGETHER):
@@ -251,16 +257,19 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int) -> Non
                 f"{moment.snapshot:,} cannot be made again"
             )
         inputs = FromTables(lake, records)
-        for core, theirs in groupby(records, lambda record: core_of(record.core)):
+        there = records if exactly else inputs.until_the_end(records)
+        for core, theirs in groupby(there, lambda record: core_of(record.core)):
             if core is not moment.core:  # the home changed over behind the step before
                 _settle(moment, steps)
                 moment.store, moment.own = taken_over(moment.home, moment.store, moment.own)
                 moment.core = core
                 steps = core.open(moment.home, moment.store, moment.own, ear, moment.now)
             _checked(steps, list(theirs), inputs)
-        if last == target:  # its outputs were not yet in Kafka as it was logged, so it speaks
-            moment.took = [m for r in records[-1].ranges for m in inputs.records(r)]
+        if there:  # the last one's outputs were not yet in Kafka as it was logged, so it speaks
+            moment.took = [m for r in there[-1].ranges for m in inputs.records(r)]
             moment.said = ear.records
+        if len(there) < len(records):
+            break
     _settle(moment, steps)
 
 

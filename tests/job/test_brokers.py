@@ -26,7 +26,7 @@ from lakequeue.streaming.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
-BACK_S_MAX = 30.0
+BACK_S_MAX = 60.0
 PAUSE_S = 0.02  # of who sends one message after the other: machines have other work too
 
 
@@ -142,10 +142,10 @@ def test_h1_a_bridge_loses_and_doubles_nothing_while_both_ends_die(
                 running = workers(process.family())
                 running[near].kill()
                 running[far].kill()
-        producer.flush(timeout=4 * BACK_S_MAX)
+        producer.flush(timeout=BACK_S_MAX)
         got = []
         with other.consumer("over", max_backlog=100, ack_mode="individual") as consumer:
-            while len(got) < 180 and (message := consumer.receive(timeout=2 * BACK_S_MAX)):
+            while len(got) < 180 and (message := consumer.receive(timeout=BACK_S_MAX)):
                 message.ack()
                 got.append(message.payload.decode())
             assert consumer.receive(timeout=2) is None
@@ -175,8 +175,8 @@ def test_h4_a_distributed_queue_loses_and_doubles_nothing_while_two_brokers_die(
                     running = workers(process.family())
                     running[near].kill()
                     running[far].kill()
-            producer.flush(timeout=4 * BACK_S_MAX)
-            while len(set(got)) < 120 and (message := consumer.receive(timeout=2 * BACK_S_MAX)):
+            producer.flush(timeout=BACK_S_MAX)
+            while len(set(got)) < 120 and (message := consumer.receive(timeout=BACK_S_MAX)):
                 message.ack()
                 assert message.redelivered or message.payload.decode() not in got
                 got.append(message.payload.decode())
@@ -210,7 +210,7 @@ def test_s5_a_publish_reaches_queues_of_all_brokers_while_two_of_them_die(
                 running = workers(process.family())
                 running[entry].kill()
                 running[hosts[1]].kill()
-        producer.flush(timeout=4 * BACK_S_MAX)
+        producer.flush(timeout=BACK_S_MAX)
         ids = [future.result(0).message_id for future in sent]
         for host in hosts:
             _, *found = admin.browse(f"all-{host}", limit=100)
@@ -327,7 +327,7 @@ def test_x5_x6_dead_messages_cross_brokers_and_go_back_while_both_die(
                 return not admin.browse("dead") and len(admin.browse("dying", limit=99)) >= 40
             return False
 
-        until(back, 2 * BACK_S_MAX, "all are back")
+        until(back, BACK_S_MAX, "all are back")
         found = admin.browse("dying", limit=99)
         assert [(m.id, m.payload) for m in found] == [(i, b"x") for i in sent]
         counters = [admin.describe(name)["counters"] for name in ("dead", "dying")]
@@ -402,7 +402,7 @@ def test_a_broker_is_removed_while_clients_use_it(engine: tuple[EngineProcess, s
         assert admin.describe(f"orders-{gone}")["broker"] == BROKERS[1]
         before = len(sent)
         assert [b["name"] for b in admin.brokers()] == list(BROKERS[:3])
-        deadline = time.monotonic() + 2 * BACK_S_MAX  # each may be sent twice (P2)
+        deadline = time.monotonic() + BACK_S_MAX  # each may be sent twice (P2)
         while len(sent) < before + 20 and time.monotonic() < deadline:
             time.sleep(0.1)
         ends.set()
@@ -467,9 +467,9 @@ def test_the_engine_dies_while_a_broker_is_removed(engine: tuple[EngineProcess, 
         process.kill()
         process.start().wait_ready()
         names = [BROKERS[0], stays]
-        until(lambda: [b["name"] for b in admin.brokers()] == names, 4 * BACK_S_MAX, "it has left")
+        until(lambda: [b["name"] for b in admin.brokers()] == names, 2 * BACK_S_MAX, "it has left")
         open_ += [asked("last/1", b"%d" % at) for at in range(100, 150)]
-        producer.flush(timeout=2 * BACK_S_MAX)
+        producer.flush(timeout=BACK_S_MAX)
         sent += [future.result(0).message_id for future in open_]
         until(lambda: len(admin.browse("last", limit=1_000)) >= 150, BACK_S_MAX, "all are there")
         found = admin.browse("last", limit=1_000)
@@ -529,7 +529,7 @@ def test_the_first_broker_is_removed(engine: tuple[EngineProcess, str]) -> None:
         process.start().wait_ready()
         send(20)
         for producer in producers:
-            producer.flush(timeout=2 * BACK_S_MAX)
+            producer.flush(timeout=BACK_S_MAX)
         ids = [future.result(0).message_id for future in sent]
         until(lambda: len(admin.browse("rest", limit=1_000)) >= len(ids), BACK_S_MAX, "all arrive")
         found = {m.id: m.payload for m in admin.browse("rest", limit=1_000)}

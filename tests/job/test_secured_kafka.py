@@ -23,7 +23,7 @@ from lakequeue.streaming.home_copier import HomeCopier
 
 pytestmark = pytest.mark.job
 
-TOLD_S_MAX = 8.0
+TOLD_S_MAX = 30.0
 KEY = "0123456789-app-key"
 GUARDED = """
 auth: required

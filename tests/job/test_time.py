@@ -24,7 +24,7 @@ from lakequeue.streaming.queries import REAL_TIME
 
 pytestmark = pytest.mark.job
 
-LATE_MS_MAX = 5_000  # 1 s and a batch; generous, for machines with other work
+LATE_MS_MAX = 30_000  # that it comes at all: 1 s and a batch on an idle machine
 JOURNAL = TopicPartition("default.journal", 0)
 HOLDER = """
 import sys, time, lakequeue

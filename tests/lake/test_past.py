@@ -336,9 +336,16 @@ def test_a_reference_that_leads_nowhere_damages_its_snapshot(tmp_path: Path) -> 
     assert moment(home).store.pages == good.store.pages
 
 
-def test_messages_that_a_snapshot_names_are_gone(home: Path) -> None:
+def test_messages_that_a_snapshot_names_are_gone(tmp_path: Path) -> None:
     """No state is made up: neither of the snapshot, nor of the steps, which took them too."""
-    altered(home, "messages", lambda rows: rows.slice(0, 3))
+
+    def ends_only(rows: pa.Table) -> pa.Table:
+        ends = {(row["topic"], row["partition"]): row for row in rows.to_pylist()}
+        return pa.Table.from_pylist(list(ends.values()), rows.schema)
+
+    walk = lived(3)
+    home = write_history(walk.world, tmp_path, walk.saved)
+    altered(home, "messages", ends_only)
     with pytest.raises(LakequeueError, match="and the table 'messages' has"):
         moment(home)
 
@@ -408,11 +415,38 @@ def test_an_altered_message_is_told(home: Path) -> None:
         moment(home)
 
 
+def ends_sooner(home: Path, table: str) -> None:
+    """A table as it was when its query had written two thirds of what there is."""
+    altered(home, table, lambda rows: rows.sort_by("time").slice(0, len(rows) * 2 // 3))
+
+
 def test_what_a_step_took_is_missing(home: Path) -> None:
     altered(home, "snapshots", lambda rows: rows.slice(0, 0))
-    altered(home, "messages", lambda rows: rows.slice(0, 3))
+    altered(home, "messages", lambda rows: rows.filter(pc.not_equal(rows["offset"], 0)))
     with pytest.raises(LakequeueError, match="and the table 'messages' has"):
         moment(home)
+
+
+@both
+@pytest.mark.parametrize("table", ["messages", "commands"])
+def test_R1_tables_are_known_as_far_as_they_go_together(
+    table: str, kind: type[Any], tmp_path: Path
+) -> None:
+    """Each is written by itself: steps are there whose records are not there yet."""
+    walk = lived(4, kind=kind)
+    home = write_history(walk.world, tmp_path, walk.saved[:1])
+    whole = moment(home)
+    ends_sooner(home, table)
+    found = moment(home)
+    assert walk.saved[0][0].step < found.step < whole.step
+    assert (found.store.pages, found.now) == state_behind(walk, found.step)
+    assert found.said == dict(walk.world.said).get(found.step, [])
+    assert found.notes == []
+    with pytest.raises(LakequeueError, match=f"and the table '{table}' has"):
+        moment(home, step=found.step + 1)
+    then = moment(home, at=datetime.fromtimestamp(whole.now / 1000, UTC))
+    assert then.step == found.step
+    assert "The tables end before that time" in then.notes[0]
 
 
 def test_a_step_is_missing(home: Path) -> None:
