@@ -8,12 +8,14 @@ from collections.abc import Callable
 from ..core import Batch as LiveBatch
 from ..core import Broker, DictStore, Home, Limits, StepFailed, check
 from ..core.queue.beyond import Beyond
+from ..mesh.bridges.bridged import Bridged
 from ..protocol import topics, wire
 from ..protocol.outputs import Deadline, Output
 from ..replica.replica import Replica, put_aside
 from ..state import Batch
 from ..state import Home as OldHome
 from ..state import Limits as OldLimits
+from .memory_broker import as_heard
 
 STEPS_PER_MARK = 100
 
@@ -40,10 +42,12 @@ class LiveBroker:
         self._marked = DictStore(store.pages)  # as of the last mark
         self._replica = Replica(home, store, self._limits, self._neighbours())
         self._since: list[tuple[LiveBatch, int]] = []
+        self._said: list[wire.WireRecord] = []
+        self._heard = 0
 
-    def _neighbours(self) -> Callable[[Broker], Beyond] | None:
-        """Gives a broker others to work with."""
-        return None
+    def _neighbours(self) -> Callable[[Broker], Beyond]:
+        """Gives a broker its bridges, and others to work with."""
+        return Bridged.load
 
     @property
     def store(self) -> DictStore:
@@ -71,14 +75,18 @@ class LiveBroker:
         return topics.topic(self.home.name, topics.MESH)
 
     def tell(self, record: wire.WireRecord) -> None:
-        """There is no other broker."""
+        """Another broker or home says something; it is heard in the next step."""
+        self._said.append(record)
 
     def is_busy(self, now: int) -> bool:
         """Whether it has something to do at this time."""
-        return not self.is_stopped and 0 < self.deadline <= now
+        return not self.is_stopped and (bool(self._said) or 0 < self.deadline <= now)
 
     def step(self, batch: Batch, now: int) -> list[Output]:
-        """Run a step."""
+        """Run a step, with all that others said before it."""
+        said, self._said = self._said, []
+        batch.mesh = as_heard(said, self._heard, now)
+        self._heard += len(said)
         return self.take(batch, now)
 
     def take(self, batch: Batch, now: int) -> list[Output]:

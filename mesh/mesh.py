@@ -18,8 +18,9 @@ from ..core.queue.beyond import LATER
 from ..core.queue.broker import Broker, Place
 from ..core.queue.header import Subscription
 from ..core.queue.queue import Queue
+from ..core.rules.edits import WAY
 from ..core.rules.routing import Patterns, kind_of_captured
-from ..core.storage.row import Row
+from ..core.storage.row import NEVER, Row
 from ..core.storage.spool import Content
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError
@@ -196,6 +197,21 @@ class Mesh:
         if entry is None:
             return None
         return lanes.stand_in(self._broker, self.facts, vpn, name, self._host(entry))
+
+    keeps_directory = True
+
+    def wait(self, queue: Queue, rows: list[Row], to: str) -> None:
+        """What is due later crosses at once, and waits over there."""
+        for row in rows:
+            if row.until != NEVER:
+                row.until, row.extras = NEVER, {WAY: {"until": row.until}}
+
+    def left(self, queue: Queue, rows: list[Row]) -> None:
+        """See `Beyond`."""
+
+    def of_engine(self, queue: Queue) -> str:
+        """See `Beyond`."""
+        return f"where messages wait for queue {queue.header.stands_for!r} of another broker"
 
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""

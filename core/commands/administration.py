@@ -213,7 +213,7 @@ def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
 def _say_where(broker: Broker, vpn: str, name: str, kind: str) -> None:
     """Write into the directory that a queue is here, or that it is gone (kind: empty)."""
     header = broker.header
-    if broker.beyond is not None:  # it says where
+    if broker.beyond is not None and broker.beyond.keeps_directory:
         return
     hosts = {header.name: header.number} if kind else {}
     state = THERE if kind else ""
@@ -241,7 +241,8 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
     broker.touch(queue)
     broker.event("deleted", vpn, queue.definition.name)
     begin(broker, vpn, queue, Delete(queue=queue.definition.name), bounded=False)
-    _say_where(broker, vpn, command.queue, "")
+    if not queue.header.stands_for:
+        _say_where(broker, vpn, command.queue, "")
 
 
 def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
@@ -249,6 +250,8 @@ def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
     inbox, by its id."""
     told = {"ended": f"queue {queue.definition.name!r} was deleted"}
     for one in queue.header.subscriptions:
+        if one.broker is not None:
+            continue
         broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
         if one.session:
             unbind(broker, (vpn, one.session), (queue.number, one.id))

@@ -66,5 +66,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})
+# What clients may do with a queue that only the engine fills and empties.
+OF_STAND_IN = frozenset({c.Describe, c.Browse, c.Purge, c.Shutdown, c.BeginAgain})
 # No such queue: nothing to do.
 TOLERANT = frozenset({c.Unsubscribe, c.TransportAck, c.BeginAgain, c.Undeliverable})

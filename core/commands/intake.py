@@ -26,9 +26,10 @@ from ...protocol.signing import Speaker
 from ...protocol.topics import is_inbox_of, is_instruction
 from ..queue.beyond import LATER
 from ..queue.broker import Broker, Place
+from ..queue.queue import Queue
 from ..rules.answering import reject_record
 from .answers import answer, refuse, what_is_wrong
-from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, TOLERANT
+from .dispatch import INSPECTIONS, OF_BROKER, OF_QUEUE, OF_STAND_IN, TOLERANT
 from .identity import command_of, know, speaker_of
 from .permissions import check_permission
 from .turns import begin
@@ -193,6 +194,8 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
             answer(broker, command, result)
         return
     if kind in OF_BROKER:
+        if kind is c.Delete and (gone := broker.find(vpn, command.queue)) is not None:
+            _check_stand_in(broker, gone, kind)
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
         return
     queue = broker.find(vpn, command.queue)
@@ -200,7 +203,19 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
         if kind not in TOLERANT:
             raise ConfigError(f"queue: {command.queue!r} – there is no such queue in VPN {vpn!r}")
         answer(broker, command, None)
-    elif kind in OF_QUEUE:
+        return
+    _check_stand_in(broker, queue, kind)
+    if kind in OF_QUEUE:
         answer(broker, command, OF_QUEUE[kind](broker, vpn, queue, command))
     else:
         begin(broker, vpn, queue, command)
+
+
+def _check_stand_in(broker: Broker, queue: Queue, kind: type) -> None:
+    """Clients do not fill and empty what only the engine does. Raises ConfigError."""
+    if queue.header.stands_for and kind not in OF_STAND_IN:
+        assert broker.beyond is not None
+        raise ConfigError(
+            f"queue: {queue.definition.name!r} – is {broker.beyond.of_engine(queue)}: it can be "
+            "looked at, purged, shut down, and goes by itself"
+        )

@@ -74,6 +74,8 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     if target is None or target is queue:
         wrong = "it is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
+    if target.header.stands_for:
+        raise ConfigError(f"to: {command.to!r} – only the engine puts messages there")
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     part = wanted(
         broker, queue, task, command.where, ranges, budget, read=True, thaw=not command.dry_run

@@ -32,7 +32,6 @@ from ..queue.queue import Queue
 from ..rules.answering import reject_record
 from ..rules.deferred import settle_arrival, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
-from ..rules.edits import WAY
 from ..rules.entering import match, plain_match, program_of
 from ..rules.last_value import keep_last
 from ..rules.lifetime import expires_at
@@ -42,6 +41,7 @@ from ..storage.row import NEVER, READY, Row
 from .incoming import Incoming, alike
 from .judging import (
     NACK,
+    Answered,
     Judged,
     count_no_json,
     discard,
@@ -68,8 +68,7 @@ def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
     broker.at = None
     for producer in broker.receipts.values():
         answer(broker, producer)
-    for queue in admission.entered.values():
-        keep_last(broker, queue)
+    admission.close()
 
 
 class Admission:
@@ -241,22 +240,45 @@ class Admission:
                 producer.take(seq)
                 refuse_of_vpn(broker, vpn, seq, producer, (Reason.NO_TABLES, behind), message)
                 return
-        matches = []
-        for queue in queues:
-            found = match(queue, message.payloads[0], header.priority, message.keys[0])
-            if found is not None:
-                matches.append(found)
+        self._match(vpn, queues, message, producer)
+
+    def _match(
+        self, vpn: str, queues: list[Queue], message: Incoming, sender: Answered | None
+    ) -> None:
+        """Take in one message where it matches, or say why not."""
+        priority = message.header.priority
+        found = [match(q, message.payloads[0], priority, message.keys[0]) for q in queues]
+        matches = [one for one in found if one is not None]
         if not matches:
-            self._nowhere(vpn, producer, message)
+            self._nowhere(vpn, sender, message)
         elif self._room <= 0:
-            self._settle(vpn, message, producer, no_files(matches))
+            self._settle(vpn, message, sender, no_files(matches))
         else:
-            self._settle(vpn, message, producer, judge(broker, vpn, matches, message))
+            self._settle(vpn, message, sender, judge(self._broker, vpn, matches, message))
+
+    # ------------------------------------------------------------ what a bridge brings
+
+    def offer(self, vpn: str, messages: Incoming, sender: Answered) -> bool:
+        """Take in messages of somebody else than a producer, which hears what became of them:
+        several only if all get in. Whether it was looked at."""
+        queues = queues_of_destination(self._broker, vpn, messages.header.to)
+        if len(messages) == 1:
+            self._match(vpn, queues, messages, sender)
+            return True
+        judged = self._together(vpn, queues, messages, None)
+        if judged is not None:
+            self._settle(vpn, messages, sender, judged)
+        return judged is not None
+
+    def close(self) -> None:
+        """All is taken in."""
+        for queue in self.entered.values():
+            keep_last(self._broker, queue)
 
     # ------------------------------------------------------------ what becomes of them
 
     def _settle(
-        self, vpn: str, messages: Incoming, producer: ProducerHistory | None, judged: Judged
+        self, vpn: str, messages: Incoming, producer: Answered | None, judged: Judged
     ) -> None:
         """Store messages where they are kept, and answer."""
         broker, header, seq = self._broker, messages.header, messages.seq
@@ -298,9 +320,9 @@ class Admission:
                     zip(judged.sizes, messages.times, lives, strict=True), first
                 )
             ]  # fmt: skip
-            for row in rows if queue.header.stands_for else ():
-                if row.until != NEVER:  # it crosses at once, and waits over there
-                    row.until, row.extras = NEVER, {WAY: {"until": row.until}}
+            if queue.header.stands_for:
+                assert broker.beyond is not None
+                broker.beyond.wait(queue, rows, header.to)
             self._enter(queue, rows, messages)
         return first
 
@@ -324,7 +346,7 @@ class Admission:
         for row in rows:
             settle_arrival(broker, queue, row)
 
-    def _nowhere(self, vpn: str, producer: ProducerHistory | None, message: Incoming) -> None:
+    def _nowhere(self, vpn: str, producer: Answered | None, message: Incoming) -> None:
         """S6: no queue takes it."""
         header, seq = message.header, message.seq
         if not header.to:

@@ -7,15 +7,32 @@ refused by all queues if one refuses it with a nack; a plain record enters every
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ...protocol.errors import Reason
 from ...protocol.journal import Segment
 from ..queue.broker import Broker
-from ..queue.producers import ProducerHistory
 from ..queue.queue import Queue
 from ..rules.entering import Match, refusal
 from .incoming import Incoming, is_json
 
 NACK, DISCARD = "nack", "discard"
+
+
+class Answered(Protocol):
+    """Who has sent messages, and hears what became of them: a producer, or a bridge."""
+
+    def take(self, seq: int, count: int = 1) -> None:
+        """They have come."""
+
+    def stored(self, seq: int, number: int, count: int = 1) -> None:
+        """They were taken in, from this id on."""
+
+    def discarded(self, seq: int, reason: str, queue: str) -> None:
+        """A queue threw one away, which is its right (S4)."""
+
+    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
+        """One was not taken in, by this queue."""
 
 
 class Judged:
@@ -128,7 +145,7 @@ def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Inco
 
 
 def refuse(
-    broker: Broker, vpn: str, seq: int, producer: ProducerHistory | None, queue: Queue,
+    broker: Broker, vpn: str, seq: int, producer: Answered | None, queue: Queue,
     reason: Reason, record: Incoming,
 ) -> None:  # fmt: skip
     """A queue refuses a message, and with it all that would take it."""
@@ -158,7 +175,7 @@ def turn_away(broker: Broker, vpn: str, judged: Judged, record: Incoming) -> Non
 
 
 def refuse_of_vpn(
-    broker: Broker, vpn: str, seq: int, producer: ProducerHistory | None,
+    broker: Broker, vpn: str, seq: int, producer: Answered | None,
     why: tuple[Reason, str], record: Incoming,
 ) -> None:  # fmt: skip
     """Refuse a message on behalf of no queue."""

@@ -1,4 +1,4 @@
-"""What a broker asks of whoever works with it from above: other brokers (`mesh`).
+"""What a broker asks of whoever works with it from above: other brokers, and bridges (`mesh`).
 
 The core knows none. It says where it wants to be helped, and without help it is alone.
 """
@@ -35,6 +35,11 @@ class Beyond(Protocol):
         """The groups of those that are in one."""
         ...
 
+    @property
+    def keeps_directory(self) -> bool:
+        """Whether they agree on where queues are, and say it."""
+        ...
+
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """What they say."""
         ...
@@ -50,6 +55,19 @@ class Beyond(Protocol):
 
     def stand_in(self, vpn: str, name: str) -> Queue | None:
         """The queue in which messages wait here for one of another broker; None: there is none."""
+        ...
+
+    def wait(self, queue: Queue, rows: list[Row], to: str) -> None:
+        """Messages that were published to this destination are about to wait in a stand-in."""
+        ...
+
+    def left(self, queue: Queue, rows: list[Row]) -> None:
+        """Messages have left a stand-in, whatever the reason."""
+        ...
+
+    def of_engine(self, queue: Queue) -> str:
+        """What a stand-in is, for clients that want more than to look at it, purge it, or shut it
+        down."""
         ...
 
     def reads(self, queue: Queue, partition: int) -> bool:

@@ -146,6 +146,8 @@ def _grant(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription) 
         row.state = MOVING
         row.holder = holder.number
         leases[row.id] = row
+        if row.lane:
+            queue.ready.changed(row)
     holder.held += len(rows)
     queue.header.leased += len(rows)
     broker.unacked += len(rows)
@@ -213,6 +215,8 @@ def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
             _leave_generation(queue, row)
     header.depth -= len(rows)
     header.bytes -= size
+    if header.stands_for and broker.beyond is not None:
+        broker.beyond.left(queue, rows)
     if not header.depth:  # nothing is left whose order would have to be kept
         header.generation = 0
         header.generations, header.barriers = {}, {}

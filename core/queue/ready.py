@@ -370,6 +370,24 @@ class Ready:
         del heap[:at]
         return found
 
+    def followers(self, first: Row, most: int) -> list[Row]:
+        """The ready rows that come behind the first one of its lane, up to so many; none behind one
+        that is cold or under way."""
+        lane = self.lanes[first.lane]
+        end = lane.parked[0][0] if lane.parked else None
+        lane.heap.sort()  # what is sorted is a heap, too, and most often it is already
+        found: list[Row] = []
+        for fresh, key, number in lane.heap:
+            row = self.live.get(number)
+            if row is None or not fresh or not is_fresh(row) or key != by_key(row):
+                continue
+            if row is first or (found and row is found[-1]):  # it may stand there twice
+                continue
+            if len(found) >= most or (end is not None and key > end):
+                break
+            found.append(row)
+        return found
+
     def put_back(self, heap: list[Entry], rows: list[Row]) -> None:
         """Rows that were taken stay in the order."""
         for row in rows:

@@ -49,6 +49,7 @@ class Event(enum.Enum):
     GRANT = "sent to another broker"
     TRANSFER = "stored by another broker"
     REFUSE = "refused by another broker"
+    REFUSE_LATER = "refused by another broker, and tried again later"
 
 
 class Transition(NamedTuple):
@@ -121,6 +122,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
     (MOVING, _E.TRANSFER): _leaves("transferred", "H4"),
     (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "M3"),
+    (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H3"),
     (MOVING, _E.DELETE): _leaves("deleted", "S7"),
     (DELAYED, _E.LOSE): _leaves("lost", "S1"),
 }

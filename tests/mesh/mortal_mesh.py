@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from lakequeue.core import DictStore
+from lakequeue.memory.live_broker import LiveBroker
 from lakequeue.memory.mesh_broker import MeshBroker
 from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Capture, Output
@@ -13,7 +14,7 @@ from lakequeue.state import Batch
 from rules.mortal import NOT_REPEATED, Fate, MortalEngine, Reachable
 
 
-class MortalMeshBroker(Reachable, MeshBroker):
+class MortalLiveBroker(Reachable, LiveBroker):
     """A broker with a snapshot and a log. A mark is made where a snapshot is taken, and only there:
     what it writes decides what later steps do."""
 
@@ -54,6 +55,10 @@ class MortalMeshBroker(Reachable, MeshBroker):
             assert list(wire.encode(again)) == list(wire.encode(said))
         self._said, self._heard = unheard
         return [o for said in self._last for o in said if not isinstance(o, NOT_REPEATED)]
+
+
+class MortalMeshBroker(MortalLiveBroker, MeshBroker):
+    """One that has neighbours."""
 
 
 class MortalMeshEngine(MortalEngine):

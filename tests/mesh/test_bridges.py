@@ -1,0 +1,90 @@
+"""The rules of bridges to another home and VPN, on the live core (H1–H3, X4).
+
+The tests are those of `rules`; what they say of a home with several brokers is named with the
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from lakequeue.core import Limits as CoreLimits
+from lakequeue.memory import live_broker
+from lakequeue.protocol import ConfigError, Rejected
+from mortal_mesh import MortalLiveBroker
+from rules import mortal, test_home_bridges, test_vpn_bridges
+from rules.joined import Homes
+
+for module in (test_home_bridges, test_vpn_bridges):
+    for name, test in vars(module).items():
+        if name.startswith("test_"):
+            globals()[name] = test
+del module, name, test
+
+
+@pytest.fixture(autouse=True)
+def on_live_objects(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Brokers are those of the live core."""
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("far") == "two":
+        pytest.skip("a bridge to a VPN whose end is at another broker")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mortal.MortalEngine, "BROKER", MortalLiveBroker)
+        yield
+
+
+@pytest.mark.parametrize("lanes", ["per-destination", "none"])
+def test_h1_what_waits_in_the_cold_part_goes_over_in_order(
+    lanes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = CoreLimits(live_rows=8, segment_rows=4, bridge_rows=7, delivery_rows=5)
+    monkeypatch.setattr(live_broker, "limits_of", lambda limits: tiny)
+    homes = Homes(lanes=lanes)
+    homes.define("small", "a/0", max_spool_messages=20)
+    homes.define("all", "a/1", "a/2", "a/3")
+    homes.copier.is_cut = True
+    for n in range(120):
+        homes.send(f"a/{n % 4}", n)
+    for engine in homes.engines.values():
+        engine.restart()
+    assert homes.seen()["on_its_way"] == {"none": 1, "per-destination": 4}[lanes]
+    homes.copier.is_cut = False
+    homes.advance("0s")
+    if lanes == "per-destination":
+        (blocked,) = homes.seen()["blocked"]
+        assert (blocked["endpoint"], blocked["waiting"], homes.seen()["waiting"]) == (
+            "small", 10, 10,
+        )  # fmt: skip
+    got: list[int] = []
+    for _ in range(12):
+        got += map(int, [*homes.bodies("small"), *homes.bodies("all")])
+        homes.advance("6s")
+    assert sorted(got) == list(range(120))
+    for rest in range(4):
+        own = [n for n in got if n % 4 == rest]
+        assert own == sorted(own)
+
+
+def test_h1_clients_have_nothing_to_do_with_an_endpoint() -> None:
+    homes = Homes()
+    homes.copier.is_cut = True
+    homes.send("a/1", 1)
+    admin = homes.west.admin()
+    assert [one["name"] for one in admin.queues()] == []
+    for call in (
+        lambda: homes.west.consumer("#bridge/out"),
+        lambda: admin.delete("#bridge/out"),
+        lambda: admin.subscribe_topic("#bridge/out", "c"),
+    ):
+        with pytest.raises(ConfigError, match="is the endpoint of a bridge: it can be looked at"):
+            call()
+    for to in ("#bridge/out", "#queue/#bridge/out"):
+        with pytest.raises(Rejected, match="no_matching_destination"):
+            homes.send(to, "x")
+    admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
+    with pytest.raises(ConfigError, match="only the engine puts messages there"):
+        admin.move("near", to="#bridge/out")
+    homes.west.publish_raw("a/1", b"of another program")
+    assert homes.seen()["sent"] == 1
+    assert admin.delete_bridge("out") == 1
+    assert admin.bridges() == []
