@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import lakequeue
 import pytest
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -114,6 +114,7 @@ def send_and_receive(connection: lakequeue.Connection) -> None:
         assert until(lambda: consumer.receive(1.0), 30, "a good message").id == receipt.message_id
 
 
+@in_real_time
 @pytest.mark.parametrize("name", list(BAD))
 def test_it_is_rejected_with_the_reason(
     sent: dict[str, tuple[int, int]], rejected: list[tuple[dict, bytes | None]], name: str
@@ -135,6 +136,7 @@ def test_nothing_else_is_rejected(
     assert len(rejected) == len(sent)
 
 
+@in_real_time
 def test_bytes_that_are_no_json_are_a_message_like_any_other(
     job: Job, rejected: object, connection: lakequeue.Connection
 ) -> None:
@@ -147,6 +149,7 @@ def test_bytes_that_are_no_json_are_a_message_like_any_other(
         assert until(lambda: consumer.receive(1.0), 30, "the message").payload == payload
 
 
+@in_real_time
 def test_each_is_counted(job: Job, sent: dict[str, tuple[int, int]], rejected: object) -> None:
     def counted() -> bool:
         name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}

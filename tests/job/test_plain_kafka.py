@@ -35,6 +35,7 @@ def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connecti
     assert [m.delivery_count for m in found] == [1, 1]
 
 
+@in_real_time
 def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.Connection) -> None:
     """It was made after the engine had started; the expression is one that Java does not read."""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
@@ -45,6 +46,7 @@ def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.
     assert found.payload == b"in time"
 
 
+@in_real_time
 def test_nobody_makes_a_topic_for_a_queue(job: Job) -> None:
     there = KafkaConsumer(bootstrap_servers=job.kafka.bootstrap_servers).topics()
     assert {"plain", "late-1", "default.publish"} <= there

@@ -149,6 +149,7 @@ def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
         assert producer.unacknowledged() == []
 
 
+@in_real_time
 def test_payload_and_headers_are_kept(job: Job, connection: lakequeue.Connection) -> None:
     payload = b"\x00\xff as it came"
     connection.producer().send(QUEUE, payload, headers={"colour": "blue"}, key="k")
@@ -212,6 +213,7 @@ def test_runs_are_taken_apart_as_the_engine_does_it(job: Job) -> None:
     assert 150 < runs < 450
 
 
+@in_real_time
 def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
     """Each with its own payload; one that is malformed or has a key is one row."""
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 
 import lakequeue
 import pytest
-from job.conftest import BATCH_S, Job
+from job.conftest import BATCH_S, Job, in_real_time
 from job.instructing import instruct
 from job.processes import until
 from kafka import KafkaConsumer, TopicPartition
 from lakequeue.protocol import commands, journal
-from lakequeue.streaming.queries import REAL_TIME
 
 pytestmark = pytest.mark.job
 
@@ -88,13 +87,12 @@ def hold(connection: lakequeue.Connection) -> str:
 
 
 def work(job: Job) -> float:
-    """Batches so far; in real time, where there is always one, steps."""
+    """Steps so far."""
     sample = job.engine.metrics.registry.get_sample_value
-    if job.engine.trigger == REAL_TIME:
-        return sample("lakequeue_steps_total", {"broker": "broker-0"}) or 0.0
-    return sample("lakequeue_batches_total", {"broker": "broker-0"}) or 0.0
+    return sample("lakequeue_steps_total", {"broker": "broker-0"}) or 0.0
 
 
+@in_real_time
 def test_a_lease_that_ends(clock: lakequeue.Connection, watcher: Watcher) -> None:
     clock.admin().define(
         {
@@ -112,6 +110,7 @@ def test_a_lease_that_ends(clock: lakequeue.Connection, watcher: Watcher) -> Non
     assert written_ms - due_ms <= LATE_MS_MAX
 
 
+@in_real_time
 def test_a_message_that_expires(clock: lakequeue.Connection, watcher: Watcher) -> None:
     message = clock.producer().send("clock", "x", ttl="4s").message_id
     published, _ = watcher.wait("spooled", message, 10)
@@ -143,6 +142,7 @@ def test_a_client_that_is_killed(job: Job, clock: lakequeue.Connection, watcher:
     assert clock.admin().describe("clock")["ready"] == 1
 
 
+@in_real_time
 def test_a_consumer_that_was_given_up_comes_back(
     clock: lakequeue.Connection, watcher: Watcher
 ) -> None:
@@ -156,14 +156,15 @@ def test_a_consumer_that_was_given_up_comes_back(
         assert consumer.receive(10) is not None
 
 
+@in_real_time
 def test_an_idle_engine_does_nothing(job: Job) -> None:
     """Nothing in 5 s and more. What earlier tests left may come due once more before."""
 
     def idle() -> bool:
         before = work(job)
-        time.sleep(5 + (BATCH_S if job.engine.trigger == REAL_TIME else 0))
+        time.sleep(5 + BATCH_S)
         return work(job) == before
 
     time.sleep(2)
-    assert any(idle() for _ in range(4)), "batches or steps without an input"
+    assert any(idle() for _ in range(4)), "steps without an input"
     assert work(job) > 0

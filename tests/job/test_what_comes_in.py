@@ -1,5 +1,5 @@
-"""What other programs write to a captured topic, with either trigger: what a transaction took back
-is not delivered, and a time in micro- or nanoseconds is delivered as now (S1, L12)."""
+"""What other programs write to a captured topic: with either trigger, what a transaction took back
+is not delivered; and a time in micro- or nanoseconds is delivered as now (S1, L12)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import lakequeue
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from job.conftest import Job
+from job.conftest import Job, in_real_time
 from job.processes import until
 from lakequeue.protocol.errors import Rejected
 
@@ -51,6 +51,7 @@ def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     assert found == [b'{"tx": 1}', b'{"tx": 2}']
 
 
+@in_real_time
 @pytest.mark.parametrize(
     "odd", [int(time.time() * 1e6), int(time.time() * 1e9), 2**63 - 1],
     ids=["microseconds", "nanoseconds", "most"],
@@ -74,6 +75,7 @@ def test_L12_a_time_outside_the_calendar_is_now(job: Job, odd: int) -> None:
         assert abs((message.published_at - connection.now()).total_seconds()) < 90
 
 
+@in_real_time
 def test_S3_headers_that_fit_no_delivery_are_refused(job: Job) -> None:
     with job.connect() as connection:
         connection.admin().define({"name": "heavy", "message_type": "binary"})
