@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from job.processes import free_port
 from lakequeue.cli.group import EXIT_ENVIRONMENT
+from lakequeue.streaming.kafka_broker import free_port
 
 pytestmark = pytest.mark.job
 
