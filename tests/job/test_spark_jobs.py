@@ -5,7 +5,7 @@ Twice the same story: in miniature (`micro_batches.py`), where the job's process
 moments, often, and with a whole Spark of the job's own. Rows are written, and what is there now is
 read, in a session of the engine's Spark.
 
-LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (5, 0). Whole
+LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (3, 0). Whole
 drivers take minutes: `make soak` kills 3.
 """
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.job
 
 TO_TABLE, FROM_ROWS = "to-table", "from-rows"
 SEED = 29
-KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "5"))
+KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "3"))
 DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "0"))
 
 
