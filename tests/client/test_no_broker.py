@@ -55,7 +55,7 @@ def test_what_is_no_kafka_is_told_soon(listen: Listen, library: str, words: byte
     with pytest.raises(NotConnected, match="does not speak Kafka") as error:
         open_kafka(address, "test", library)
     assert address in str(error.value)
-    assert time.monotonic() - started < OPEN_SECONDS_MAX + 1
+    assert time.monotonic() - started < OPEN_SECONDS_MAX + 10
 
 
 def test_who_answers_the_first_question_only_asks_for_credentials(listen: Listen) -> None:

