@@ -130,6 +130,25 @@ class MemoryEngine:
     def _broker(self, name: str, number: int) -> MemoryBroker:
         return self.BROKER(Home(name, number, secret=self.secret), self.limits)
 
+    def take_home(
+        self, brokers: list[tuple[str, int, dict[str, bytes]]], groups: dict[str, str]
+    ) -> None:
+        """The home has these brokers from now on, and no others."""
+        with self._lock:
+            taken = []
+            for name, number, pages in brokers:
+                broker = self._broker(name, number)
+                broker.store = DictStore(pages)
+                taken.append(broker)
+            staying = {number for _, number, _ in brokers}
+            gone = [b.home for b in self.brokers if b.home.number not in staying]
+            self.brokers, self.groups = taken, groups
+            self.removed |= {home.number: home.name for home in gone}
+
+    def tell_journal(self, journal: Journal) -> None:
+        """What happened in no step."""
+        self._journal += journal.rows()
+
     def broker(self, name: str | None = None) -> MemoryBroker:
         """A broker by its name; the first where none is named. Raises ConfigError."""
         for broker in self.brokers:

@@ -58,7 +58,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
             count_discarded(broker, queue, reason)
             broker.record("discarded", queue, [row.id], reason=reason.value)
         else:
-            _take_in(broker, queue, row, content, said.waiting)
+            take_in(broker, queue, row, content, said.waiting)
             entered.append(row.id)
         done.append(row.id)
     peer = facts.peers[sender].name
@@ -96,8 +96,8 @@ def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
     return reason or refusal(queue, [row.size], row.size, row.priority)
 
 
-def _take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
-    """One message is stored here."""
+def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
+    """One message is stored here. waiting: it waited in a stand-in, and had no owner."""
     extras: dict[str, Any] = dict(row.extras or {})
     way = extras.pop(WAY, {})
     payload, key, headers = content

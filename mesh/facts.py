@@ -61,7 +61,8 @@ class MeshFacts(msgspec.Struct):
     the stand-in; retries: of those that were refused, when each is tried again; refusing:
     "broker/vpn/queue" → the last attempt that was refused here; asked: credits at other hosts,
     lent: those of others here, both by `credit_key`; filters: "vpn/queue" → those for which others
-    were asked last; edition: of the directory as it is known here."""
+    were asked last; edition: of the directory as it is known here; untold:
+    VPNs and queues whose hosts changed at rest, which clients have yet to hear."""
 
     brokers: dict[str, int] = {}
     groups: dict[str, str] = {}
@@ -75,6 +76,7 @@ class MeshFacts(msgspec.Struct):
     filters: dict[str, list[str | None]] = {}
     edition: int = 0
     waiting: list[Waiting] = []
+    untold: list[tuple[str, str]] = []
 
 
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:

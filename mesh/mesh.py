@@ -86,6 +86,7 @@ class Mesh:
 
     def hear(self, records: Records, skipped: Mapping[Place, str]) -> None:
         """What the others say; what is tried again is tried."""
+        self._keeper.say_untold()
         hear(self._broker, self.facts, records, skipped, self._handlers)
         lanes.retry(self._broker, self.facts)
 
@@ -96,7 +97,7 @@ class Mesh:
 
     def deadline(self) -> int:
         """When a step is wanted, epoch ms, or NEVER."""
-        return lanes.next_retry(self.facts)
+        return 1 if self.facts.untold else lanes.next_retry(self.facts)
 
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
@@ -178,12 +179,12 @@ class Mesh:
             matched = self._matching(vpn, topic)
         found = {queue.definition.name: queue for queue in own}
         for name, entry in matched:
-            host = self._host(entry)
+            host = self.host_of(entry)
             if host != number:
                 found[name] = lanes.stand_in(self._broker, facts, vpn, name, host)
         return sorted(found.values(), key=lambda queue: queue.number)
 
-    def _host(self, entry: Entry) -> int:
+    def host_of(self, entry: Entry) -> int:
         """The host that takes in what is published here (H4)."""
         own, hosts = self._broker.header.number, entry.hosts
         owner = entry.definition.initial_owner
@@ -196,7 +197,7 @@ class Mesh:
         entry = directory.entry_of(self.facts, vpn, name)
         if entry is None:
             return None
-        return lanes.stand_in(self._broker, self.facts, vpn, name, self._host(entry))
+        return lanes.stand_in(self._broker, self.facts, vpn, name, self.host_of(entry))
 
     keeps_directory = True
 

@@ -144,7 +144,7 @@ def _carry_names(old: Broker, new: live.Broker, names: list[str]) -> None:
             new.session_changed((vpn, rest))
         elif kind == "P":
             known = PagedHistory(old.values, vpn, rest)
-            found = new.producers[vpn, rest] = ProducerHistory(vpn, rest, new.home.number)
+            found = new.producers[vpn, rest] = ProducerHistory(vpn, new.home.number, rest)
             for fact in ("high", "gaps", "runs", "refusals", "forgotten_at", "needs"):
                 setattr(found, fact, getattr(known, fact))
             found.starts = [(start, base) for start, base in known.starts]

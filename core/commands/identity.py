@@ -52,7 +52,7 @@ def speaker_of(broker: Broker, vpn: str, value: bytes | None) -> tuple[Speaker |
         raise PermissionDenied(
             f"client {signature.client!r} of VPN {vpn!r} is not known with the key that signed this"
         )
-    if signature.broker != broker.home.number:
+    if signature.broker not in (broker.home.number, *broker.header.speaks_for):
         raise PermissionDenied(f"the command is for broker {signature.broker}")
     _take_number(broker, vpn, signature)
     return Speaker(signature.client, signature.session, admin), command
@@ -65,6 +65,11 @@ def command_of(value: bytes | None) -> bytes | None:
     except ValueError:
         return value
     return value if found is None else found[3]
+
+
+def heard_as(vpn: str, client: str, to: int, own: int) -> str:
+    """Whose numbers these are: what was said to a removed broker is counted by itself (M4)."""
+    return f"{vpn}/{client}" if to == own else f"{vpn}/{client}@{to}"
 
 
 def _known(broker: Broker, vpn: str, client: str) -> tuple[bytes | None, bool]:
@@ -84,7 +89,8 @@ def _take_number(broker: Broker, vpn: str, signature: Signature) -> None:
             f"the command was signed at {signature.time}, and the engine's time is {now}: at most "
             f"{SKEW_MS // 60_000} minutes may lie between them"
         )
-    sessions = broker.header.heard.setdefault(f"{vpn}/{signature.client}", {})
+    name = heard_as(vpn, signature.client, signature.broker, broker.home.number)
+    sessions = broker.header.heard.setdefault(name, {})
     highest, seen, _ = sessions.get(signature.session, (0, 0, 0))
     ahead = signature.seq - highest
     if ahead > 0:

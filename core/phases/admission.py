@@ -27,7 +27,7 @@ from ...protocol.messages import (
 from ...protocol.outputs import Receipts
 from ..queue.broker import ONE_OF_SEVERAL, Broker, Place
 from ..queue.change import enter
-from ..queue.producers import ProducerHistory
+from ..queue.producers import ProducerHistory, histories_at, told_by
 from ..queue.queue import Queue
 from ..rules.answering import reject_record
 from ..rules.deferred import settle_arrival, will_leave
@@ -104,7 +104,7 @@ class Admission:
             if vpn is None and header.to:
                 header = replace(header, to="")  # its topic says where it goes
             together = vpn is not None and not skipped
-            end = alike(records, at, header) if together else at + 1
+            end = self._alike(records, at, header) if together else at + 1
             messages = Incoming.of(records, at, end, header, broker.now)
         except ValueError as error:
             self._malformed(vpn, records, at, str(error))
@@ -114,6 +114,14 @@ class Admission:
         else:
             for name, queues in self._captured(messages):
                 self._take_in(name, queues, messages)
+        return end
+
+    def _alike(self, records: Records, at: int, header: PublishHeader) -> int:
+        """As `alike`, but no further than one broker's partitions: their producers differ."""
+        end = alike(records, at, header)
+        if self._broker.header.speaks_for and end > at + 1:
+            homes = [n // topics.PUBLISH_PARTITIONS for n in records.partitions[at:end]]
+            end = at + next((n for n, home in enumerate(homes) if home != homes[0]), len(homes))
         return end
 
     def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
@@ -127,9 +135,13 @@ class Admission:
         ]
 
     def _reads(self, queue: Queue, messages: Incoming) -> bool:
-        """Whether this broker is the one that reads the record for a queue (M5)."""
-        beyond = self._broker.beyond
-        return beyond is None or beyond.reads(queue, messages.partitions[0])
+        """Whether this broker is the one that reads the record for a queue (M5), and no other has
+        read it before (M4)."""
+        beyond, partition = self._broker.beyond, messages.partitions[0]
+        floors = queue.header.floors
+        if floors and messages.offsets[0] < floors.get(f"{messages.topic}/{partition}", 0):
+            return False
+        return beyond is None or beyond.reads(queue, partition)
 
     def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:
         broker = self._broker
@@ -140,20 +152,25 @@ class Admission:
             reject_record(broker, name, topic, partition, offset, key, value, error)
             sender = sender_of(records.metas[at])
             if sender is not None:
-                self._answer_malformed(name, sender, topic, error[:DETAIL_CHARACTERS_MAX])
+                why = error[:DETAIL_CHARACTERS_MAX]
+                self._answer_malformed(name, sender, topic, partition, why)
 
-    def _answer_malformed(self, vpn: str, sender: Sender, topic: str, why: str) -> None:
+    def _answer_malformed(
+        self, vpn: str, sender: Sender, topic: str, partition: int, why: str
+    ) -> None:
         """Tell the sender of a record that is not understood. It is remembered as refused, so that
         what the producer sent before and after is settled as ever. A producer whose name is too
         long has no history."""
         seqs = range(sender.seq, sender.seq + sender.messages)
-        reason, number = Reason.MALFORMED.value, self._broker.home.number
+        broker, reason = self._broker, Reason.MALFORMED.value
+        where = histories_at(vpn, broker.header.speaks_for, topic, partition)
+        number = told_by(where, broker.home.number)[1]
         if len(sender.producer) > NAME_CHARACTERS_MAX or seqs.stop > SEQUENCES:
             nacks = [(seq, reason, "", why) for seq in seqs]
             receipt = Receipts(vpn, sender.producer, 0, sender.reply, nacks=nacks, broker=number)
-            self._broker.emit(receipt)
+            broker.emit(receipt)
             return
-        producer = self._broker.producer(vpn, sender.producer)
+        producer = broker.producer(where, sender.producer)
         start = sender.start if len(sender.start) <= NAME_CHARACTERS_MAX else ""
         producer.listens(sender.reply, start)
         producer.wants(topic, (), in_tables=False)
@@ -214,7 +231,9 @@ class Admission:
         header = messages.header
         if not header.producer:
             return None
-        producer = self._broker.producer(vpn, header.producer)
+        broker = self._broker
+        where = histories_at(vpn, broker.header.speaks_for, messages.topic, messages.partitions[0])
+        producer = broker.producer(where, header.producer)
         producer.listens(header.reply, header.start)
         places = zip(messages.partitions, messages.offsets, strict=True)
         producer.wants(messages.topic, places, header.durability == DELTA)

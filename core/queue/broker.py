@@ -25,7 +25,7 @@ from ..storage.spool import Spool, SpoolState
 from ..storage.store import Store
 from .beyond import Beyond
 from .header import QueueHeader
-from .producers import ProducerHistory
+from .producers import ProducerHistory, told_by
 from .queue import Queue
 
 FORMAT = 8
@@ -110,6 +110,7 @@ class BrokerHeader(msgspec.Struct):
     tables: bool | None = None
     in_tables: dict[str, int] = {}  # "topic/partition" → the offset up to which they have it
     held: list[HeldReceipt] = []  # the first one first
+    speaks_for: list[int] = []  # numbers of removed brokers whose partitions this one reads (M4)
 
 
 _encode = msgspec.msgpack.encode
@@ -185,10 +186,11 @@ class Broker:
 
     def _read_producers(self, data: bytes) -> set[Name]:
         found: dict[Name, ProducerHistory] = {}
-        for vpn, name, known in _decode(data):
-            producer = found[vpn, name] = ProducerHistory(vpn, name, self.home.number)
+        for where, name, known in _decode(data):
+            producer = ProducerHistory(*told_by(where, self.home.number), name)
+            found[where, name] = producer
             producer.restore(known)
-            self.watch("p", (vpn, name), producer.forgotten_at)
+            self.watch("p", (where, name), producer.forgotten_at)
         self.producers |= found
         return set(found)
 
@@ -361,15 +363,16 @@ class Broker:
         """A session differs from its page."""
         self._change("s", name)
 
-    def producer(self, vpn: str, name: str) -> ProducerHistory:
-        """What is known of a producer; it is answered in this step."""
-        key = vpn, name
+    def producer(self, where: str, name: str) -> ProducerHistory:
+        """What is known of a producer (see `histories_at`); it is answered in this step."""
+        key = where, name
         known = self.receipts.get(key)
         if known is not None:
             return known
         known = self.producers.get(key)
         if known is None:
-            known = self.producers[key] = ProducerHistory(vpn, name, self.home.number)
+            known = ProducerHistory(*told_by(where, self.home.number), name)
+            self.producers[key] = known
         idle = self.limits.producer_idle_ms
         if known.forgotten_at < self.now + idle - idle // 8:  # not in every step
             if not known.forgotten_at:

@@ -104,4 +104,7 @@ class QueueHeader(msgspec.Struct):
     marks: list[list[int]] = []  # earlier levels, for their rates
     ingress: bool = True
     egress: bool = True
+    # "topic/partition" → plain records before this offset are no longer to be taken: another broker
+    # has read them for the queue (M4).
+    floors: dict[str, int] = {}
     stands_for: str = ""  # the queue of another broker for which messages wait here (M2)

@@ -18,10 +18,11 @@ stored), `RUNS_MAX` runs of ids and `STARTS_MAX` starts; a producer that has bee
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from ...protocol import topics
 from ...protocol.errors import Reason
 from ...protocol.outputs import Receipts
 
@@ -46,7 +47,7 @@ class ProducerHistory:
         "needs", "receipt", "refusals", "runs", "starts", "vpn",
     )  # fmt: skip
 
-    def __init__(self, vpn: str, name: str, broker: int) -> None:
+    def __init__(self, vpn: str, broker: int, name: str) -> None:
         self.vpn, self.name, self._broker = vpn, name, broker
         self.high = 0
         self.gaps: Ranges = []
@@ -225,6 +226,22 @@ class ProducerHistory:
         starts = [most + 1, *(first for first, _, _ in known)]
         starts += [first for ranges in (self.gaps, self.refusals) for first, _ in ranges]
         return min(min(start for start in starts if start > seq) - seq, REPEATS_MAX)
+
+
+def histories_at(vpn: str, speaks_for: Sequence[int], topic: str, partition: int) -> str:
+    """Where the histories of producers stand that send to this partition: in their VPN; or of a
+    removed broker, whose partition it was, beside it (M4). No VPN has such a name."""
+    if speaks_for and topic == topics.topic(vpn, topics.PUBLISH):
+        number = partition // topics.PUBLISH_PARTITIONS
+        if number in speaks_for:
+            return f"{vpn}@{number}"
+    return vpn
+
+
+def told_by(where: str, own: int) -> tuple[str, int]:
+    """The VPN of these histories, and the number of the broker that answers."""
+    vpn, _, number = where.partition("@")
+    return vpn, int(number) if number else own
 
 
 def _has(ranges: Ranges, seq: int) -> bool:

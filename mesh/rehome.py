@@ -1,0 +1,486 @@
+"""Brokers are added to a home and removed from it while it is at rest (M4).
+
+    pages of all brokers ─▶ live objects ─▶ what has to move, moves ─▶ marks: the new pages
+
+Pure: the old pages stay what they are, and the same pages give the same new ones, byte for byte.
+At rest nothing is on its way between brokers (`why_not_at_rest`), so nobody has to be asked.
+
+A broker that is added hosts the distributed queues that its place in the home makes it host, and
+nothing else moves: other queues come to it by `move-queue`. A broker that is removed leaves each
+queue that has one place where a new one would be made, together with its dead message queue, or all
+to one broker; what it has of distributed queues goes to the *heir*, the first broker that stays, or
+to the first of their hosts. The heir reads its partitions from then on, and answers its producers
+under its number, so clients may go on speaking to it.
+
+What waits in a stand-in for a queue goes where the queue is now. Of captured topics each queue goes
+on where its reader stopped: a broker that takes over reads from the earliest of these places, and
+its other queues pass over what they have had (`QueueHeader.floors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from ..core.limits import Limits
+from ..core.queue.broker import Broker, Home
+from ..core.queue.queue import Queue
+from ..core.rules.routing import queues_of_record
+from ..core.storage.store import DictStore
+from ..definitions import hosts_of, wrong_hosts
+from ..protocol import topics
+from ..protocol.errors import ConfigError, LakequeueError, Problem
+from ..protocol.journal import Segment
+from .arrivals import take_in
+from .directory import apply_entry, entry_of, needs_one_place, place
+from .facts import Entry, MeshFacts, Peer
+from .lanes import stand_in
+from .mesh import Mesh
+from .moved import Shared, give_up, keep_later, move_queue, rows_of
+
+Partition = tuple[str, int]
+OF_CLIENTS = (topics.PUBLISH, topics.COMMANDS)
+
+
+class NotAtRest(LakequeueError):
+    """Something is on its way between brokers, or a command is."""
+
+
+class Resting(msgspec.Struct):
+    """A broker at rest. pages: as its last mark wrote them; offsets: where it reads on; captures:
+    topics and expressions that its queues capture; ids: of the topics, as far as they are known;
+    journal: what the change did, to be said with its next step."""
+
+    name: str
+    number: int
+    pages: dict[str, bytes] = {}
+    offsets: dict[Partition, int] = {}
+    ids: dict[Partition, str] = {}
+    captures: list[str] = []
+    journal: list[Segment] = []
+
+
+class Change(msgspec.Struct):
+    """What the home is to be. brokers: all, by name their numbers; groups: of those that are in
+    one; to: the broker that is to have all queues with one place that removed ones leave; empty:
+    each as a new one."""
+
+    brokers: dict[str, int]
+    groups: dict[str, str] = {}
+    to: str = ""
+
+
+class Rehomed(msgspec.Struct):
+    """The new home. moved: queues with one place that have another broker now: VPN, queue, broker;
+    last: of removed brokers, what their journals have yet to say."""
+
+    brokers: list[Resting]
+    moved: list[tuple[str, str, str]] = []
+    last: dict[str, list[Segment]] = {}
+
+
+def rehome(
+    resting: Iterable[Resting], change: Change, epoch: int, secret: bytes, limits: Limits
+) -> Rehomed:
+    """The home with other brokers. Raises NotAtRest, and ConfigError for what does not fit."""
+    return _Rehoming(list(resting), change, epoch, secret, limits).do()
+
+
+def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> str:
+    """What is on its way; empty where nothing is."""
+    facts = {number: _facts(broker) for number, broker in brokers.items()}
+    for number, own in facts.items():
+        name = brokers[number].header.name
+        for other, peer in own.peers.items():
+            heard = facts[other].peers.get(number) if other in facts else None
+            if other in facts and peer.said > (0 if heard is None else heard.heard):
+                return f"{peer.name!r} has not heard all that {name!r} says"
+        if own.waiting:
+            return f"{name!r} waits until all know a definition"
+        for queue in brokers[number].queues.values():
+            if any(one.broker is not None and one.held for one in queue.header.subscriptions):
+                return f"messages of queue {queue.definition.name!r} are on their way"
+    for number in leaving:
+        busy = [*brokers[number].header.pending]
+        busy += [n for n, queue in brokers[number].queues.items() if queue.header.deleted]
+        if busy:
+            name = brokers[number].queues[busy[0]].definition.name
+            return f"a command for queue {name!r} is being carried out"
+    return ""
+
+
+def _facts(broker: Broker) -> MeshFacts:
+    assert isinstance(broker.beyond, Mesh)
+    return broker.beyond.facts
+
+
+class _Rehoming:
+    def __init__(
+        self, resting: list[Resting], change: Change, epoch: int, secret: bytes, limits: Limits
+    ) -> None:
+        self._change, self._limits = change, limits
+        self._given = {one.number: one for one in resting}
+        self._brokers: dict[int, Broker] = {}  # those that were
+        for one in sorted(resting, key=lambda one: one.number):
+            self._brokers[one.number] = self._load(one.name, one.number, one.pages, epoch, secret)
+        staying = set(change.brokers.values())
+        self._removed = [number for number in self._brokers if number not in staying]
+        self._added = sorted(staying - self._brokers.keys())
+        self._check()
+        self._now = max(broker.header.time for broker in self._brokers.values())
+        for broker in self._brokers.values():  # the change is a step of its own, at one time
+            broker.header.step += 1
+            broker.begin(self._now)
+        self._read_to = self._reading()
+        self._entries = self._directory()
+        self._new: dict[int, Broker] = {}
+        for name, number in sorted(change.brokers.items(), key=lambda one: one[1]):
+            known = self._brokers.get(number)
+            self._new[number] = known or self._load(name, number, {}, epoch, secret)
+        self._heir = self._new[min(self._new)]
+        self._shared: Shared = {}
+        self._moved: list[tuple[str, str, str]] = []
+
+    def _load(
+        self, name: str, number: int, pages: dict[str, bytes], epoch: int, secret: bytes
+    ) -> Broker:
+        home = Home(name, number, epoch, secret)
+        broker = Broker.load(DictStore(pages), home, self._limits)
+        broker.beyond = Mesh.load(broker)
+        return broker
+
+    def _check(self) -> None:
+        for name, number in self._change.brokers.items():
+            known = self._given.get(number)
+            if known is not None and known.name != name:
+                raise ConfigError(f"brokers: {name!r} – number {number} is {known.name!r}'s")
+        stays = [n for n in self._brokers if n not in self._removed]
+        if not stays:
+            raise ConfigError("brokers: none of the home's would stay")
+        to = self._change.to
+        if to and to not in self._change.brokers:
+            allowed = ", ".join(self._change.brokers)
+            raise ConfigError(f"to: {to!r} – allowed are the brokers that stay: {allowed}")
+        why = why_not_at_rest(self._brokers, self._removed)
+        if why:
+            raise NotAtRest(why)
+
+    def do(self) -> Rehomed:
+        for broker in self._new.values():
+            if broker.header.number in self._added:
+                self._begin(broker)
+        before = self._owned()
+        for broker in [*self._brokers.values(), *self._new.values()]:
+            _forget_neighbours(broker)
+        for broker in self._new.values():
+            self._know(broker)
+        for number in self._removed:
+            self._empty(self._brokers[number])
+        for broker in self._new.values():
+            self._host(broker)
+        for number in self._removed:
+            self._redirect(self._brokers[number], self._heir)
+        for broker in self._new.values():
+            self._redirect(broker, broker)
+        self._tell(before)
+        for number in self._removed:
+            self._leave_rest(self._brokers[number])
+        return Rehomed(
+            [self._done(broker) for broker in self._new.values()], self._moved,
+            {self._given[n].name: self._brokers[n].journal.segments for n in self._removed},
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ the directory
+
+    def _keeper(self) -> Broker:
+        return self._brokers[min(self._brokers)]
+
+    def _owned(self) -> dict[tuple[str, str], Entry]:
+        """The directory before. A broker that was alone has none; its queues say what is there."""
+        facts = _facts(self._keeper())
+        found = {
+            (vpn, name): entry
+            for vpn, entries in facts.entries.items() for name, entry in entries.items()
+        }  # fmt: skip
+        for broker in self._brokers.values():
+            for (vpn, name), queue in broker.names.items():
+                if (vpn, name) not in found and not queue.header.stands_for:
+                    found[vpn, name] = Entry(
+                        queue.definition, [broker.header.number], list(queue.header.topics)
+                    )
+        return dict(sorted(found.items()))
+
+    def _directory(self) -> dict[tuple[str, str], Entry]:
+        """The new one. Raises ConfigError where a definition names a broker that goes."""
+        change, before = self._change, self._owned()
+        names = tuple(change.brokers)
+        found: dict[tuple[str, str], Entry] = {}
+        facts = MeshFacts(brokers=change.brokers, groups=change.groups)
+        problems: list[Problem] = []
+
+        def settle(key: tuple[str, str]) -> None:
+            if key in found or key not in before:
+                return
+            vpn, name = key
+            entry = before[key]
+            definition = entry.definition
+            stays = [n for n in entry.hosts if n not in self._removed]
+            if definition.broker is not None and not stays:
+                definition = msgspec.structs.replace(definition, broker=change.to or None)
+            where = f"queue {name!r}"
+            wrong = list(wrong_hosts(definition, names, change.groups, "allowed are"))
+            problems.extend(Problem(where, *one) for one in wrong)
+            if wrong:
+                return
+            if needs_one_place(definition):
+                if not stays:
+                    if definition.dead_message_queue:
+                        settle((vpn, definition.dead_message_queue))
+                    to = change.brokers.get(change.to)
+                    may = [change.brokers[n] for n in hosts_of(definition, names, change.groups)]
+                    stays = [to] if to in may else place(facts, vpn, definition)
+                    if entry.definition.broker is not None:
+                        there = next(n for n, at in change.brokers.items() if at == stays[0])
+                        definition = msgspec.structs.replace(definition, broker=there)
+                hosts = stays[:1]
+            else:
+                hosts = place(facts, vpn, definition)
+            found[key] = Entry(definition, hosts, entry.topics)
+            facts.entries.setdefault(vpn, {})[name] = found[key]
+
+        staying = [k for k, e in before.items() if set(e.hosts) & set(change.brokers.values())]
+        for key in (*staying, *before):
+            settle(key)
+        if problems:
+            raise ConfigError(problems)
+        return dict(sorted(found.items()))
+
+    def _begin(self, broker: Broker) -> None:
+        """A new broker knows what the others know."""
+        known, header = self._keeper().header, broker.header
+        broker.begin(self._now)
+        header.time, header.system, header.auth = self._now, known.system, known.auth
+        header.vpn_limits, header.clients = dict(known.vpn_limits), dict(known.clients)
+        header.tables, header.rebuilt = known.tables, known.rebuilt
+        for vpn in known.vpns:
+            broker.vpn_number(vpn)
+
+    def _know(self, broker: Broker) -> None:
+        """The brokers and the directory are these now."""
+        facts, own = _facts(broker), broker.header.number
+        facts.brokers, facts.groups = dict(self._change.brokers), dict(self._change.groups)
+        facts.peers = {
+            number: facts.peers.get(number) or Peer(name)
+            for name, number in self._change.brokers.items() if number != own
+        }  # fmt: skip
+        facts.edition = 1 + max(_facts(one).edition for one in self._brokers.values())
+        facts.refusing = {
+            key: n for key, n in facts.refusing.items() if int(key.split("/")[0]) in facts.peers
+        }
+        facts.entries = {}
+        for (vpn, name), entry in self._entries.items():
+            facts.entries.setdefault(vpn, {})[name] = entry
+            queue = broker.find(vpn, name)
+            if queue is not None and len(entry.hosts) > 1:  # consumers ask the other hosts
+                queue.header.again = queue.wanted = True
+                broker.touch(queue)
+        broker.routes.clear()
+
+    def _tell(self, before: Mapping[tuple[str, str], Entry]) -> None:
+        names = {number: name for name, number in self._change.brokers.items()}
+        changed = [key for key, one in self._entries.items() if before[key].hosts != one.hosts]
+        facts = _facts(self._heir)
+        facts.untold = sorted({*facts.untold, *changed})
+        for vpn, name in changed:
+            hosts = self._entries[vpn, name].hosts
+            if len(hosts) == 1 and len(before[vpn, name].hosts) == 1:
+                self._moved.append((vpn, name, names[hosts[0]]))
+
+    def _host(self, broker: Broker) -> None:
+        """Queues that are hosted here from now on, where nothing has come from others."""
+        facts = _facts(broker)
+        for (vpn, name), entry in self._entries.items():
+            found = broker.find(vpn, name)
+            if found is not None and found.header.definition != entry.definition:
+                found.header.definition = entry.definition
+                broker.touch(found)
+            elif found is not None:
+                continue
+            elif broker.header.number in entry.hosts:
+                apply_entry(broker, facts, vpn, name, entry)
+
+    # ------------------------------------------------------------ queues
+
+    def _empty(self, leaving: Broker) -> None:
+        """Its queues go to where they are hosted now, then what waits there for others."""
+        for queue in [q for _, q in sorted(leaving.queues.items()) if not q.header.stands_for]:
+            vpn, name = leaving.vpn_of(queue), queue.definition.name
+            hosts = self._entries[vpn, name].hosts
+            own = self._heir.header.number
+            target = self._new[own if own in hosts else hosts[0]]
+            found = target.find(vpn, name)
+            before = set() if found is None else set(found.live)
+            moved = move_queue(leaving, queue, target, self._shared, found)
+            keep_later(target, moved, before)
+            ids = [row.id for row in rows_of(queue)]
+            leaving.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
+            target.record("spooled", moved, ids, reason=f"from broker {leaving.header.name}")
+
+    def _redirect(self, holder: Broker, to: Broker) -> None:
+        """What waits for queues of other brokers waits where these are now. to: who has it from
+        now on."""
+        facts, known = _facts(holder), _facts(to)
+        for number, lane in sorted(facts.lanes.items()):
+            queue = holder.queues[number]
+            entry = entry_of(known, lane.vpn, lane.queue)
+            if holder is to and entry is not None and lane.broker in entry.hosts:
+                continue
+            assert isinstance(to.beyond, Mesh)
+            assert entry is not None, "a queue that is gone has no stand-ins"
+            host = to.beyond.host_of(entry)
+            queue.header.subscriptions = []
+            if host == to.header.number:
+                self._arrive(holder, queue, to, lane.vpn, lane.queue)
+            elif queue.header.depth:
+                into = stand_in(to, known, lane.vpn, lane.queue, host)
+                key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
+                attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
+                known.lanes[into.number].attempt = max(known.lanes[into.number].attempt, attempt)
+                move_queue(holder, queue, to, self._shared, into)
+            if holder is to:
+                del facts.lanes[number]
+                facts.retries.pop(number, None)
+                give_up(holder, queue)
+
+    def _arrive(self, holder: Broker, queue: Queue, to: Broker, vpn: str, name: str) -> None:
+        """What waited for a queue is in it: it cannot be refused, for there is nobody to wait."""
+        target = to.find(vpn, name)
+        assert target is not None, f"{name} is hosted there"
+        rows = rows_of(queue)
+        ids = [row.id for row in rows]
+        for row in rows:
+            content = holder.spool.content(row) or (b"", None, None)
+            if holder is to:
+                holder.spool.release([row], queue.header.vpn_number)
+            take_in(to, target, msgspec.structs.replace(row), content, waiting=True)
+        target.spill_over()
+        to.record("spooled", target, ids, reason=f"from broker {holder.header.name}")
+
+    # ------------------------------------------------------------ what clients have
+
+    def _leave_rest(self, leaving: Broker) -> None:
+        """The heir reads the partitions of a broker that is no more, and knows what it knew."""
+        heir, known, header = self._heir, leaving.header, self._heir.header
+        header.speaks_for = sorted({*header.speaks_for, known.number, *known.speaks_for})
+        for (where, name), producer in sorted(leaving.producers.items()):
+            place = where if "@" in where else f"{where}@{known.number}"
+            heir.producers[place, name] = producer
+            heir.watch("p", (place, name), producer.forgotten_at)
+            heir._change("p", (place, name))
+        for name, sessions in known.heard.items():
+            header.heard[name if "@" in name else f"{name}@{known.number}"] = sessions
+        for vpn, counts in known.refused.items():
+            own = header.refused.setdefault(vpn, {})
+            for why, n in counts.items():
+                own[why] = own.get(why, 0) + n
+        heir.held.extend(leaving.held)
+        for at, offset in known.in_tables.items():
+            header.in_tables[at] = max(offset, header.in_tables.get(at, 0))
+        events = sorted([*heir.recent, *leaving.recent], key=lambda event: event[3])
+        heir.recent.clear()
+        heir.recent.extend(events)
+        header.events += len(leaving.recent)
+        heir._new_events = len(heir.recent)
+
+    # ------------------------------------------------------------ captured topics
+
+    def _reading(self) -> dict[tuple[str, str], dict[Partition, int]]:
+        """How far each queue has had the captured topics, by VPN and name."""
+        found: dict[tuple[str, str], dict[Partition, int]] = {}
+        for number, broker in self._brokers.items():
+            for (topic, partition), offset in self._given[number].offsets.items():
+                for vpn, queue in _captured(broker, topic, partition):
+                    floor = queue.header.floors.get(f"{topic}/{partition}", 0)
+                    at = found.setdefault((vpn, queue.definition.name), {})
+                    at[topic, partition] = max(offset, floor, at.get((topic, partition), 0))
+        return found
+
+    def _offsets(self, broker: Broker) -> dict[Partition, int]:
+        number = broker.header.number
+        given = self._given.get(number)
+        offsets = {} if given is None else dict(given.offsets)
+        if broker is self._heir:
+            for leaving in self._removed:
+                for (topic, partition), offset in self._given[leaving].offsets.items():
+                    kind = topics.split(topic)
+                    if kind is not None and kind[1] in OF_CLIENTS:
+                        offsets.setdefault((topic, partition), offset)
+        for topic, partition in sorted({at for had in self._read_to.values() for at in had}):
+            wanted: list[tuple[Queue, int]] = []
+            for vpn, queue in _captured(broker, topic, partition):
+                had = self._read_to.get((vpn, queue.definition.name), {})
+                if (topic, partition) in had:
+                    wanted.append((queue, had[topic, partition]))
+            if not wanted:
+                continue
+            start = min(offset for _, offset in wanted)
+            offsets[topic, partition] = start
+            for queue, offset in wanted:
+                floors = queue.header.floors
+                before = floors.pop(f"{topic}/{partition}", 0)
+                if offset > start:
+                    floors[f"{topic}/{partition}"] = offset
+                if before != floors.get(f"{topic}/{partition}", 0):
+                    queue.dirty = True
+        return offsets
+
+    # ------------------------------------------------------------ the end
+
+    def _done(self, broker: Broker) -> Resting:
+        header = broker.header
+        offsets = self._offsets(broker)
+        broker.end()
+        journal = broker.journal.segments
+        for segment in journal:
+            segment.step, segment.time = header.step, broker.now
+        broker.mark()
+        assert isinstance(broker.store, DictStore)
+        known = [one for one in self._given.values() if one.number != header.number]
+        known += [one for one in self._given.values() if one.number == header.number]  # it wins
+        ids = {at: one.ids[at] for one in known for at in offsets if at in one.ids}
+        own = self._given.get(header.number)
+        captures = dict.fromkeys([] if own is None else own.captures)
+        captures |= dict.fromkeys(
+            queue.definition.underlying_topic for (_, _), queue in sorted(broker.names.items())
+            if not queue.header.stands_for
+        )  # fmt: skip
+        pages = dict(sorted(broker.store.pages.items()))
+        return Resting(header.name, header.number, pages, offsets, ids, list(captures), journal)
+
+
+def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str, Queue]]:
+    """Queues for which a broker reads this partition of a captured topic, with their VPNs."""
+    if topics.split(topic) is not None:
+        return
+    assert broker.beyond is not None
+    for vpn, queues in queues_of_record(broker, topic):
+        for queue in queues:
+            if not queue.header.stands_for and broker.beyond.reads(queue, partition):
+                yield vpn, queue
+
+
+def _forget_neighbours(broker: Broker) -> None:
+    """Who had room tells it again: rooms are told to other brokers than before."""
+    facts = _facts(broker)
+    facts.asked, facts.lent, facts.filters = {}, {}, {}
+    for queue in broker.queues.values():
+        header = queue.header
+        gone = [one for one in header.subscriptions if one.broker is not None]
+        if not gone or header.stands_for:
+            continue
+        header.subscriptions = [one for one in header.subscriptions if one.broker is None]
+        for one in gone:
+            queue.leases.pop(one.number, None)
+            queue.forget_view(one.filter)
+        broker.touch(queue)
