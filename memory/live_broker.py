@@ -20,8 +20,10 @@ from .memory_broker import as_heard
 STEPS_PER_MARK = 100
 
 
-def limits_of(limits: OldLimits) -> Limits:
+def limits_of(limits: OldLimits | Limits) -> Limits:
     """The live core's limits, as far as both have them."""
+    if isinstance(limits, Limits):
+        return limits
     names = set(Limits.__dataclass_fields__) & set(OldLimits.__dataclass_fields__)
     return Limits(**{name: getattr(limits, name) for name in sorted(names)})
 

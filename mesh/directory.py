@@ -55,25 +55,6 @@ def entry_of(facts: MeshFacts, vpn: str, queue: str) -> Entry | None:
     return facts.entries.get(vpn, {}).get(queue)
 
 
-def place(facts: MeshFacts, vpn: str, definition: QueueDefinition) -> list[int]:
-    """The numbers of the brokers that host a queue that none hosts yet (Q5, M1)."""
-    names = hosts_of(definition, tuple(facts.brokers), facts.groups)
-    numbers = sorted(facts.brokers[name] for name in names)
-    if not needs_one_place(definition):
-        return numbers
-    if definition.initial_owner is not None:
-        return [facts.brokers[definition.initial_owner]]
-    dead = entry_of(facts, vpn, definition.dead_message_queue or "")
-    if dead is not None and len(dead.hosts) == 1 and dead.hosts[0] in numbers:
-        return dead.hosts
-    loads = dict.fromkeys(numbers, 0)
-    for entries in facts.entries.values():
-        for entry in entries.values():
-            if len(entry.hosts) == 1 and entry.hosts[0] in loads:
-                loads[entry.hosts[0]] += 1
-    return [min(numbers, key=lambda number: (loads[number], number))]
-
-
 # ---------------------------------------------------------------- the keeper
 
 
@@ -94,7 +75,7 @@ class Keeper:
         self._check(vpn, definition)
         if before is None:
             entry = Entry(
-                definition, place(self._facts, vpn, definition), sorted(definition.subscriptions)
+                definition, self._hosts(vpn, definition), sorted(definition.subscriptions)
             )
         else:
             entry = self._again(before, definition)
@@ -178,6 +159,24 @@ class Keeper:
         topics = set(before.topics) - gone | set(new.subscriptions)
         return Entry(new, before.hosts, sorted(topics))
 
+    def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
+        facts = self._facts
+        names = hosts_of(definition, tuple(facts.brokers), facts.groups)
+        numbers = sorted(facts.brokers[name] for name in names)
+        if not needs_one_place(definition):
+            return numbers
+        if definition.initial_owner is not None:
+            return [facts.brokers[definition.initial_owner]]
+        dead = entry_of(facts, vpn, definition.dead_message_queue or "")
+        if dead is not None and len(dead.hosts) == 1 and dead.hosts[0] in numbers:
+            return dead.hosts
+        loads = dict.fromkeys(numbers, 0)
+        for entries in facts.entries.values():
+            for entry in entries.values():
+                if len(entry.hosts) == 1 and entry.hosts[0] in loads:
+                    loads[entry.hosts[0]] += 1
+        return [min(numbers, key=lambda number: (loads[number], number))]
+
     def _change(
         self, vpn: str, name: str, entry: Entry | None, command: c.Command,
         result: bool | None = None,
@@ -191,7 +190,7 @@ class Keeper:
         others = sorted(facts.peers)
         for number in others:
             say(broker, facts, number, said)
-        self.say_where(vpn, name, entry)
+        self._say_where(vpn, name, entry)
         to = command.reply
         reply = None if to is None else (to.topic, to.partition, to.request)
         waiting = Waiting(facts.edition, others, reply, result)
@@ -204,10 +203,9 @@ class Keeper:
         """Tell clients what has changed while the home was at rest (M4)."""
         untold, self._facts.untold = self._facts.untold, []
         for vpn, name in untold:
-            self.say_where(vpn, name, entry_of(self._facts, vpn, name))
+            self._say_where(vpn, name, entry_of(self._facts, vpn, name))
 
-    def say_where(self, vpn: str, name: str, entry: Entry | None) -> None:
-        """Tell clients which brokers host a queue."""
+    def _say_where(self, vpn: str, name: str, entry: Entry | None) -> None:
         names = {number: name for name, number in self._facts.brokers.items()}
         hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
         kind, epoch = "" if entry is None else entry.definition.type, self._broker.header.epoch

@@ -33,7 +33,7 @@ from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.journal import Segment
 from .arrivals import take_in
-from .directory import apply_entry, entry_of, needs_one_place, place
+from .directory import Keeper, apply_entry, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in
 from .mesh import Mesh
@@ -218,6 +218,7 @@ class _Rehoming:
         found: dict[tuple[str, str], Entry] = {}
         facts = MeshFacts(brokers=change.brokers, groups=change.groups)
         problems: list[Problem] = []
+        place = Keeper(self._keeper(), facts)._hosts
 
         def settle(key: tuple[str, str]) -> None:
             if key in found or key not in before:
@@ -239,13 +240,13 @@ class _Rehoming:
                         settle((vpn, definition.dead_message_queue))
                     to = change.brokers.get(change.to)
                     may = [change.brokers[n] for n in hosts_of(definition, names, change.groups)]
-                    stays = [to] if to in may else place(facts, vpn, definition)
+                    stays = [to] if to in may else place(vpn, definition)
                     if entry.definition.broker is not None:
                         there = next(n for n, at in change.brokers.items() if at == stays[0])
                         definition = msgspec.structs.replace(definition, broker=there)
                 hosts = stays[:1]
             else:
-                hosts = place(facts, vpn, definition)
+                hosts = place(vpn, definition)
             found[key] = Entry(definition, hosts, entry.topics)
             facts.entries.setdefault(vpn, {})[name] = found[key]
 

@@ -47,11 +47,14 @@ def definitions() -> list[dict[str, Any]]:
 class Walk:
     """One walk, drawn from a seed."""
 
+    ENGINE: type[MortalMeshEngine] = MortalMeshEngine
+    LIMITS = (Limits(), TINY)
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        limits = TINY if seed % 2 else Limits()
+        limits = self.LIMITS[seed % len(self.LIMITS)]
         config = {"brokers": list(BROKERS), "queues": definitions()}
-        self.engine = MortalMeshEngine(parse_configuration(config), limits)
+        self.engine = self.ENGINE(parse_configuration(config), limits)
         self.engine.checking = True
         self.fate = Fate(seed, death=0.04)
         self.engine.fated(self.fate)
@@ -68,7 +71,7 @@ class Walk:
         to = self.random.choice([*names, *TOPICS])
         self.n += 1
         body = {"n": self.n, "k": self.n % 3}
-        producer = self.producers[self.random.choice(BROKERS)]
+        producer = self.producers[self.random.choice(list(self.at))]
         try:
             receipt = producer.send(to, json.dumps(body).encode())
         except LakequeueError:
@@ -77,7 +80,7 @@ class Walk:
 
     def do_consume(self) -> None:
         name = self.random.choice([q["name"] for q in QUEUES])
-        broker = self.random.choice(BROKERS)
+        broker = self.random.choice(list(self.at))
         try:
             consumer = self.at[broker].consumer(
                 name, max_backlog=self.random.choice([1, 3, 10]), ack_mode="individual"
@@ -107,17 +110,20 @@ class Walk:
         self.engine.advance(self.random.choice(["100ms", "1s", "3s"]))
 
     def do_cut(self) -> None:
-        name = self.random.choice(BROKERS)
+        name = self.random.choice([broker.home.name for broker in self.engine.brokers])
         self.engine.cut(name)
         for _ in range(3):
             self.do_send()
         self.engine.mend(name)
 
     def go(self, steps: int) -> None:
-        doings = [self.do_send] * 5 + [self.do_take] * 5 + [self.do_consume, self.do_close]
-        doings += [self.do_wait, self.do_cut]
+        doings = self.doings()
         for _ in range(steps):
             self.random.choice(doings)()
+
+    def doings(self) -> list[Any]:
+        doings = [self.do_send] * 5 + [self.do_take] * 5 + [self.do_consume, self.do_close]
+        return [*doings, self.do_wait, self.do_cut]
 
     def drain(self) -> None:
         """Faults are over; everything that is left is taken."""
@@ -126,7 +132,7 @@ class Walk:
             consumer.close()
         self.consumers = []
         for queue in QUEUES:
-            for broker in BROKERS:
+            for broker in self.at:
                 try:
                     consumer = self.at[broker].consumer(
                         queue["name"], max_backlog=20, ack_mode="individual"

@@ -1,0 +1,41 @@
+"""Homes at rest whose brokers change (M4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lakequeue.memory.rehoming import change_brokers
+from lakequeue.mesh.rehome import Rehomed
+from lakequeue.state import DictStore
+from mortal_mesh import MortalMeshBroker, MortalMeshEngine
+
+
+class RestingBroker(MortalMeshBroker):
+    """A mark is made before its home changes, and that is the snapshot from then on."""
+
+    @property
+    def store(self) -> DictStore:
+        pages = MortalMeshBroker.store.fget(self)  # type: ignore[attr-defined]
+        self._snapshot, self._log = dict(pages.pages), []
+        return pages
+
+    @store.setter
+    def store(self, store: DictStore) -> None:
+        MortalMeshBroker.store.fset(self, store)  # type: ignore[attr-defined]
+
+
+class RestingEngine(MortalMeshEngine):
+    """An engine of such brokers."""
+
+    BROKER = RestingBroker  # type: ignore[assignment]
+
+    def take_home(self, brokers: Any, groups: Any) -> None:
+        fate = self.brokers[0].fate  # type: ignore[attr-defined]
+        super().take_home(brokers, groups)
+        for broker, (_, _, pages) in zip(self.brokers, brokers, strict=True):
+            broker._snapshot = dict(pages)  # type: ignore[attr-defined]
+        self.fated(fate)
+
+    def change(self, add: str = "", remove: str = "", to: str = "") -> Rehomed:
+        """Change the brokers; what the old home was is proved to be untouched."""
+        return change_brokers(self, add, remove, to)
