@@ -6,10 +6,14 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..core import FORMAT as LIVE_FORMAT
+from ..core.storage.blocks import head_bytes
+from ..sinks.content_references import contents_of, digest_of, references_by_content
 from ..sinks.payload_references import PLACE, counters_of, pieces_of, references
 from ..state import Limits
 
@@ -20,6 +24,8 @@ def references_to(
 ) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
     """Which of these blocks stand in `messages`, each with its references. pages: the broker's
     message pages among them; places: see `places_of`; number: the broker's."""
+    if msgspec.msgpack.decode(pages["broker"])["format"] == LIVE_FORMAT:
+        return _by_content(blocks, journal, places)
     lengths = {int(page[2:]): len(value) for page, value in blocks.items()}
     ours = ((page, value) for page, value in pages.items() if page.startswith("m/"))
     pieces = pieces_of(ours, lengths, Limits().page_bits)
@@ -29,14 +35,44 @@ def references_to(
             pieces.block.tolist(), pieces.offset.tolist(), pieces.size.tolist(), strict=True
         )
     ]
-    stored = pc.and_(pc.equal(journal["event"], "spooled"), pc.not_equal(journal["topic"], ""))
-    spooled = counters_of(journal.filter(stored), number)
+    spooled = counters_of(_stored(journal), number)
     found = references(pieces, np.array(crcs, np.int64), spooled, places)
     return {f"b/{block}": refs for block, refs in found.items()}
 
 
+def _by_content(
+    blocks: Mapping[str, bytes], journal: pa.Table, places: pa.Table
+) -> dict[str, list[dict[str, Any]]]:
+    stored = _stored(journal)
+    heads = {int(page[2:]): value[: head_bytes(value)] for page, value in blocks.items()}
+    contents = contents_of(heads)
+    digests = [
+        digest_of(blocks[f"b/{block}"][begin : begin + size])
+        for block, begin, size in zip(*(column.tolist() for column in contents), strict=True)
+    ]
+    found = references_by_content(contents, np.array(digests, np.int64), _within(stored, places))
+    return {f"b/{block}": refs for block, refs in found.items()}
+
+
+def _within(stored: pa.Table, places: pa.Table) -> pa.Table:
+    """The rows from the first to the last place of each partition."""
+    by_place = stored.group_by(["topic", "partition"])
+    spans = by_place.aggregate([("offset", "min"), ("offset", "max")])
+    spans = spans.rename_columns(["topic", "partition", "offset_min", "offset_max"])
+    met = places.join(spans, ["topic", "partition"], join_type="inner")
+    first, last = (pc.greater_equal(met["offset"], met["offset_min"]),
+                   pc.less_equal(met["offset"], met["offset_max"]))  # fmt: skip
+    return met.filter(pc.and_(first, last))
+
+
+def _stored(journal: pa.Table) -> pa.Table:
+    """What the journal says that was stored of records of this Kafka."""
+    here = pc.and_(pc.equal(journal["event"], "spooled"), pc.not_equal(journal["topic"], ""))
+    return journal.filter(here)
+
+
 def places_of(messages: pa.Table) -> pa.Table:
-    """Rows of `messages` as `references` wants them."""
+    """Rows of `messages` as `references` and `references_by_content` want them."""
     columns = ("payload", "key", "headers")
     contents = [
         (payload or b"") + (key or b"") + (headers or "").encode()
@@ -46,5 +82,6 @@ def places_of(messages: pa.Table) -> pa.Table:
         messages.select(PLACE)
         .append_column("size", pa.array(map(len, contents), pa.int64()))
         .append_column("crc", pa.array(map(zlib.crc32, contents), pa.int64()))
+        .append_column("digest", pa.array(map(digest_of, contents), pa.int64()))
         .append_column("time", messages["time"].cast(pa.int64()))
     )

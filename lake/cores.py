@@ -18,6 +18,7 @@ from ..core.commands import answers as live_answers
 from ..core.commands import dispatch as live_dispatch
 from ..core.queue import broker as live_broker
 from ..core.queue.queue import QueuePage
+from ..core.storage import blocks as live_blocks
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord
@@ -108,6 +109,9 @@ class Core(Protocol):
     ) -> tuple[Any, int | str | None]:
         """Carry out a question: the result, and where the next part begins."""
 
+    def block_of(self, contents: list[bytes]) -> bytes:
+        """The page of a block with these contents, none of which compaction moved there."""
+
     def next_counter(self, store: DictStore) -> int:
         """The counter of the next message id."""
 
@@ -177,6 +181,9 @@ class PagedCore:
         self, home: Home, store: DictStore, now: int, vpn: str, command: Any
     ) -> tuple[Any, int | str | None]:
         return _carry_out(dispatch, _load(home, store, now), vpn, command)
+
+    def block_of(self, contents: list[bytes]) -> bytes:
+        return b"".join(contents)
 
     def next_counter(self, store: DictStore) -> int:
         return self._header.decode(store.pages["broker"]).spool.next_counter
@@ -251,6 +258,9 @@ class LiveCore:
     @staticmethod
     def _load(home: Home, store: DictStore) -> live.Broker:
         return live.Broker.load(store, _live_home(home), LIVE_LIMITS)
+
+    def block_of(self, contents: list[bytes]) -> bytes:
+        return live_blocks.written(contents, {})
 
     def next_counter(self, store: DictStore) -> int:
         return self._header.decode(store.pages["broker"]).spool.next_counter

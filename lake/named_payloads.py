@@ -1,7 +1,8 @@
 """Blocks of payloads that a snapshot only names, made again of `messages` (R1).
 
 A reference is `count` rows of `messages` that follow each other, from an offset and item on, none
-of them younger than its time: see `sinks/payload_references.py`, which writes them. All that is
+of them younger than its time, or, without a topic, as many empty contents: see
+`sinks/payload_references.py` and `sinks/content_references.py`, which write them. All that is
 named is read at once. A block of which a row is missing is left out, and the sum that closes the
 snapshot tells so, as it tells of a row that was altered.
 """
@@ -9,7 +10,7 @@ snapshot tells so, as it tells of a row that was altered.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
@@ -56,20 +57,26 @@ class _Rows:
         return found[: one["count"]] if len(found) >= one["count"] else None
 
 
-def blocks_of(lake: duckdb.DuckDBPyConnection, named: Named) -> Iterator[tuple[str, bytes]]:
-    """The pages that are named, each by its references, as far as `messages` has what they name."""
-    if not named:
-        return
+def blocks_of(
+    lake: duckdb.DuckDBPyConnection, named: Named, block_of: Callable[[list[bytes]], bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """The pages that are named, each by its references, as far as `messages` has what they name.
+    block_of: makes a page of contents."""
     places: dict[_Place, list[dict[str, Any]]] = {}
     for one in chain.from_iterable(named.values()):
-        places.setdefault((one["topic"], one["partition"]), []).append(one)
+        if one["topic"]:
+            places.setdefault((one["topic"], one["partition"]), []).append(one)
     there = {place: _Rows(theirs) for place, theirs in places.items()}
-    _read(lake, there, list(chain.from_iterable(named.values())))
+    if there:
+        _read(lake, there, list(chain.from_iterable(places.values())))
     for page, theirs in named.items():
-        contents = [there[one["topic"], one["partition"]].of(one) for one in theirs]
+        contents = [
+            there[one["topic"], one["partition"]].of(one) if one["topic"] else [b""] * one["count"]
+            for one in theirs
+        ]
         found = [c for c in contents if c is not None]
         if len(found) == len(contents):
-            yield page, b"".join(chain.from_iterable(found))
+            yield page, block_of(list(chain.from_iterable(found)))
 
 
 def _read(

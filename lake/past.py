@@ -204,7 +204,10 @@ def _pages(lake: duckdb.DuckDBPyConnection, broker: str, step: int) -> dict[str,
     if older:
         _read(lake, broker, (0, first - 1), older, found, named)
     pages = {page: value for page, (_, value) in found.items() if value is not None}
-    return pages | dict(blocks_of(lake, named))
+    if named and "broker" in pages:
+        core = core_of(msgspec.msgpack.decode(pages["broker"])["format"])
+        pages |= blocks_of(lake, named, core.block_of)
+    return pages
 
 
 def _read(

@@ -76,6 +76,19 @@ def written(contents: list[bytes], moved: dict[Name, int]) -> bytes:
     return b"".join(chain(parts, contents))
 
 
+def head_bytes(start: bytes) -> int:
+    """How much of a block's page stands before its contents. start: its first eight bytes."""
+    count, moved = unpack_from("<II", start)
+    return _HEAD + 4 * int(count) + _MOVED * int(moved)
+
+
+def ends_of(head: bytes) -> tuple[int, ...] | None:
+    """Where each content of a block ends, counted from the first one's begin. None where some came
+    from other blocks."""
+    count, moved = unpack_from("<II", head)
+    return None if moved else unpack_from(f"<{count}I", head, _HEAD)
+
+
 class Block:
     """A block that was read. Bytes that are not there are a content that is lost."""
 
