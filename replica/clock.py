@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+READINGS = 3  # at the start, of which the earliest counts: one may be years ahead
 DRIFT = 0.05  # by so much of the time that has passed it may go faster or slower: 3 s a minute
 
 
@@ -19,14 +20,13 @@ class BrokerClock:
 
     def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._wall, self._monotonic = wall, monotonic
-        self._at = monotonic()
-        self._now = float(wall())
+        self.start(0)
 
     def start(self, lived: int) -> None:
         """The broker has lived up to this time already: it goes on from there, or from the wall
         clock if that is ahead."""
         self._at = self._monotonic()
-        self._now = max(float(lived), float(self._wall()))
+        self._now = max(float(lived), min(float(self._wall()) for _ in range(READINGS)))
 
     def __call__(self) -> int:
         """The time now."""

@@ -53,17 +53,28 @@ class NotAlone(LakequeueError):
     """The live core runs homes with one broker and without bridges."""
 
 
-def carry_over(
-    pages: Store, keys: Iterable[str], home: Home, limits: core.Limits, read_with: Limits
-) -> core.DictStore:
-    """The pages of the live core for those of the earlier one. keys: of all pages; limits: with
-    which the live core goes on; read_with: with which the pages were written. Raises NotAlone."""
+def _earlier(pages: Store, home: Home, read_with: Limits) -> Broker:
+    """The broker of the earlier core. Raises NotAlone."""
     old = Broker.load(pages, home, 0, read_with, first=False)
     if old.header.peers or old.header.links or old.header.removed:
         raise NotAlone(
             f"broker {home.name!r} has other brokers or bridges, or has had them: its home stays "
             "on the earlier core"
         )
+    return old
+
+
+def require_alone(pages: Store, home: Home, read_with: Limits) -> None:
+    """Raise NotAlone for a broker that cannot be carried over."""
+    _earlier(pages, home, read_with)
+
+
+def carry_over(
+    pages: Store, keys: Iterable[str], home: Home, limits: core.Limits, read_with: Limits
+) -> core.DictStore:
+    """The pages of the live core for those of the earlier one. keys: of all pages; limits: with
+    which the live core goes on; read_with: with which the pages were written. Raises NotAlone."""
+    old = _earlier(pages, home, read_with)
     names = sorted(keys)
     store = core.DictStore()
     header = _broker_header(old, names)

@@ -10,9 +10,10 @@ next loop begins from the state, with a log that says what to leave out.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -28,7 +29,7 @@ from ..state import FORMAT as PAGED_FORMAT
 from ..state import Batch as ReadBatch
 from ..state import Home as PagedHome
 from ..state import Limits as PagedLimits
-from .carried_over import carry_over, snapshot_of
+from .carried_over import NotAlone, carry_over, require_alone, snapshot_of
 from .driver import Snapshot as PagedSnapshot
 from .loop_options import LIVE, LIVE_VARIABLE
 from .state_store import StatePages
@@ -48,6 +49,15 @@ class Reads(Protocol):
     def get(self, key: str) -> bytes | None:
         """The page, or None."""
 
+
+class AllPages(Store, Protocol):
+    """Pages that can be listed."""
+
+    def keys(self) -> set[str]:
+        """Every page's key."""
+
+
+log = logging.getLogger("lakequeue.loop")
 
 BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, whatever little its steps do
 _paged_snapshot = msgspec.msgpack.Decoder(PagedSnapshot).decode
@@ -100,13 +110,25 @@ class LiveDriver(Driver):
 
 
 class LiveBatch:
-    """A micro-batch on the live core. Raises Refused for the pages of the other one."""
+    """A micro-batch on the live core."""
 
     def __init__(self, home: PagedHome, store: Store) -> None:
         live_home = Home(home.name, home.number, home.epoch, home.secret)
         _check_format(live_home, store)
         self._work = MicroBatch(live_home, store, BATCH_LIMITS)
         self.end = self._work.end
+
+    @classmethod
+    def begin(cls, home: PagedHome, store: AllPages) -> Self | None:
+        """A batch; pages of the earlier core become the live core's in it. None where they stay:
+        that one goes on with them."""
+        if _format_of(store) == PAGED_FORMAT:
+            try:
+                _turn(home, store)
+            except NotAlone as why:
+                log.info("%s", why)
+                return None
+        return cls(home, store)
 
     def take(self, batch: ReadBatch, now: int) -> LiveDecided:
         """Take one step."""
@@ -165,6 +187,18 @@ def _check_format(home: Home, store: Store) -> None:
         )
 
 
+def stays(home: PagedHome, store: Store) -> bool:
+    """Whether these are pages of the earlier core that cannot be carried over."""
+    if _format_of(store) != PAGED_FORMAT:
+        return False
+    try:
+        require_alone(store, home, PagedLimits())
+    except NotAlone as why:
+        log.info("%s", why)
+        return True
+    return False
+
+
 def change_over(
     home: PagedHome, pages: StatePages, saved: bytes, log_from: Callable[[int], list[Logged]]
 ) -> bytes:
@@ -181,12 +215,17 @@ def change_over(
             "last steps of the earlier core again: start the version that took them once more and "
             "stop it, or make the home again from its tables (lakequeue rebuild)"
         )
+    _turn(home, pages)
+    changed: bytes = msgspec.msgpack.encode(snapshot_of(own))
+    pages.save(changed)
+    return changed
+
+
+def _turn(home: PagedHome, pages: AllPages) -> None:
+    """Pages of the earlier core become the live core's. Raises NotAlone, and changes nothing."""
     keys = pages.keys()
     found = carry_over(pages, keys, home, Limits(), PagedLimits())
     for key in sorted(keys - found.pages.keys()):
         pages.delete(key)
     for key, page in found.pages.items():
         pages.put(key, page)
-    changed: bytes = msgspec.msgpack.encode(snapshot_of(own))
-    pages.save(changed)
-    return changed

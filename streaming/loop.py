@@ -17,6 +17,7 @@ import os
 import socket
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from ..state import Home
 from .cache import PageCache
 from .driver import Driver, Snapshot
 from .figures import Figures
-from .live_core import LiveDriver, change_over
+from .live_core import LiveDriver, change_over, stays
 from .loop_options import Options
 from .rebuilt import restore
 from .state_store import StatePages
@@ -115,7 +116,10 @@ class Loop:
         if saved is None and o.rebuilt:
             saved = restore(Path(o.rebuilt), state)  # Spark commits it with this batch
         if o.live and saved is not None:
-            saved = change_over(self._home(), state, saved, self._logged)
+            if stays(self._home(), state):
+                o = self.options = replace(o, live=False)
+            else:
+                saved = change_over(self._home(), state, saved, self._logged)
         self._cache = PageCache(state, o.cache_bytes)
         self.driver = self._driver(saved)
         self._stepper = Stepper(self.driver, self._cache, self._inputs, self._log, self._outbox, o)

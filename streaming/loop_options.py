@@ -27,7 +27,7 @@ class Options:
     snapshots need, for the tables; closed: of clients nothing is read but captured topics, the
     broker is being removed; removed: numbers of brokers that are no more, whose partitions this one
     reads on; read: up to where they had; accepts_other_kafka: also one that went back in time;
-    live: on the live core, see `live_core`."""
+    live: on the live core, see `live_core`, unless the state cannot be carried over to it."""
 
     kafka: dict[str, Any]
     broker: str

@@ -33,7 +33,7 @@ class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
     homes: by broker name; partitions: the topics that clients may name, with their sizes; live: on
-    the live core, see `live_core`.
+    the live core, see `live_core`, unless the state cannot be carried over to it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BrokerProcessor(StatefulProcessor):
         home = self._homes[name]
         whole, now = to_batch(rows)
         deadline = 0
-        work = LiveBatch(home, self._store) if self._live else None
+        work = LiveBatch.begin(home, self._store) if self._live else None
         try:
             for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
                 decided: Decided | LiveDecided

@@ -88,6 +88,10 @@ class HandleStore:
         else:
             self._later(key, self._writer.submit(self._remove, key))
 
+    def keys(self) -> set[str]:
+        """Every page's key; before anything is written."""
+        return {row[0] for row in self._pages.keys()}  # noqa: SIM118 (it is no dict)
+
     def finish(self) -> None:
         """Wait until everything is written; raises what went wrong."""
         if self._writer is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from lakequeue.core import Broker as CoreBroker
 from lakequeue.core import DictStore, Home
@@ -22,7 +23,7 @@ from lakequeue.streaming.cache import PageCache
 from lakequeue.streaming.driver import Driver as PagedDriver
 from lakequeue.streaming.driver import Snapshot as PagedSnapshot
 from lakequeue.streaming.figures import Figures
-from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over
+from lakequeue.streaming.live_core import BATCH_LIMITS, LiveBatch, LiveDriver, change_over, stays
 from lakequeue.streaming.loop import _encode
 from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE, Options
 from lakequeue.streaming.loop_options import live_core as wanted
@@ -285,12 +286,30 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
         driver.replay(world.logged(), world)
 
 
-def test_a_micro_batch_leaves_pages_of_the_earlier_core_alone() -> None:
+def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     state = State()
     stopped(state)
+    batch = LiveBatch.begin(PAGED_HOME, state)
+    assert batch is not None
+    batch.take(to_batch({}).batch, 5)
+    batch.end()
+    broker = CoreBroker.load(DictStore(state.pages), HOME, BATCH_LIMITS)
+    queue = broker.find("default", "q")
+    assert queue is not None
+    assert queue.header.depth == 3
+    assert not any(key.startswith("m/") for key in state.pages)
+
+
+@pytest.mark.parametrize("fact", [{"links": {5: "far"}}, {"removed": [1]}])
+def test_a_home_with_bridges_or_that_had_other_brokers_stays_on_the_earlier_core(fact: Any) -> None:
+    state: Any = Saves()
+    stopped(state)
+    assert not stays(PAGED_HOME, state)
+    header = msgspec.msgpack.decode(state.pages["broker"], strict=False)
+    state.pages["broker"] = msgspec.msgpack.encode(header | fact)
     before = dict(state.pages)
-    with pytest.raises(Refused, match="has format 7, and the live core reads 8"):
-        LiveBatch(PAGED_HOME, state)
+    assert stays(PAGED_HOME, state)
+    assert LiveBatch.begin(PAGED_HOME, state) is None
     assert state.pages == before
 
 

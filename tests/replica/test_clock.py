@@ -72,3 +72,11 @@ def test_a_rest_of_the_engine_has_passed_when_it_starts(clocks: Clocks) -> None:
     clocks.wall_ms += HOUR_MS
     clocks.clock.start(clocks.began)
     assert clocks.clock() == pytest.approx(clocks.began + HOUR_MS, abs=2)
+
+
+def test_one_wrong_reading_at_the_start_counts_for_nothing() -> None:
+    now = 1_700_000_000_000
+    readings = iter([now, now + YEARS_MS, now, now, now + YEARS_MS, now, now])
+    clock = BrokerClock(lambda: next(readings), lambda: 5.0)
+    clock.start(now)
+    assert clock() == now
