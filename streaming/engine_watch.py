@@ -31,7 +31,7 @@ from .broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from .captured import CapturedTopics
 from .home import HomeFolder
 from .queries import reason, refusal
-from .supervision import Restarts, passes, within
+from .supervision import Restarts, passes, puts_aside, within
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -250,13 +250,18 @@ class EngineWatch:
                 if broker.query is query:
                     hangs = broker.hangs
                     self._told(broker, RESTARTING)
-            restarts = self._restarts.setdefault(name, Restarts(self._stopping))
-            self._due[name] = now + restarts.pause_s(
-                f"the query {name!r}", hangs or reason(query), self._see
-            )
+            self._due[name] = now + self._pause_s(name, hangs or reason(query))
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]
             restart()
+
+    def _pause_s(self, name: str, why: str) -> float:
+        """Say why a query ended; how long until it is started again."""
+        if puts_aside(why):
+            log.error("the query %r begins again: %s", name, why)
+            return 0.0
+        restarts = self._restarts.setdefault(name, Restarts(self._stopping))
+        return restarts.pause_s(f"the query {name!r}", why, self._see)
 
     def _missing(self) -> str:
         """What the queries need and is not there now; empty when all is."""

@@ -2,7 +2,8 @@
 
 A query that fails, Spark's Java process or an embedded Kafka that dies is started again, with a
 sentence, each time after a longer pause. What dies five times in five minutes has a cause that
-starting does not mend: then the engine ends and says so.
+starting does not mend: then the engine ends and says so. A step that put something aside is none
+of these: the next start takes it without that, so it begins at once, as often as it comes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ RESTART_WINDOW_S = 300.0
 PAUSE_S_MAX = 10.0
 # A machine with too much to do: the worker is there a moment later.
 _PASSING = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
+_PUT_ASIDE = re.compile(r"\bStepPutAside: ")  # see `replica.driver`
 
 
 class Restarts:
@@ -54,7 +56,12 @@ class Restarts:
 
 def passes(reason: str) -> bool:
     """Whether a failure is likely gone when the same is tried again."""
-    return _PASSING.search(reason) is not None
+    return _PASSING.search(reason) is not None or puts_aside(reason)
+
+
+def puts_aside(reason: str) -> bool:
+    """Whether a step failed, and stands in the log without what failed."""
+    return _PUT_ASIDE.search(reason) is not None
 
 
 def within(seconds: float, work: Callable[[], object], name: str) -> bool:

@@ -83,6 +83,25 @@ def test_a_passing_cause_does_not_end_a_start(
     assert started == [True]
 
 
+def test_S1_steps_that_put_something_aside_never_end_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start takes the step without what failed: at once, while starting too, and however
+    many bad records there are."""
+    monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
+    engine = Engine("127.0.0.1:1", tmp_path, Configuration())
+    started: list[bool] = []
+    monkeypatch.setattr(engine.application, "start_query", lambda broker: started.append(True))
+    begun = time.monotonic()
+    for look in [engine.watch.restart_if_passing, engine.watch.look_after] * RESTARTS_MAX:
+        engine.brokers["broker-0"].query = FailedQuery(  # type: ignore[assignment]
+            "lakequeue.replica.driver.StepPutAside: a step failed at ('x', 0, 1): KeyError: 1"
+        )
+        look()
+    assert len(started) == 2 * RESTARTS_MAX
+    assert time.monotonic() - begun < 5, "nobody pauses"
+
+
 def test_kafka_that_is_away_does_not_end_the_supervisor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
