@@ -19,6 +19,7 @@ from ..core.commands import dispatch as live_dispatch
 from ..core.queue import broker as live_broker
 from ..core.queue.queue import QueuePage
 from ..core.storage import blocks as live_blocks
+from ..mesh.neighbours import neighbours
 from ..protocol.errors import LakequeueError
 from ..protocol.steplog import Range, StepRecord
 from ..protocol.wire import WireRecord
@@ -219,7 +220,7 @@ class _LiveInputs:
 
     def take(self, ranges: tuple[Range, ...]) -> live.Batch:
         found = self._inputs.take(ranges)
-        return live.Batch(found.commands, found.publishes)
+        return live.Batch(found.commands, found.publishes, found.mesh)
 
 
 class LiveCore:
@@ -238,7 +239,9 @@ class LiveCore:
         clocks = live_driver.Clocks(lambda: now, time.monotonic, time.thread_time)
         of_home = _live_home(home)
         return _StepsAgain(
-            live_driver.Driver(of_home, _CODE, store, own, ear, ear, clocks, LIVE_LIMITS),
+            live_driver.Driver(
+                of_home, _CODE, store, own, ear, ear, clocks, LIVE_LIMITS, neighbours
+            ),
             _LiveInputs,
         )
 
@@ -257,7 +260,9 @@ class LiveCore:
 
     @staticmethod
     def _load(home: Home, store: DictStore) -> live.Broker:
-        return live.Broker.load(store, _live_home(home), LIVE_LIMITS)
+        broker = live.Broker.load(store, _live_home(home), LIVE_LIMITS)
+        broker.beyond = neighbours(broker)
+        return broker
 
     def block_of(self, contents: list[bytes]) -> bytes:
         return live_blocks.written(contents, {})

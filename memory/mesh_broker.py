@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from ..core import Broker
 from ..core.queue.beyond import Beyond
-from ..mesh.bridges.bridged import Bridged
-from ..mesh.mesh import Mesh
+from ..mesh.neighbours import neighbours
 from .live_broker import LiveBroker
 
 
@@ -16,4 +15,4 @@ class MeshBroker(LiveBroker):
 
     def _neighbours(self) -> Callable[[Broker], Beyond]:
         """See `LiveBroker`."""
-        return lambda broker: Bridged.load(broker, Mesh.load(broker))
+        return neighbours

@@ -27,7 +27,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 from crc32c import crc32c
 
-from ..core import FORMAT, Batch, Home, Limits, StepFailed, Store
+from ..core import FORMAT, Batch, Broker, Home, Limits, StepFailed, Store
+from ..core.queue.beyond import Beyond
 from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
@@ -140,7 +141,7 @@ class OutputWriter(Protocol):
 def digest_of(batch: Batch) -> int:
     """What a step takes in, as a number."""
     digest = 0
-    for records in (batch.commands, batch.publishes):
+    for records in (batch.commands, batch.publishes, batch.mesh):
         for column in (records.values, records.metas, records.keys):
             for value in column:
                 if value:
@@ -149,14 +150,16 @@ def digest_of(batch: Batch) -> int:
 
 
 class Driver:
-    """One broker's steps, from a snapshot on. store: the pages of that snapshot."""
+    """One broker's steps, from a snapshot on. store: the pages of that snapshot; beyond: see
+    `Replica`."""
 
     def __init__(
         self, home: Home, code: str, store: Store, snapshot: Snapshot, log: Log,
         outbox: OutputWriter, clocks: Clocks, limits: Limits = Limits(),  # noqa: B008 (frozen)
+        beyond: Callable[[Broker], Beyond] | None = None,
     ) -> None:  # fmt: skip
         self.home, self.code = home, code
-        self._replica = Replica(home, store, limits)
+        self._replica = Replica(home, store, limits, beyond)
         self._log, self._outbox, self._clocks = log, outbox, clocks
         self.step, self.now, self.log_at = snapshot.step, snapshot.now, snapshot.log_at
         self.offsets = {(topic, at): offset for topic, at, offset in snapshot.offsets}

@@ -179,7 +179,7 @@ class SparkApplication:
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
                 self._captured.partitions, limit, name, checkpoint, given,
-                live_core() and self._alone,
+                live_core(),
             )  # fmt: skip
 
     @property
@@ -218,7 +218,7 @@ class SparkApplication:
             read={(topic, at): offset for _, read in removed for topic, at, offset in read},
             accepts_other_kafka=self._settings.accepts_other_kafka,
             cache_bytes=value("page_cache_mb", default.cache_bytes // mb) * mb,
-            live=live_core() and self._alone,
+            live=live_core(),
             limits=InputLimits(
                 value("records_per_step", default.limits.records),
                 value("mb_per_step", default.limits.bytes // mb) * mb,

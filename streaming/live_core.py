@@ -1,7 +1,8 @@
 """The live core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
 
-For development, see decision 0062: a home with one broker, when the engine was started with
-`LAKEQUEUE_CORE=live`. What another broker or another home says stays unread in Kafka.
+For development, see decision 0062: when the engine was started with `LAKEQUEUE_CORE=live`. What
+another home says stays unread in Kafka. Other brokers of this one are met when the engine names
+them (`mesh.neighbours`): a home with one loads nothing of `mesh`.
 
 A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
 state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
@@ -18,6 +19,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from ..core import FORMAT, Batch, Home, Limits, Store
+from ..mesh.neighbours import neighbours
 from ..protocol.steplog import Range, StepRecord
 from ..replica.clock import BrokerClock
 from ..replica.driver import Clocks, Driver, Log, OutputWriter, Refused, Snapshot, Taken
@@ -84,7 +86,7 @@ class LiveDriver(Driver):
         self._clock.start(snapshot.now)
         self._pace = Pace()
         clocks = Clocks(self._clock, time.monotonic, time.thread_time)
-        super().__init__(home, code, store, snapshot, log, outbox, clocks, limits)
+        super().__init__(home, code, store, snapshot, log, outbox, clocks, limits, neighbours)
 
     def one(self, inputs: Any, timeout_s: float) -> Taken | None:
         """As the driver's. inputs: `LiveInputs`, whose batches are converted."""
@@ -167,8 +169,7 @@ class _Again:
 
 def _converted(batch: ReadBatch) -> Batch:
     """A batch as it was read, for the live core."""
-    assert not batch.mesh, "what other brokers say is not read"
-    return Batch(batch.commands, batch.publishes)
+    return Batch(batch.commands, batch.publishes, batch.mesh)
 
 
 def _format_of(store: Reads) -> int | None:

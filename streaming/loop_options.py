@@ -14,7 +14,7 @@ LIVE_VARIABLE, LIVE = "LAKEQUEUE_CORE", "live"
 
 
 def live_core() -> bool:
-    """Whether homes with one broker are to use the live core."""
+    """Whether homes are to use the live core."""
     return os.environ.get(LIVE_VARIABLE) == LIVE
 
 

@@ -32,7 +32,7 @@ from ..sinks.log_writer import StepLog
 from ..sinks.outbox import Outbox
 from ..sources.discovery import captured_topics
 from ..sources.live import LiveInputs, closed_places, own_places, places_of
-from ..sources.step_batch import Place, is_mesh
+from ..sources.step_batch import Place
 from .cache import PageCache
 from .driver import Driver, Refused, Snapshot
 from .figures import Figures
@@ -230,8 +230,9 @@ class Stepper(threading.Thread):
             places = closed_places(sizes, o.broker)
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
-        if o.live:  # it speaks with no other broker yet
-            places = [p for p in places if not is_mesh(p[0])]
+        if o.live:  # it speaks with no other home yet
+            unread = topics.BRIDGE_IN, *((topics.MESH,) if o.alone else ())
+            places = [p for p in places if (topics.split(p[0]) or ("", ""))[1] not in unread]
         places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...core.commands.home import peers
 from ...core.queue.beyond import Beyond
 from ...core.queue.broker import Broker, Place
 from ...core.queue.header import Subscription
@@ -19,7 +20,7 @@ from ...core.storage.spool import Content
 from ...definitions import DEFAULT_VPN
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol import commands as c
-from ...protocol import topics
+from ...protocol import mesh, topics
 from ...protocol.errors import LakequeueError
 from ...protocol.home_bridges import COPIER_PREFIX, HomeAnswer, decode_copied, of_key
 from ...protocol.messages import Records
@@ -27,13 +28,19 @@ from . import commands, door, endpoint
 from .facts import ELSEWHERE, BridgeFacts, left
 from .link import cross, forward_all, receipt, set_way
 
+Meeting = Callable[[Broker], Beyond] | None
+
 
 class Bridged:
-    """A broker with its bridges. others: the home's other brokers; None: there are none."""
+    """A broker with its bridges. others: the home's other brokers; None: it has met none; meeting:
+    how it does, see `neighbours`."""
 
-    def __init__(self, broker: Broker, facts: BridgeFacts, others: Beyond | None) -> None:
+    def __init__(
+        self, broker: Broker, facts: BridgeFacts, others: Beyond | None, meeting: Meeting = None
+    ) -> None:
         self._broker, self.facts, self._others = broker, facts, others
-        own: dict[type, Callable[[str, Any], Any]] = {
+        self._meeting = meeting
+        self._own: dict[type, Callable[[str, Any], Any]] = {
             c.Bridge: lambda vpn, command: commands.bridge(broker, facts, vpn, command),
             c.DeleteBridge: lambda vpn, command: commands.delete_bridge(
                 broker, facts, vpn, command
@@ -44,13 +51,27 @@ class Bridged:
             c.Bridges: lambda vpn, command: commands.names(facts, vpn),
         }
         self.commands: Mapping[type, Callable[[str, Any], Any]] = (
-            own if others is None else {**others.commands, **own}
-        )
+            {c.Peers: self._peers, **self._own} if others is None
+            else {**others.commands, **self._own}
+        )  # fmt: skip
 
     @classmethod
-    def load(cls, broker: Broker, others: Beyond | None = None) -> Bridged:
+    def load(cls, broker: Broker, others: Beyond | None = None, meeting: Meeting = None) -> Bridged:
         """As it was packed."""
-        return cls(broker, BridgeFacts.load(broker), others)
+        return cls(broker, BridgeFacts.load(broker), others, meeting)
+
+    def _meet(self, meeting: Callable[[Broker], Beyond]) -> Beyond:
+        """There are other brokers."""
+        self._others = others = meeting(self._broker)
+        self.commands = {**others.commands, **self._own}
+        return others
+
+    def _peers(self, vpn: str, command: c.Peers) -> None:
+        """The home's brokers are these; it knows of none but itself yet."""
+        if self._meeting is None or len(command.brokers) == 1:
+            peers(self._broker, vpn, command)
+        else:
+            self._meet(self._meeting).commands[c.Peers](vpn, command)
 
     def mark(self) -> None:
         """Write what changed since the last mark."""
@@ -81,6 +102,8 @@ class Bridged:
             records = self._hear_homes(records, skipped)
         if self._others is not None:
             self._others.hear(records, skipped)
+        elif self._meeting is not None and any(map(self._is_of_home, records.values)):
+            self._meet(self._meeting).hear(records, skipped)
         elif records:
             self._hear_strangers(records)
         if self.facts.links:
@@ -135,6 +158,13 @@ class Bridged:
             set_way(self._broker, queue, link, said.state, said.why)
         elif said.receipt.link == queue.number:
             receipt(self._broker, link, said.receipt)
+
+    def _is_of_home(self, value: bytes | None) -> bool:
+        """Whether another broker of this home says it."""
+        try:
+            return mesh.decode(value).epoch == self._broker.header.epoch
+        except ValueError:
+            return False
 
     def _hear_strangers(self, records: Records) -> None:
         """Something stands in this broker's own topic, and there is no other broker."""

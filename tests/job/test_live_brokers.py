@@ -1,0 +1,299 @@
+"""Three brokers on the live core, on real Kafka and Spark: each is a client of the others (M1–M6).
+
+One engine for all of it: topics that match on two brokers, a distributed queue, dead messages that
+cross, plain records, a worker that is killed under traffic, and a start from the checkpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import lakequeue
+import pytest
+from job.brokers import workers
+from job.processes import EngineProcess, until
+from job.traffic import Traffic, drain
+from kafka import KafkaProducer
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.log_reader import read_steps
+from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE
+
+pytestmark = pytest.mark.job
+
+SEED = 34
+BACK_S_MAX = 60.0
+BROKERS = ("a", "b", "c")
+SETTINGS = ("--set", "lakequeue.batch_s=3", "--set", "lakequeue.tables_interval_s=0")
+LOCAL = "message_type: text, type: LocalQueue, max_per_subscription_backlog: 50"
+CONFIG = f"""
+brokers: [{", ".join(BROKERS)}]
+queues:
+  - {{name: orders-a, broker: a, {LOCAL}}}
+  - {{name: orders-b, broker: b, {LOCAL}}}
+  - {{name: orders-c, broker: c, {LOCAL}}}
+  - {{name: one, broker: a, {LOCAL}, subscriptions: ["news/>"]}}
+  - {{name: two, broker: b, {LOCAL}, subscriptions: ["news/>"]}}
+  - {{name: full, broker: c, {LOCAL}, max_spool_messages: 2, subscriptions: ["much/>"]}}
+  - {{name: spread, message_type: text, max_per_subscription_backlog: 20}}
+  - {{name: owned, message_type: text, type: GroupLocalQueue, initial_owner: b}}
+  - {{name: keyed, message_type: json, partition_key: /k, max_per_subscription_backlog: 50}}
+  - {{name: short, broker: b, {LOCAL}, dead_message_queue: dead}}
+  - {{name: dead, broker: c, {LOCAL}}}
+"""
+
+
+class Place:
+    """A Kafka, and the engine of this file."""
+
+    def __init__(self, kafka: EmbeddedKafka, folder: Path) -> None:
+        self.bootstrap, self.url = kafka.bootstrap_servers, f"kafka://{kafka.bootstrap_servers}"
+        (folder / "queues.yaml").write_text(CONFIG)
+        self.engine = EngineProcess(
+            self.bootstrap, folder / "home", folder / "queues.yaml", *SETTINGS
+        ).wait_ready()
+
+    def at(self, broker: str) -> lakequeue.Connection:
+        """A connection to one broker."""
+        return lakequeue.connect(self.url, broker=broker)
+
+    def workers(self) -> dict[str, object]:
+        """The process that steps, of each broker."""
+        return workers(self.engine.family())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("live-brokers")
+    with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(folder / "kafka") as kafka:
+        patch.setenv(LIVE_VARIABLE, LIVE)
+        place = Place(kafka, folder)
+        yield place
+        place.engine.kill()
+
+
+@pytest.fixture
+def connection(place: Place) -> Iterator[lakequeue.Connection]:
+    with lakequeue.connect(place.url) as connection:
+        yield connection
+
+
+def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakequeue.Message]:
+    """So many messages of a queue, each acknowledged, and then none."""
+    found = []
+    with connection.consumer(queue, ack_mode="individual", max_backlog=50) as consumer:
+        while len(found) < count:
+            message = consumer.receive(timeout=BACK_S_MAX)
+            assert message is not None, f"{queue}: {len(found)} of {count}"
+            message.ack()
+            found.append(message)
+        assert consumer.receive(timeout=1) is None
+    return found
+
+
+def test_each_broker_steps_on_the_live_core(place: Place, connection: lakequeue.Connection) -> None:
+    assert sorted(place.workers()) == list(BROKERS)
+    for broker in BROKERS:
+        logged = read_steps(kafka_client(place.bootstrap, "look"), f"{broker}.steps", 0)
+        assert any(r.inputs for _, r in logged), "only the live driver says what a step took"
+    for broker in BROKERS:
+        with place.at(broker) as there:
+            seen = {q["name"]: q["broker"] for q in there.admin().queues()}
+            assert [seen[f"orders-{name}"] for name in BROKERS] == list(BROKERS)
+            known = there.admin().brokers()
+        assert [(b["name"], b["number"], b["state"]) for b in known] == [
+            (name, at, "running") for at, name in enumerate(BROKERS)
+        ]
+
+
+@pytest.mark.parametrize("entry", BROKERS)
+def test_M2_a_topic_matches_on_two_brokers(place: Place, entry: str) -> None:
+    with place.at(entry) as connection:
+        producer = connection.producer()
+        sent = [producer.send_async("news/x", f"{entry} {at}".encode()) for at in range(30)]
+        producer.flush(BACK_S_MAX)
+        ids = [future.result(0).message_id for future in sent]
+        for queue in ("one", "two"):
+            found = take(connection, queue, 30)
+            assert [m.id for m in found] == ids
+            assert [m.payload for m in found] == [f"{entry} {at}".encode() for at in range(30)]
+
+
+def test_M1_a_queue_with_an_order_is_at_one_broker(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """Wherever its messages come in and its consumers come from, each key is in order."""
+    admin = connection.admin()
+    host = admin.describe("keyed")["broker"]
+    sent: dict[int, list[int]] = {key: [] for key in range(3)}
+    for at in range(60):
+        with_key = at % 3
+        sent[with_key].append(at)
+    with place.at(BROKERS[BROKERS.index(host) - 1]) as other:
+        producer = other.producer()
+        for at in range(60):
+            producer.send_async("keyed", b'{"k": %d, "n": %d}' % (at % 3, at))
+        producer.flush(BACK_S_MAX)
+        got: dict[int, list[int]] = {key: [] for key in range(3)}
+        for message in take(other, "keyed", 60):
+            body = message.json()
+            got[body["k"]].append(body["n"])
+    assert got == sent
+
+
+def test_M2_M3_a_full_queue_elsewhere_holds_back_its_own_lane_only(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """Two are stored there, the others wait where they came in, visibly; what goes to other queues
+    of that broker flows. When there is room they come, in order."""
+    with place.at("a") as near:
+        producer = near.producer()
+        sent = [producer.send("much/x", b"%d" % at).message_id for at in range(6)]
+        assert producer.send("orders-c", b"flows").message_id
+        assert [m.payload for m in take(near, "orders-c", 1)] == [b"flows"]
+        admin = near.admin()
+        until(lambda: admin.describe("full")["depth"] == 2, BACK_S_MAX, "two are there")
+        events = until(
+            lambda: [e for e in admin.events() if e["event"] == "lane_blocked"],
+            BACK_S_MAX, "it is told",
+        )  # fmt: skip
+        assert (events[-1]["queue"], events[-1]["details"]["why"]) == ("full", "queue_quota")
+        assert [m.id for m in take(near, "full", 6)] == sent
+
+
+@pytest.mark.parametrize("entry", ["a", "c"])
+def test_H4_a_distributed_queue_is_consumed_at_another_broker(place: Place, entry: str) -> None:
+    bodies = [f"{entry} {at}".encode() for at in range(100)]
+    with place.at(entry) as one, place.at("b") as other:
+        producer = one.producer()
+        for body in bodies:
+            producer.send_async("spread", body)
+        producer.flush(BACK_S_MAX)
+        found = take(other, "spread", len(bodies))
+        assert sorted(m.payload for m in found) == sorted(bodies)
+        assert not any(m.redelivered for m in found)
+        until(lambda: one.admin().describe("spread")["depth"] == 0, BACK_S_MAX, "it is empty")
+        assert sorted(one.admin().describe("spread")["brokers"]) == list(BROKERS)
+
+
+def test_Q5_a_message_of_a_group_local_queue_starts_with_its_initial_owner(place: Place) -> None:
+    with place.at("a") as near:
+        sent = near.producer().send("owned", b"x").message_id
+        assert [m.id for m in take(near, "owned", 1)] == [sent]
+
+
+def test_M6_X5_X6_dead_messages_cross_and_are_redriven(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    admin, producer = connection.admin(), connection.producer()
+    sent = [producer.send("short", b"%d" % at, ttl="300ms").message_id for at in range(10)]
+    until(lambda: admin.describe("dead")["depth"] == 10, BACK_S_MAX, "all are dead")
+    assert [m.id for m in admin.browse("dead")] == sent
+    assert admin.redrive("dead") == 10
+    until(lambda: admin.describe("short")["depth"] == 10, BACK_S_MAX, "all are back")
+    assert [m.id for m in take(connection, "short", 10)] == sent
+    assert admin.describe("dead")["depth"] == 0
+
+
+def test_M5_plain_records_of_a_captured_topic_enter_once(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """Of a queue at all brokers, each partition is read by one of them."""
+    from lakequeue.streaming.topics_admin import ensure_topics
+
+    ensure_topics(place.bootstrap, [], ["plain"])
+    plain = KafkaProducer(bootstrap_servers=place.bootstrap)
+    connection.admin().define({"name": "plain", "message_type": "text"})
+    partitions = sorted(plain.partitions_for("plain") or ())
+    for at in range(60):
+        plain.send("plain", b"%d" % at, partition=partitions[at % len(partitions)])
+    plain.flush()
+    plain.close()
+    admin = connection.admin()
+    until(lambda: admin.describe("plain")["depth"] >= 60, BACK_S_MAX, "all are there")
+    found = Counter(m.payload for m in take(connection, "plain", 60))
+    assert found == Counter({b"%d" % at: 1 for at in range(60)})
+
+
+def test_one_broker_dies_and_the_clients_of_the_others_notice_nothing(place: Place) -> None:
+    """Two have traffic of their own, and one of them sends to a queue of the dead one all the
+    time: it is told at once that it is stored."""
+    running = {name: Traffic(place.url, SEED, f"orders-{name}", name) for name in ("a", "b")}
+    for traffic in running.values():
+        traffic.goes_on(30, BACK_S_MAX)
+    with place.at("a") as near:
+        producer = near.producer()
+        before = place.workers()
+        ids = [producer.send("orders-c", b"0").message_id]
+        before["c"].kill()
+        begun = time.monotonic()
+        ids += [producer.send("orders-c", b"%d" % at).message_id for at in range(1, 40)]
+        assert time.monotonic() - begun < 15, "who sends waits for the dead one"
+        for traffic in running.values():
+            traffic.goes_on(60, 15)
+        assert [m.id for m in take(near, "orders-c", 40)] == ids
+        after = place.workers()
+    assert {b for b in BROKERS if before[b] != after[b]} == {"c"}
+    for traffic in running.values():
+        drain(traffic)
+
+
+def test_H4_S1_nothing_is_lost_and_nothing_doubled_while_two_brokers_die(place: Place) -> None:
+    """What matches on three brokers, and what moves between two hosts."""
+    with place.at("a") as one, place.at("c") as other:
+        admin = one.admin()
+        for queue in ("orders-c", "one", "two"):
+            admin.subscribe_topic(queue, "all/x")
+        producer = one.producer()
+        sent = []
+        got: list[bytes] = []
+        with other.consumer("spread", max_backlog=20, ack_mode="individual") as consumer:
+            for at in range(120):
+                sent.append(producer.send_async("all/x", b"%d" % at))
+                producer.send_async("spread", b"%d" % at)
+                if at in (40, 80):
+                    running = place.workers()
+                    for name in ("a", "c") if at == 40 else ("b", "a"):
+                        running[name].kill()
+                time.sleep(0.02)
+            producer.flush(4 * BACK_S_MAX)
+            while len(set(got)) < 120 and (message := consumer.receive(timeout=BACK_S_MAX)):
+                message.ack()
+                assert message.redelivered or message.payload not in got
+                got.append(message.payload)
+            assert consumer.receive(timeout=2) is None
+        assert len(set(got)) == 120
+        ids = [future.result(0).message_id for future in sent]
+        for queue in ("orders-c", "one", "two"):
+            until(lambda queue=queue: admin.describe(queue)["depth"] >= 120, BACK_S_MAX, queue)
+            assert [m.id for m in admin.browse(queue, limit=1_000)] == ids
+            admin.unsubscribe_topic(queue, "all/x")
+            admin.purge(queue)
+
+
+def test_a_start_goes_on_where_the_brokers_were(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """A stop in good order leaves nothing to take again; a kill of all of it leaves steps that come
+    out the same. What is under way then arrives once."""
+    sent = [connection.producer().send("news/r", b"%d" % at).message_id for at in range(20)]
+    assert place.engine.terminate() == 0
+    assert "Traceback" not in place.engine.errors()
+    place.engine.start().wait_ready()
+    assert "steps again" not in place.engine.errors()[-300:]
+    with place.at("c") as far:
+        producer = far.producer()
+        more = [producer.send_async("news/r", b"%d" % at) for at in range(20, 40)]
+        producer.flush(BACK_S_MAX)
+        place.engine.kill()
+        place.engine.start().wait_ready()
+        sent += [future.result(0).message_id for future in more]
+        for queue in ("one", "two"):
+            assert [m.id for m in take(far, queue, 40)] == sent
+    for broker in BROKERS:
+        logged = read_steps(kafka_client(place.bootstrap, "look"), f"{broker}.steps", 0)
+        numbers = sorted({r.step for _, r in logged})
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
