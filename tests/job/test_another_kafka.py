@@ -1,5 +1,6 @@
 """A topic is not its name, and a Kafka is not its address: what a whole engine does where they are
-not what they were; and a gap in a topic's offsets, which every broker passes."""
+not what they were; and a gap in a topic's offsets, which every broker passes. Each test leaves its
+engine to the next one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from lakequeue.streaming import EmbeddedKafka
 pytestmark = pytest.mark.job
 
 QUEUE = "{name: plain, message_type: text, underlying_topic: t, max_per_subscription_backlog: 100}"
-SETTINGS = ("--set", "lakequeue.batch_s=2")
+SETTINGS = ("--set", "lakequeue.batch_s=2", "--set", "lakequeue.history_interval_s=5")
 
 
 class Place:
@@ -107,9 +108,9 @@ class Place:
         self.kafka = EmbeddedKafka(self.folder / "kafka", port=self.kafka.port).start()
 
 
-@contextlib.contextmanager
-def a_place(folder: Path) -> Iterator[Place]:
-    one = Place(folder)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    one = Place(tmp_path_factory.mktemp("another"))
     try:
         yield one
     finally:
@@ -118,20 +119,9 @@ def a_place(folder: Path) -> Iterator[Place]:
         one.kafka.stop()
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with a_place(tmp_path_factory.mktemp("another")) as one:
-        yield one
-
-
-def test_a_broker_and_the_tables_pass_gaps_and_begin_anew_with_a_new_topic(tmp_path: Path) -> None:
-    """On a home of its own: what its tables have is counted."""
-    with a_place(tmp_path) as place:
-        place.start("--set", "lakequeue.history_interval_s=5").wait_ready()
-        gaps_and_new_topics(place)
-
-
-def gaps_and_new_topics(place: Place) -> None:
+def test_a_broker_and_the_tables_pass_gaps_and_begin_anew_with_a_new_topic(place: Place) -> None:
+    """The first of this home: what its tables have is counted."""
+    place.running()
     at = place.kafka.bootstrap_servers
     foreign = Producer({"bootstrap.servers": at, "transactional.id": "foreign"})
     foreign.init_transactions()
