@@ -26,7 +26,8 @@ from ..core.storage.spool import Content
 from ..protocol.errors import Reason
 from ..protocol.neighbours import HandOver, NotTaken, Stored
 from .channel import say
-from .facts import Credit, MeshFacts, credit_key
+from .facts import Credit, MeshFacts, credit_key, entry_of, key_of
+from .lanes import ELSEWHERE
 
 _rows = msgspec.msgpack.Decoder(list[Row])
 
@@ -41,7 +42,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     if not said.waiting:
         text = credit_key(sender, said.vpn, said.queue, said.filter)
         facts.asked.setdefault(text, Credit()).used += len(rows)
-    if queue is None:
+    if queue is None or (said.waiting and key_of(said.vpn, said.queue) in facts.leaving):
         _without_queue(broker, facts, sender, said, rows)
         return
     done: list[int] = []
@@ -73,14 +74,23 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
         facts.refusing[key] = said.attempt
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
+        broker.touch(queue)
         say(broker, facts, sender, NotTaken(said.vpn, said.queue, said.waiting, said.attempt, why))
 
 
 def _without_queue(
     broker: Broker, facts: MeshFacts, sender: int, said: HandOver, rows: list[Row]
 ) -> None:
-    """The queue was deleted: what waited for it is gone (S7)."""
-    if said.waiting:
+    """The queue was deleted: what waited for it is gone (S7). Or it is elsewhere, or this broker
+    has not heard of it yet: then the sender will find it."""
+    elsewhere = entry_of(facts, said.vpn, said.queue) is not None or said.edition > facts.edition
+    if said.waiting and elsewhere:
+        facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
+        say(
+            broker, facts, sender,
+            NotTaken(said.vpn, said.queue, True, said.attempt, ELSEWHERE),
+        )  # fmt: skip
+    elif said.waiting:
         ids = [row.id for row in rows]
         say(broker, facts, sender, Stored(said.vpn, said.queue, True, ids))
         broker.event("arrived_for_deleted", said.vpn, said.queue, messages=len(ids))

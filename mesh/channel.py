@@ -28,10 +28,12 @@ Handlers = Mapping[str, Callable[[int, Any], None]]
 
 
 def say(broker: Broker, facts: MeshFacts, to: int, said: Said) -> None:
-    """Say something to another broker."""
-    peer = facts.peers[to]
-    peer.said += 1
+    """Say something to another broker; or to itself, which then hears it as from others."""
     header = broker.header
+    peer = facts.peers.get(to)
+    if peer is None:
+        peer = facts.peers[to] = Peer(header.name)
+    peer.said += 1
     broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, said))
 
 

@@ -6,34 +6,39 @@ answer finds the queue at any broker.
 
 A `Queue` is hosted by all brokers, or by its group; a `GroupLocalQueue` by the group of its initial
 owner (`definitions.hosts`). A `LocalQueue` is on one, and so is whatever has an order that needs
-one place: the broker that its definition names, else that of its dead message queue, else the one
-that hosts the fewest such queues (M1).
+one place: the broker that its definition names, else that of its dead message queue or of the queue
+whose dead message queue it is, else the one that hosts the fewest such queues (M1).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..core.commands.administration import define, delete
+from ..core.queue.beyond import LATER
 from ..core.queue.broker import Broker
 from ..core.rules.routing import forget_found, set_topics
 from ..definitions import (
     QueueDefinition,
     dead_message_ring,
-    hosts_of,
     parse_definition,
     redefine,
     wrong_hosts,
 )
+from ..definitions import hosts_of as hosts_of_definition
 from ..definitions.definition import defined_over, name_of, to_wire
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem
-from ..protocol.neighbours import Entries, Heard, SaidEntry
+from ..protocol.neighbours import Entries, HasMoved, Heard, SaidEntry
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
+from . import lanes, moves
 from .channel import say
-from .facts import Entry, MeshFacts, Peer, Waiting
-from .lanes import follow
+from .facts import Entry, MeshFacts, Move, Peer, Waiting, entry_of, hosts_of, key_of
+
+ReplyPlace = tuple[str, int, str]  # topic, partition, request
 
 _encode = msgspec.msgpack.encode
 _definition = msgspec.msgpack.Decoder(QueueDefinition)
@@ -45,16 +50,6 @@ def needs_one_place(definition: QueueDefinition) -> bool:
     return ordered or definition.type == "LocalQueue"
 
 
-def keeper_of(facts: MeshFacts) -> int:
-    """The number of the broker that keeps the directory."""
-    return min(facts.brokers.values())
-
-
-def entry_of(facts: MeshFacts, vpn: str, queue: str) -> Entry | None:
-    """What is known of a queue."""
-    return facts.entries.get(vpn, {}).get(queue)
-
-
 # ---------------------------------------------------------------- the keeper
 
 
@@ -64,7 +59,7 @@ class Keeper:
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self._facts = broker, facts
 
-    def define(self, vpn: str, command: c.Define) -> None:
+    def define(self, vpn: str, command: c.Define) -> Any:
         """Define a queue, or define it again (Q9). Raises what is wrong."""
         identity = name_of(command.definition)
         before = None if identity is None else entry_of(self._facts, vpn, identity[1])
@@ -74,27 +69,66 @@ class Keeper:
         definition = parse_definition({"vpn": vpn, **mapping})
         self._check(vpn, definition)
         if before is None:
-            entry = Entry(
-                definition, self._hosts(vpn, definition), sorted(definition.subscriptions)
-            )
+            topics = sorted(definition.subscriptions)
+            hosts = self._hosts(vpn, definition)
+            entry = Entry(definition, hosts, topics, self._facts.edition + 1)
         else:
             entry = self._again(before, definition)
         self._change(vpn, definition.name, entry, command)
+        return LATER
 
-    def delete(self, vpn: str, command: c.Delete) -> None:
+    def delete(self, vpn: str, command: c.Delete) -> Any:
         """Delete a queue at all its hosts (S7)."""
-        self._known(vpn, command.queue)
+        self._stays(vpn, command.queue)
         self._change(vpn, command.queue, None, command)
+        return LATER
 
-    def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> None:
+    def move(self, vpn: str, command: c.MoveQueue) -> Any:
+        """Move a queue, as soon as the other broker says that it may come (`moves`). Raises what is
+        wrong with that."""
+        entry, name, facts = self._stays(vpn, command.queue), command.queue, self._facts
+        definition = entry.definition
+        problem = f"queue {name!r}", "broker", command.broker
+        if command.broker not in facts.brokers:
+            allowed = f"allowed are the home's brokers: {', '.join(facts.brokers)}"
+            raise ConfigError([Problem(*problem, allowed)])
+        if not needs_one_place(definition) or definition.initial_owner is not None:
+            kind = definition.type
+            raise ConfigError(f"queue: {name!r} – is a {kind}; a LocalQueue moves, no other")
+        if definition.type != "LocalQueue":
+            may = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
+            if command.broker not in may:
+                raise ConfigError([Problem(*problem, f"allowed is its group: {', '.join(may)}")])
+        to = facts.brokers[command.broker]
+        if entry.hosts == [to]:
+            return None
+        number = facts.edition + 1
+        facts.moves[key_of(vpn, name)] = Move(number, to, _place_of(command))
+        self._change(vpn, name, msgspec.structs.replace(entry, move=number, moves_to=to), None)
+        return LATER
+
+    def moved(self, sender: int, said: HasMoved) -> None:
+        """A queue is where it was to go, or stays where it is."""
+        facts, key = self._facts, key_of(said.vpn, said.queue)
+        move, entry = facts.moves.get(key), entry_of(self._facts, said.vpn, said.queue)
+        if move is None or entry is None or move.number != said.move:
+            raise ValueError(f"queue: {said.queue!r} – does not move")
+        del facts.moves[key]
+        hosts = entry.hosts if said.error else [move.to]
+        there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
+        # What others still send to where it was goes after it, so nobody has to wait for them.
+        self._change(said.vpn, said.queue, there, move.reply, error=said.error, at_once=True)
+
+    def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> Any:
         """A queue takes what is published to one more topic, wherever that is."""
         kind_of(command.topic)
         entry = self._known(vpn, command.queue)
         topics = sorted({*entry.topics, command.topic})
         changed = msgspec.structs.replace(entry, topics=topics)
         self._change(vpn, command.queue, changed, command, command.topic not in entry.topics)
+        return LATER
 
-    def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> None:
+    def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
         """What was stored is still delivered (S7)."""
         entry = self._known(vpn, command.queue)
         if command.topic not in entry.topics:
@@ -106,6 +140,7 @@ class Keeper:
         topics = [topic for topic in entry.topics if topic != command.topic]
         changed = msgspec.structs.replace(entry, topics=topics)
         self._change(vpn, command.queue, changed, command)
+        return LATER
 
     def heard(self, sender: int, said: Heard) -> None:
         """A broker knows the directory up to here; who waits for the last one is answered."""
@@ -124,6 +159,13 @@ class Keeper:
         entry = entry_of(self._facts, vpn, queue)
         if entry is None:
             raise ConfigError(f"queue: {queue!r} – there is no such queue in VPN {vpn!r}")
+        return entry
+
+    def _stays(self, vpn: str, queue: str) -> Entry:
+        """As `_known`, of a queue that does not move just now."""
+        entry = self._known(vpn, queue)
+        if entry.moves_to is not None:
+            raise LakequeueError(f"queue {queue!r}: is moving now")
         return entry
 
     def _check(self, vpn: str, definition: QueueDefinition) -> None:
@@ -157,19 +199,23 @@ class Keeper:
             raise ConfigError(problems)
         gone = set(old.subscriptions) - set(new.subscriptions)
         topics = set(before.topics) - gone | set(new.subscriptions)
-        return Entry(new, before.hosts, sorted(topics))
+        return msgspec.structs.replace(before, definition=new, topics=sorted(topics))
 
     def _hosts(self, vpn: str, definition: QueueDefinition) -> list[int]:
         facts = self._facts
-        names = hosts_of(definition, tuple(facts.brokers), facts.groups)
+        names = hosts_of_definition(definition, tuple(facts.brokers), facts.groups)
         numbers = sorted(facts.brokers[name] for name in names)
         if not needs_one_place(definition):
             return numbers
         if definition.initial_owner is not None:
             return [facts.brokers[definition.initial_owner]]
-        dead = entry_of(facts, vpn, definition.dead_message_queue or "")
-        if dead is not None and len(dead.hosts) == 1 and dead.hosts[0] in numbers:
-            return dead.hosts
+        beside = [entry_of(facts, vpn, definition.dead_message_queue or "")]
+        for entry in facts.entries.get(vpn, {}).values():  # it is their dead message queue
+            if entry.definition.dead_message_queue == definition.name:
+                beside.append(entry)
+        for one in beside:
+            if one is not None and len(one.hosts) == 1 and one.hosts[0] in numbers:
+                return one.hosts
         loads = dict.fromkeys(numbers, 0)
         for entries in facts.entries.values():
             for entry in entries.values():
@@ -178,23 +224,23 @@ class Keeper:
         return [min(numbers, key=lambda number: (loads[number], number))]
 
     def _change(
-        self, vpn: str, name: str, entry: Entry | None, command: c.Command,
-        result: bool | None = None,
+        self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyPlace | None,
+        result: bool | None = None, error: str = "", at_once: bool = False,
     ) -> None:  # fmt: skip
-        """Carry a change out here, tell the others, and answer when all have heard."""
+        """Carry a change out here, tell the others, and answer when all have heard, or at once. to:
+        who is answered."""
         broker, facts = self._broker, self._facts
         apply_entry(broker, facts, vpn, name, entry)
         facts.edition += 1
         entries = [said_of(vpn, name, entry)]
         said = Entries(facts.edition, entries, facts.brokers, facts.groups)
-        others = sorted(facts.peers)
+        others = sorted(set(facts.peers) - {broker.header.number})
         for number in others:
             say(broker, facts, number, said)
         self._say_where(vpn, name, entry)
-        to = command.reply
-        reply = None if to is None else (to.topic, to.partition, to.request)
-        waiting = Waiting(facts.edition, others, reply, result)
-        if others:
+        reply = _place_of(to) if isinstance(to, c.Command) else to
+        waiting = Waiting(facts.edition, others, reply, result, error)
+        if others and not at_once:
             facts.waiting.append(waiting)
         else:
             self._answer(waiting)
@@ -209,7 +255,7 @@ class Keeper:
         names = {number: name for name, number in self._facts.brokers.items()}
         hosts = {} if entry is None else {names[number]: number for number in entry.hosts}
         kind, epoch = "" if entry is None else entry.definition.type, self._broker.header.epoch
-        state = "" if entry is None else "there"
+        state = "" if entry is None else "there" if entry.moves_to is None else "moving"
         self._broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, epoch, self._facts.edition))
 
     def _answer(self, waiting: Waiting) -> None:
@@ -224,11 +270,18 @@ class Keeper:
 # ---------------------------------------------------------------- all others
 
 
+def _place_of(command: c.Command) -> ReplyPlace | None:
+    """Where the answer to a command goes."""
+    to = command.reply
+    return None if to is None else (to.topic, to.partition, to.request)
+
+
 def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     """An entry as it is said."""
     if entry is None:
         return SaidEntry(vpn, name, None)
-    return SaidEntry(vpn, name, _encode(entry.definition), list(entry.hosts), list(entry.topics))
+    definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
+    return SaidEntry(vpn, name, definition, hosts, topics, entry.move, entry.moves_to)
 
 
 def know_brokers(
@@ -251,7 +304,8 @@ def hear_entries(broker: Broker, facts: MeshFacts, sender: int, said: Entries) -
     for one in said.entries:
         entry = None
         if one.definition is not None:
-            entry = Entry(_definition.decode(one.definition), one.hosts, one.topics)
+            definition = _definition.decode(one.definition)
+            entry = Entry(definition, one.hosts, one.topics, one.move, one.moves_to)
         try:
             apply_entry(broker, facts, one.vpn, one.queue, entry)
         except (LakequeueError, ValueError) as failed:
@@ -271,20 +325,23 @@ def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: En
         _forget(broker, facts, vpn, name)
         facts.entries.get(vpn, {}).pop(name, None)
     else:
-        if own in entry.hosts:
+        if own in hosts_of(facts, vpn, name, entry):
             define(broker, vpn, c.Define(definition=to_wire(entry.definition)))
             queue = broker.find(vpn, name)
             assert queue is not None
             set_topics(broker, queue, entry.topics)
         facts.entries.setdefault(vpn, {})[name] = entry
-        follow(broker, facts, vpn, name)
+        moves.follow(broker, facts, vpn, name, entry)
+        lanes.follow(broker, facts, vpn, name)
     broker.vpn_number(vpn)
     forget_found(broker)
 
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """A queue is gone, and what waited for it (S7)."""
-    facts.filters.pop(f"{vpn}/{name}", None)
+    facts.filters.pop(key_of(vpn, name), None)
+    facts.coming.pop(key_of(vpn, name), None)
+    facts.went.pop(key_of(vpn, name), None)
     for known in (facts.asked, facts.lent, facts.refusing):
         for key in [k for k in known if f"{k}/".split("/", 1)[1].startswith(f"{vpn}/{name}/")]:
             del known[key]

@@ -16,11 +16,22 @@ class Peer(msgspec.Struct):
 
 
 class Entry(msgspec.Struct):
-    """A queue of the home. hosts: the numbers of its brokers, ascending."""
+    """A queue of the home. hosts: the numbers of its brokers, ascending; move: a number that counts
+    up, of its last move, or of its making; moves_to: a broker where it is to go."""
 
     definition: QueueDefinition
     hosts: list[int]
     topics: list[str] = []
+    move: int = 0
+    moves_to: int | None = None
+
+
+class Move(msgspec.Struct):
+    """A move that the keeper has begun; reply: who is told in the end."""
+
+    number: int
+    to: int
+    reply: tuple[str, int, str] | None
 
 
 class OutLane(msgspec.Struct):
@@ -77,8 +88,39 @@ class MeshFacts(msgspec.Struct):
     edition: int = 0
     waiting: list[Waiting] = []
     untold: list[tuple[str, str]] = []
+    # Of queues that move, by "vpn/queue" (`moves`):
+    moves: dict[str, Move] = {}  # at the keeper
+    coming: dict[str, tuple[int, int, int]] = {}  # who expects it from here, the move, its room
+    leaving: dict[str, int] = {}  # where it goes from here
+    arriving: dict[str, int] = {}  # the number of the queue that is made of it here
+    went: dict[str, tuple[int, int]] = {}  # the move that is over, and where it is: see `hosts`
 
 
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:
     """Names a credit: of which broker, for which queue, and of which filter."""
     return f"{broker}/{vpn}/{queue}/{'' if text is None else '=' + text}"
+
+
+def key_of(vpn: str, queue: str) -> str:
+    """Names a queue."""
+    return f"{vpn}/{queue}"
+
+
+def entry_of(facts: MeshFacts, vpn: str, queue: str) -> Entry | None:
+    """What is known of a queue."""
+    return facts.entries.get(vpn, {}).get(queue)
+
+
+def keeper_of(facts: MeshFacts) -> int:
+    """The number of the broker that keeps the directory."""
+    return min(facts.brokers.values())
+
+
+def hosts_of(facts: MeshFacts, vpn: str, queue: str, entry: Entry) -> list[int]:
+    """Where a queue is. Of one that has just moved both brokers know more than the directory, until
+    the keeper has heard of it."""
+    if entry.moves_to is not None:
+        move, to = facts.went.get(key_of(vpn, queue), (0, 0))
+        if move == entry.move:
+            return [to]
+    return entry.hosts

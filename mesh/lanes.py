@@ -18,30 +18,40 @@ from ..core.queue.change import apply
 from ..core.queue.header import QueueHeader, Subscription
 from ..core.queue.queue import Queue
 from ..core.queue.table import Event
+from ..core.rules.routing import forget_found
 from ..core.storage.row import MOVING, NEVER, Row
 from ..core.storage.spool import Content
 from ..definitions import QueueDefinition
 from ..protocol.mesh import slices
 from ..protocol.neighbours import HandOver, NotTaken, Stored
 from .channel import say
-from .facts import MeshFacts, OutLane, credit_key
+from .facts import Entry, MeshFacts, OutLane, credit_key, entry_of, hosts_of, key_of
 
 LANE_BYTES = 500_000_000  # that wait for one queue of another broker
 LANE_MESSAGES = 1_000_000
 WINDOW = 1_000  # messages under way in a lane
 RETRY_MS = 1_000
+LOOK_AGAIN_MS = 100
+ELSEWHERE = "elsewhere"  # a broker is not, or not yet, a host of what it is given
 FRAMING = "rows"
+OUT = "#out/"  # and the name of the queue for which a stand-in stands
 
 _encode = msgspec.msgpack.encode
 
 
-def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str, host: int) -> Queue:
-    """The queue in which messages wait for one of another broker; made when it is first needed."""
-    text = f"#out/{host}/{name}"
+def find(broker: Broker, vpn: str, name: str) -> Queue | None:
+    """The queue in which messages wait for one of another broker."""
+    return broker.find(vpn, f"{OUT}{name}")
+
+
+def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
+    """The same; made when it is first needed."""
+    text = f"{OUT}{name}"
     found = broker.find(vpn, text)
     if found is not None:
         return found
-    far = facts.entries[vpn][name].definition
+    entry = facts.entries[vpn][name]
+    far, host = entry.definition, target(broker, facts, vpn, name, entry)
     number = broker.header.next_queue
     broker.header.next_queue += 1
     header = QueueHeader(
@@ -50,13 +60,49 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str, host: int) -
     header.subscriptions.append(
         Subscription(
             id=f"#{host}", number=1, name=facts.peers[host].name, session="", topic="",
-            partition=0, framing=FRAMING, removes_on_send=False, filter=None, max_backlog=WINDOW,
-            broker=host,
+            partition=0, framing=FRAMING, removes_on_send=False, filter=None,
+            max_backlog=0 if key_of(vpn, name) in facts.leaving else WINDOW, broker=host,
         )
     )  # fmt: skip
     header.next_subscription = 2
-    facts.lanes[number] = OutLane(vpn, name, host)
+    facts.lanes[number] = OutLane(vpn, name, host, attempt=broker.now)  # above all before
     return broker.add_queue(header)
+
+
+def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> int:
+    """The host that takes in what is published here (H4); of a queue that leaves here, where it
+    goes."""
+    own, owner = broker.header.number, entry.definition.initial_owner
+    if owner is not None:
+        return facts.brokers[owner]
+    leaves_for = facts.leaving.get(key_of(vpn, name))
+    if leaves_for is not None:
+        return leaves_for
+    hosts = hosts_of(facts, vpn, name, entry)
+    return own if own in hosts else hosts[own % len(hosts)]
+
+
+def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
+    """The queue may be on another broker now: what waits goes there, as soon as it is known what
+    became of all that was under way."""
+    queue = find(broker, vpn, name)
+    entry = entry_of(facts, vpn, name)
+    if queue is None or entry is None:
+        return
+    lane, one = facts.lanes[queue.number], queue.header.subscriptions[0]
+    host = target(broker, facts, vpn, name, entry)
+    if lane.broker == host and (one.max_backlog or lane.why or queue.number in facts.retries):
+        return
+    one.max_backlog = 0
+    if one.held or key_of(vpn, name) in facts.leaving:
+        return
+    known = facts.peers.get(host)
+    lane.broker = one.broker = host
+    one.name = broker.header.name if known is None else known.name
+    facts.retries.pop(queue.number, None)
+    one.max_backlog = WINDOW if not lane.why else 1
+    queue.wanted = True
+    broker.touch(queue)
 
 
 def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
@@ -77,6 +123,7 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
             queue = broker.queues[number]
             queue.header.definition = _definition(far, queue.definition.name)
             broker.touch(queue)
+    turn(broker, facts, vpn, name)
 
 
 # ---------------------------------------------------------------- sending
@@ -97,18 +144,18 @@ def send(
             HandOver(
                 broker.vpn_of(queue), queue.header.stands_for or queue.definition.name,
                 lane is not None, 0 if lane is None else lane.attempt, subscription.filter,
-                _encode(rows[part]), contents[part],
+                _encode(rows[part]), contents[part], facts.edition,
             ),
         )  # fmt: skip
 
 
-def _source(broker: Broker, vpn: str, name: str, waiting: bool, host: int) -> Queue | None:
-    return broker.find(vpn, f"#out/{host}/{name}" if waiting else name)
+def _source(broker: Broker, vpn: str, name: str, waiting: bool) -> Queue | None:
+    return find(broker, vpn, name) if waiting else broker.find(vpn, name)
 
 
 def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
     """Messages have another owner: here they go."""
-    queue = _source(broker, said.vpn, said.queue, said.waiting, sender)
+    queue = _source(broker, said.vpn, said.queue, said.waiting)
     if queue is None:
         return
     own = {s.number: s for s in queue.header.subscriptions if s.broker == sender}
@@ -126,20 +173,30 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
             credit = facts.lent[credit_key(sender, said.vpn, said.queue, one.filter)]
             credit.used += 1
             one.max_backlog = max(credit.granted - credit.used, 0)
-    elif rows and lane.why:
-        broker.event(
-            "lane_flows", lane.vpn, lane.queue, broker=facts.peers[sender].name, why=lane.why,
-            blocked_ms=broker.now - lane.since,
-        )  # fmt: skip
-        lane.why, lane.since = "", 0
-        queue.header.subscriptions[0].max_backlog = WINDOW
+    else:
+        if rows:
+            _flows(broker, facts, queue, lane)
+        turn(broker, facts, said.vpn, said.queue)
+        if not queue.header.depth:  # what is published next need not wait behind it
+            forget_found(broker)
     queue.wanted = True
     broker.touch(queue)
 
 
+def _flows(broker: Broker, facts: MeshFacts, queue: Queue, lane: OutLane) -> None:
+    """The far queue takes messages, perhaps again."""
+    if lane.why:
+        broker.event(
+            "lane_flows", lane.vpn, lane.queue, broker=facts.peers[lane.broker].name, why=lane.why,
+            blocked_ms=broker.now - lane.since,
+        )  # fmt: skip
+    lane.why, lane.since = "", 0
+    queue.header.subscriptions[0].max_backlog = WINDOW
+
+
 def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> None:
     """The far queue takes nothing more: what was under way is here again, in its place."""
-    queue = _source(broker, said.vpn, said.queue, said.waiting, sender)
+    queue = _source(broker, said.vpn, said.queue, said.waiting)
     if queue is None:
         return
     lane = facts.lanes.get(queue.number)
@@ -153,7 +210,12 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
     if lane is None:
         return
     lane.attempt += 1
+    if said.why == ELSEWHERE:  # the directory will say where it is
+        facts.retries[queue.number] = broker.now + LOOK_AGAIN_MS
+        turn(broker, facts, said.vpn, said.queue)
+        return
     facts.retries[queue.number] = broker.now + RETRY_MS
+    turn(broker, facts, said.vpn, said.queue)
     if not lane.why:
         lane.since = broker.now
         broker.event(

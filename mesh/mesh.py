@@ -13,23 +13,37 @@ from typing import Any
 
 import msgspec
 
-from ..core.commands.answers import refuse
+from ..core.commands.dispatch import INSPECTIONS, TOLERANT
+from ..core.commands.intake import carry_out
+from ..core.limits import Budget
 from ..core.queue.beyond import LATER
 from ..core.queue.broker import Broker, Place
-from ..core.queue.header import Subscription
+from ..core.queue.header import Subscription, Task
 from ..core.queue.queue import Queue
 from ..core.rules.edits import WAY
 from ..core.rules.routing import Patterns, kind_of_captured
 from ..core.storage.row import NEVER, Row
 from ..core.storage.spool import Content
 from ..protocol import commands as c
-from ..protocol.errors import ConfigError, LakequeueError
+from ..protocol.errors import ConfigError, Moved
 from ..protocol.messages import QUEUE_ALONE, Records
-from ..protocol.neighbours import Entries, Forward, HandOver, Heard, NotTaken, Room, Stored
+from ..protocol.neighbours import (
+    Carry,
+    Come,
+    Entries,
+    Forward,
+    HandOver,
+    HasMoved,
+    Heard,
+    NotTaken,
+    Room,
+    Stored,
+)
 from ..protocol.patterns import kind_of
-from . import arrivals, directory, lanes, rooms
+from ..protocol.signing import Speaker
+from . import arrivals, directory, lanes, moves, rooms
 from .channel import hear, say
-from .facts import Entry, MeshFacts
+from .facts import Entry, MeshFacts, entry_of, keeper_of
 
 PAGE = "mesh"
 
@@ -49,6 +63,7 @@ class Mesh:
             c.Peers: self._peers,
             c.Define: self._kept(self._keeper.define),
             c.Delete: self._kept(self._keeper.delete),
+            c.MoveQueue: self._kept(self._keeper.move),
             c.SubscribeTopic: self._kept(self._keeper.subscribe_topic),
             c.UnsubscribeTopic: self._unsubscribe_topic,
         }
@@ -60,6 +75,9 @@ class Mesh:
             Entries.kind: self._hear_entries,
             Heard.kind: self._keeper.heard,
             Forward.kind: self._forwarded,
+            Come.kind: lambda sender, said: moves.may_come(broker, facts, sender, said),
+            Carry.kind: lambda sender, said: moves.carried(broker, facts, sender, said),
+            HasMoved.kind: self._keeper.moved,
         }
 
     @classmethod
@@ -99,6 +117,10 @@ class Mesh:
         """When a step is wanted, epoch ms, or NEVER."""
         return 1 if self.facts.untold else lanes.next_retry(self.facts)
 
+    def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
+        """See `Beyond`."""
+        return moves.leave(self._broker, self.facts, queue, task, budget)
+
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
@@ -123,44 +145,58 @@ class Mesh:
             )
         directory.know_brokers(self._broker, self.facts, command.brokers, command.groups)
 
-    def _kept(self, carry_out: Callable[[str, Any], None]) -> Callable[[str, Any], Any]:
+    def _kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
         """A command that the keeper of the directory carries out, and answers."""
 
         def handler(vpn: str, command: Any) -> Any:
             facts, own = self.facts, self._broker.header.number
-            keeper = directory.keeper_of(facts) if facts.brokers else own
+            keeper = keeper_of(facts) if facts.brokers else own
             if keeper != own:
-                who = self._broker.speaker
-                client, admin = ("", False) if who is None else (who.client, who.admin)
-                text = c.encode_command(command)
-                say(self._broker, facts, keeper, Forward(vpn, text, client, admin))
+                self._forward(vpn, command, keeper)
                 return LATER
-            carry_out(vpn, command)
-            return LATER
+            return carry_out(vpn, command)
 
         return handler
 
     def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
         """Clients tell each host, and the first has had it done already."""
-        entry = directory.entry_of(self.facts, vpn, command.queue)
+        entry = entry_of(self.facts, vpn, command.queue)
         done = entry is not None and command.topic not in entry.topics
         if entry is not None and done and self._broker.header.number != entry.hosts[0]:
             return None
         return self._kept(self._keeper.unsubscribe_topic)(vpn, command)
 
+    def _forward(self, vpn: str, command: c.Command, to: int) -> None:
+        who = self._broker.speaker
+        client, admin = ("", False) if who is None else (who.client, who.admin)
+        say(self._broker, self.facts, to, Forward(vpn, c.encode_command(command), client, admin))
+
     def _forwarded(self, sender: int, said: Forward) -> None:
         """A command that another broker was given."""
         command = c.decode_command(said.command)
-        try:
-            self.commands[type(command)](said.vpn, command)
-        except (LakequeueError, ValueError) as error:
-            refuse(self._broker, said.vpn, command, error)
+        speaker = Speaker(said.client, "", said.admin) if said.client or said.admin else None
+        carry_out(self._broker, said.vpn, command, speaker)
+
+    def takes(self, vpn: str, command: Any) -> bool:
+        """See `Beyond`. What nobody waits for was said before the queue went, and goes after it."""
+        broker, facts, name = self._broker, self.facts, command.queue
+        if not moves.is_away(facts, broker.header.number, vpn, name):
+            return False
+        queue = broker.find(vpn, name)
+        if type(command) in TOLERANT or (queue is not None and type(command) in INSPECTIONS):
+            return False
+        hosts = moves.where(facts, vpn, name)
+        if command.reply is None:
+            self._forward(vpn, command, min(hosts.values()))
+            return True
+        names = ", ".join(map(repr, hosts))
+        raise Moved(f"queue {name!r} of VPN {vpn!r} is on broker {names}", hosts)
 
     # ------------------------------------------------------------ routes
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic of a destination that is no queue here."""
-        entry = directory.entry_of(self.facts, vpn, to)
+        entry = entry_of(self.facts, vpn, to)
         return to if entry is None else entry.definition.default_publish_target
 
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
@@ -168,7 +204,7 @@ class Mesh:
         facts, number = self.facts, self._broker.header.number
         if to.startswith(QUEUE_ALONE):
             name = to.removeprefix(QUEUE_ALONE)
-            entry = directory.entry_of(facts, vpn, name)
+            entry = entry_of(facts, vpn, name)
             matched = [] if entry is None else [(name, entry)]
         else:
             here = self._broker.find(vpn, to)
@@ -179,25 +215,19 @@ class Mesh:
             matched = self._matching(vpn, topic)
         found = {queue.definition.name: queue for queue in own}
         for name, entry in matched:
-            host = self.host_of(entry)
-            if host != number:
-                found[name] = lanes.stand_in(self._broker, facts, vpn, name, host)
+            if lanes.target(self._broker, facts, vpn, name, entry) != number:
+                found[name] = lanes.stand_in(self._broker, facts, vpn, name)
+            else:  # behind what waits here since the queue was elsewhere
+                waiting = lanes.find(self._broker, vpn, name)
+                if waiting is not None and waiting.header.depth:
+                    found[name] = waiting
         return sorted(found.values(), key=lambda queue: queue.number)
-
-    def host_of(self, entry: Entry) -> int:
-        """The host that takes in what is published here (H4)."""
-        own, hosts = self._broker.header.number, entry.hosts
-        owner = entry.definition.initial_owner
-        if owner is not None:
-            return self.facts.brokers[owner]
-        return own if own in hosts else hosts[own % len(hosts)]
 
     def stand_in(self, vpn: str, name: str) -> Queue | None:
         """The queue in which messages wait here for one of another broker."""
-        entry = directory.entry_of(self.facts, vpn, name)
-        if entry is None:
+        if entry_of(self.facts, vpn, name) is None:
             return None
-        return lanes.stand_in(self._broker, self.facts, vpn, name, self.host_of(entry))
+        return lanes.stand_in(self._broker, self.facts, vpn, name)
 
     keeps_directory = True
 
@@ -217,7 +247,7 @@ class Mesh:
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         own, definition = self._broker.header.number, queue.definition
-        entry = directory.entry_of(self.facts, definition.vpn, definition.name)
+        entry = entry_of(self.facts, definition.vpn, definition.name)
         if entry is None or len(entry.hosts) == 1:
             return True
         if definition.initial_owner is not None:

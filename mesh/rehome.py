@@ -35,7 +35,7 @@ from ..protocol.journal import Segment
 from .arrivals import take_in
 from .directory import Keeper, apply_entry, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
-from .lanes import stand_in
+from .lanes import stand_in, target
 from .mesh import Mesh
 from .moved import Shared, give_up, keep_later, move_queue, rows_of
 
@@ -96,6 +96,8 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
             heard = facts[other].peers.get(number) if other in facts else None
             if other in facts and peer.said > (0 if heard is None else heard.heard):
                 return f"{peer.name!r} has not heard all that {name!r} says"
+        if own.moves or own.coming or own.leaving or own.arriving:
+            return f"a queue moves, as {name!r} knows"
         if own.waiting:
             return f"{name!r} waits until all know a definition"
         for queue in brokers[number].queues.values():
@@ -247,7 +249,7 @@ class _Rehoming:
                 hosts = stays[:1]
             else:
                 hosts = place(vpn, definition)
-            found[key] = Entry(definition, hosts, entry.topics)
+            found[key] = msgspec.structs.replace(entry, definition=definition, hosts=hosts)
             facts.entries.setdefault(vpn, {})[name] = found[key]
 
         staying = [k for k, e in before.items() if set(e.hosts) & set(change.brokers.values())]
@@ -339,12 +341,12 @@ class _Rehoming:
                 continue
             assert isinstance(to.beyond, Mesh)
             assert entry is not None, "a queue that is gone has no stand-ins"
-            host = to.beyond.host_of(entry)
+            host = target(to, known, lane.vpn, lane.queue, entry)
             queue.header.subscriptions = []
             if host == to.header.number:
                 self._arrive(holder, queue, to, lane.vpn, lane.queue)
             elif queue.header.depth:
-                into = stand_in(to, known, lane.vpn, lane.queue, host)
+                into = stand_in(to, known, lane.vpn, lane.queue)
                 key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
                 attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
                 known.lanes[into.number].attempt = max(known.lanes[into.number].attempt, attempt)

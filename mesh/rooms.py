@@ -19,8 +19,7 @@ from ..core.queue.queue import Queue
 from ..core.rules.fairness import backlog_of
 from ..protocol.neighbours import Room
 from .channel import say
-from .directory import entry_of
-from .facts import Credit, MeshFacts, credit_key
+from .facts import Credit, MeshFacts, credit_key, entry_of
 from .lanes import FRAMING
 
 Rooms = dict[str | None, int]

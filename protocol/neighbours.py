@@ -19,7 +19,8 @@ Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, heade
 class HandOver(Said, frozen=True, array_like=True):
     """Messages for a queue of the other broker. waiting: they wait in a stand-in and have no owner
     yet; else they are granted, and the ack moves the ownership. attempt: of the stand-in's lane;
-    filter: of the subscription that asked; rows: of the queue here, packed."""
+    filter: of the subscription that asked; rows: of the queue here, packed; edition: of the
+    directory here, since one that is behind may not know the queue yet."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -30,6 +31,7 @@ class HandOver(Said, frozen=True, array_like=True):
     filter: Text | None
     rows: bytes
     contents: Contents
+    edition: Count = 0
 
 
 class Stored(Said, frozen=True, array_like=True):
@@ -68,13 +70,16 @@ class Room(Said, frozen=True, array_like=True):
 
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A queue: its definition as on the wire (None: it is gone), its hosts, its topics."""
+    """A queue: its definition as on the wire (None: it is gone), its hosts, its topics; the number
+    of its last move, and where it is to go."""
 
     vpn: Name
     queue: Name
     definition: bytes | None
     hosts: list[BrokerNumber] = []
     topics: list[str] = []
+    move: Count = 0
+    moves_to: BrokerNumber | None = None
 
 
 class Entries(Said, frozen=True, array_like=True):
@@ -99,7 +104,8 @@ class Heard(Said, frozen=True, array_like=True):
 
 
 class Forward(Said, frozen=True, array_like=True):
-    """A client's command for the keeper, which answers it. client, admin: who has proven to be."""
+    """A client's command for another broker, which answers it: the keeper, or a queue's host.
+    client, admin: who has proven to be."""
 
     kind: ClassVar[str] = "forward"
 
@@ -109,6 +115,55 @@ class Forward(Said, frozen=True, array_like=True):
     admin: bool = False
 
 
+class Come(Said, frozen=True, array_like=True):
+    """A queue that is to move here may come. move: the number of its move; room: bytes that may be
+    stored here."""
+
+    kind: ClassVar[str] = "come"
+
+    vpn: Name
+    queue: Name
+    move: Count
+    room: Count
+
+
+class Carry(Said, frozen=True, array_like=True):
+    """Messages of a queue that moves, as they are; and with the last of them `whole`: what else the
+    queue is, packed."""
+
+    kind: ClassVar[str] = "carry"
+
+    vpn: Name
+    queue: Name
+    move: Count
+    rows: bytes
+    contents: Contents
+    whole: bytes = b""
+
+
+class HasMoved(Said, frozen=True, array_like=True):
+    """To the keeper: a queue is here now. error: why it stays where it is."""
+
+    kind: ClassVar[str] = "has_moved"
+
+    vpn: Name
+    queue: Name
+    move: Count
+    error: str = ""
+
+
 WORDS: dict[str, type[Said]] = {
-    word.kind: word for word in (HandOver, Stored, NotTaken, Room, Entries, Heard, Forward)
+    word.kind: word
+    for word in (
+        HandOver,
+        Stored,
+        NotTaken,
+        Room,
+        Entries,
+        Heard,
+        Forward,
+        Come,
+        Carry,
+        HasMoved,
+    )
 }

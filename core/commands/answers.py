@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.commands import Command
-from ...protocol.errors import ConfigError, PermissionDenied
+from ...protocol.errors import ConfigError, Moved, PermissionDenied
 from ...protocol.outputs import Reply
 from ..queue.broker import Broker
 
@@ -34,13 +34,18 @@ def answer(broker: Broker, command: Command, result: Any) -> None:
 def refuse(broker: Broker, vpn: str, command: Command, error: Exception) -> None:
     """Say what is wrong: to whoever asked, and in the events."""
     text = str(error)
+    to = command.reply
+    if isinstance(error, Moved):  # no mistake: its sender asks there
+        if to is not None:
+            hosts = {"hosts": error.hosts}
+            broker.emit(Reply(to.topic, to.partition, to.request, hosts, text, "Moved"))
+        return
     kind, problems = what_is_wrong(error)
     broker.in_vain()
     if isinstance(error, PermissionDenied):
         broker.count_refused(vpn, error.reason)
     name = getattr(command, "queue", "")
     broker.event("command_refused", vpn, name, command=type(command).__name__, why=text)
-    to = command.reply
     if to is not None:
         broker.emit(Reply(to.topic, to.partition, to.request, None, text, kind, problems))
 

@@ -63,6 +63,7 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → done?
         c.BeginAgain: begin_again,
         c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
+        c.MoveQueue: home.leave,
     }
 )
 INSPECTIONS = frozenset({c.Queues, c.Captures, c.Usage, c.Events, c.Describe, c.Browse})

@@ -6,7 +6,10 @@ from typing import Any
 
 from ...protocol import commands as c
 from ...protocol.errors import ConfigError, LakequeueError, Problem
+from ..limits import Budget
 from ..queue.broker import Broker
+from ..queue.header import Task
+from ..queue.queue import Queue
 
 LOCAL = "LocalQueue"
 
@@ -34,6 +37,12 @@ def move_queue(broker: Broker, vpn: str, command: c.MoveQueue) -> None:
     kind = queue.definition.type
     if kind != LOCAL:
         raise ConfigError(f"queue: {command.queue!r} – is a {kind}; a LocalQueue moves, no other")
+
+
+def leave(broker: Broker, queue: Queue, task: Task, command: c.MoveQueue, budget: Budget) -> bool:
+    """The queue goes to another broker (M5); whether it has left."""
+    assert broker.beyond is not None
+    return broker.beyond.leave(queue, task, budget)
 
 
 def remove_broker(broker: Broker, vpn: str, command: c.RemoveBroker) -> None:

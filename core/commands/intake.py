@@ -176,13 +176,20 @@ def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
 
 def _carry_out(broker: Broker, given: list[Given]) -> None:
     for vpn, command, place, speaker in given:
-        broker.at, broker.speaker = place, speaker
-        try:
-            check_permission(broker, vpn, command)
-            _one(broker, vpn, command)
-        except (LakequeueError, ValueError) as error:
-            refuse(broker, vpn, command, error)
-    broker.at = broker.speaker = None
+        broker.at = place
+        carry_out(broker, vpn, command, speaker)
+    broker.at = None
+
+
+def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -> None:
+    """Carry out one command, or say what is wrong with it."""
+    broker.speaker = speaker
+    try:
+        check_permission(broker, vpn, command)
+        _one(broker, vpn, command)
+    except (LakequeueError, ValueError) as error:
+        refuse(broker, vpn, command, error)
+    broker.speaker = None
 
 
 def _one(broker: Broker, vpn: str, command: Any) -> None:
@@ -197,6 +204,8 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
         if kind is c.Delete and (gone := broker.find(vpn, command.queue)) is not None:
             _check_stand_in(broker, gone, kind)
         answer(broker, command, OF_BROKER[kind](broker, vpn, command))
+        return
+    if broker.beyond is not None and broker.beyond.takes(vpn, command):
         return
     queue = broker.find(vpn, command.queue)
     if queue is None:

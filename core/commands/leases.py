@@ -33,6 +33,8 @@ from ..rules.returning import reject as reject_rows
 from ..rules.which import Part, by_ids, ignore, keep_early, wanted, without_effect
 from ..storage.row import LEASED, NEVER, Row
 
+MOVED = "moved"  # why subscriptions end as their queue goes to another broker
+
 
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
     """Remove messages; answers how many went. Raises ValueError unless exactly one of ids, up_to
@@ -259,12 +261,15 @@ def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
 
 
 def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:
-    """Everything that a subscription holds returns, in place (L1, C3); whether that is all."""
+    """Everything that a subscription holds returns, in place (L1, C3); whether that is all. Nothing
+    dies of it that its queue moves: its consumers go there too, and say what they had not seen
+    (L5)."""
     if subscription.held:
         held = queue.leases[subscription.number]
         rows = sorted(islice(held.values(), max(budget.rows, 0)), key=_seq)
         budget.take(len(rows) + 1)
-        give_back(
+        come_back = apply if subscription.ending == MOVED else give_back
+        come_back(
             broker, queue, rows, Event.RETURN, subscription=subscription.id,
             reason=subscription.ending,
         )  # fmt: skip

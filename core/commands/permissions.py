@@ -65,11 +65,11 @@ def check_permission(broker: Broker, vpn: str, command: Any) -> None:
     queue = broker.find(vpn, _queue_of(command))
     if queue is None:
         return  # the sentence that there is none, or a new definition
-    _check_level(speaker, queue.definition.name, queue.definition, NEEDS[kind])
+    check_level(speaker, queue.definition.name, queue.definition, NEEDS[kind])
     _check_subscription(speaker, queue, command)
 
 
-def _check_level(speaker: Speaker, name: str, definition: QueueDefinition, level: str) -> None:
+def check_level(speaker: Speaker, name: str, definition: QueueDefinition, level: str) -> None:
     if not may(speaker, definition, level):
         has = permission_of(speaker, definition)
         raise PermissionDenied(

@@ -26,7 +26,7 @@ from .answers import answer, refuse
 
 Handler = Callable[[Broker, Queue, Task, Any, Budget], bool]
 IN_TURN: dict[type, Handler] = {}  # filled by the table
-_BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete})
+_BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete, c.MoveQueue})
 
 
 def begin(

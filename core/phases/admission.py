@@ -113,6 +113,10 @@ class Admission:
             self._take_in(vpn, queues_of_destination(broker, vpn, header.to), messages)
         else:
             for name, queues in self._captured(messages):
+                for queue in queues:
+                    if not queue.header.reads_plain:
+                        queue.header.reads_plain = True
+                        self._broker.touch(queue)
                 self._take_in(name, queues, messages)
         return end
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ...protocol.messages import Records
+from ..limits import Budget
 from ..storage.row import Row
 from ..storage.spool import Content
-from .header import Subscription
+from .header import Subscription, Task
 from .queue import Queue
 
 LATER = object()  # the answer to a command that another broker gives
@@ -38,6 +39,15 @@ class Beyond(Protocol):
     @property
     def keeps_directory(self) -> bool:
         """Whether they agree on where queues are, and say it."""
+        ...
+
+    def takes(self, vpn: str, command: Any) -> bool:
+        """Whether a command about a queue is for another broker; then it has gone there. Raises
+        `Moved` where its sender is to ask there."""
+        ...
+
+    def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
+        """A queue goes to another broker, as far as the budget allows; whether it has left."""
         ...
 
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:

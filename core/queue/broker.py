@@ -326,6 +326,10 @@ class Broker:
         self.touch(queue)
         return queue
 
+    def name_queue(self, queue: Queue) -> None:
+        """The queue is found by its name."""
+        self.names[self.vpn_of(queue), queue.definition.name] = queue
+
     def forget_name(self, queue: Queue) -> None:
         """Nobody finds the queue by its name any more."""
         name = self.vpn_of(queue), queue.definition.name
@@ -339,8 +343,8 @@ class Broker:
 
     def _know(self, queue: Queue) -> None:
         self.queues[queue.number] = queue
-        if not queue.header.deleted:
-            self.names[self.vpn_of(queue), queue.definition.name] = queue
+        if not queue.header.deleted and not queue.header.arriving:
+            self.name_queue(queue)
         at = queue.header.due_at
         if at < NEVER:
             heappush(self._due, (at, queue.number))

@@ -108,3 +108,5 @@ class QueueHeader(msgspec.Struct):
     # has read them for the queue (M4).
     floors: dict[str, int] = {}
     stands_for: str = ""  # the queue of another broker for which messages wait here (M2)
+    arriving: bool = False  # it is on its way here from another broker; nobody finds it yet
+    reads_plain: bool = False  # a record of a plain topic has come for it (M5)

@@ -47,7 +47,7 @@ class Event(enum.Enum):
     DELETE = "its queue is deleted"
     LOSE = "its payload is missing"
     GRANT = "sent to another broker"
-    TRANSFER = "stored by another broker"
+    TRANSFER = "handed over to another broker"
     REFUSE = "refused by another broker"
     REFUSE_LATER = "refused by another broker, and tried again later"
 
@@ -121,6 +121,8 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (LEASED, _E.LOSE): _leaves("lost", "S1"),
     (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
     (MOVING, _E.TRANSFER): _leaves("transferred", "H4"),
+    (READY, _E.TRANSFER): _leaves("transferred", "M5"),  # its queue moves
+    (DELAYED, _E.TRANSFER): _leaves("transferred", "M5"),
     (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "M3"),
     (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H3"),
     (MOVING, _E.DELETE): _leaves("deleted", "S7"),

@@ -1,0 +1,301 @@
+"""A queue moves to another broker with its messages, while it is in use (M5, L5, P1).
+
+    keeper                     where it goes               where it is
+      │ Entries (it moves) ──────▶ │ it *arrives*               │
+      │                            │ Come ────────────────────▶ │ it *leaves*
+      │                            │ ◀──────────── Carry, Carry │
+      │                            │ ◀─────────── Carry (whole) │ it is gone
+      │ ◀───────────────── HasMoved │ it is here                 │
+      │ Entries (where it is) ───▶ │                            │
+
+Until the other broker has said that it may come nothing changes. Then its subscriptions end as at a
+disconnect, what was asked of it before is done, and its messages go over with all that they are:
+also their places, so they may cross in any order. What is published meanwhile waits in a stand-in,
+as it does at all other brokers, and crosses behind the queue. The channel says everything once and
+in order, so nothing is lost or doubled, whoever dies when.
+
+The queue that arrives has no name until it is whole: nobody finds it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core.commands.leases import MOVED
+from ..core.commands.turns import begin
+from ..core.limits import Budget
+from ..core.queue.broker import Broker
+from ..core.queue.change import apply
+from ..core.queue.header import QueueHeader, Task
+from ..core.queue.queue import Queue
+from ..core.queue.table import Event
+from ..core.rules.routing import add_route, drop_route, forget_found, set_topics
+from ..core.rules.which import wanted
+from ..core.storage.row import DELAYED, IN_MEMORY, NEVER, Row
+from ..core.storage.spool import Content
+from ..protocol import commands as c
+from ..protocol.mesh import slices
+from ..protocol.neighbours import Carry, Come, Forward, HasMoved
+from . import lanes
+from .channel import say
+from .facts import Entry, MeshFacts, entry_of, hosts_of, keeper_of, key_of
+
+
+class Whole(msgspec.Struct, array_like=True):
+    """What a queue is besides its messages and its definition."""
+
+    created: int
+    pointed: int
+    next_seq: int
+    next_delivery: int
+    generation: int
+    counters: dict[str, int]
+    rejected: dict[str, int]
+    discarded: dict[str, int]
+    invalid: int
+    taken: list[list[int]]
+    early: list[list[int]]
+    ingress: bool
+    egress: bool
+
+
+_encode = msgspec.msgpack.encode
+_rows = msgspec.msgpack.Decoder(list[Row])
+_whole = msgspec.msgpack.Decoder(Whole)
+
+
+def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """The directory says this of a queue: does it leave, or come?"""
+    key, own = key_of(vpn, name), broker.header.number
+    if entry.moves_to is None:
+        facts.went.pop(key, None)
+        number = facts.arriving.pop(key, None)
+        if number is not None:  # it stays where it was, and nothing has come
+            broker.drop_queue(broker.queues[number])
+    elif entry.moves_to == own and facts.went.get(key, (0, 0))[0] != entry.move:
+        _expect(broker, facts, vpn, name, entry)
+    _set_out(broker, facts, vpn, name, entry)
+
+
+# ---------------------------------------------------------------- where it goes
+
+
+def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """A queue is to come here."""
+    key = key_of(vpn, name)
+    if key in facts.arriving:
+        return
+    number = broker.header.next_queue
+    broker.header.next_queue += 1
+    facts.arriving[key] = number
+    broker.add_queue(
+        QueueHeader(
+            number, broker.vpn_number(vpn), entry.definition, created=broker.now, arriving=True
+        )
+    )
+    room = broker.header.system.max_spool_usage - broker.spool.bytes
+    limits = broker.header.vpn_limits.get(vpn)
+    if limits is not None and limits.max_spool_usage is not None:
+        used = broker.spool.vpn_bytes.get(broker.vpn_number(vpn), 0)
+        room = min(room, limits.max_spool_usage - used)
+    say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
+
+
+def carried(broker: Broker, facts: MeshFacts, sender: int, said: Carry) -> None:
+    """Messages of a queue that arrives; with the last ones it is here."""
+    number = facts.arriving.get(key_of(said.vpn, said.queue))
+    queue = None if number is None else broker.queue(number)
+    if queue is None:
+        raise ValueError(f"queue: {said.queue!r} – is not expected here")
+    rows = _rows.decode(said.rows)
+    if rows:
+        _take_in(broker, queue, rows, said.contents, facts.peers[sender].name)
+    if said.whole:
+        _arrive(broker, facts, said, queue, _whole.decode(said.whole), sender)
+
+
+def _take_in(
+    broker: Broker, queue: Queue, rows: list[Row], contents: list[Content], peer: str
+) -> None:
+    """Messages are stored here, in the places that they had."""
+    header = queue.header
+    for row, content in zip(rows, contents, strict=True):
+        row.stored = broker.spool.store(header.vpn_number, [content], row.size, 1)
+        row.block, row.index = IN_MEMORY, 0
+        header.generations[row.generation] = header.generations.get(row.generation, 0) + 1
+        if row.barrier:
+            header.barriers[row.generation] = row.id
+        header.delayed += row.state == DELAYED
+        header.bytes += row.size
+    header.barriers = dict(sorted(header.barriers.items()))
+    header.generations = dict(sorted(header.generations.items()))
+    header.depth += len(rows)
+    queue.count("spooled", len(rows))
+    queue.admit(rows)
+    queue.dirty = True
+    broker.touch(queue)
+    ends = [row.until for row in rows]
+    until = NEVER if all(end == NEVER for end in ends) else ends
+    broker.record(
+        "spooled", queue, [row.id for row in rows], reason=f"from broker {peer}", until=until
+    )
+    queue.spill_over()
+
+
+def _arrive(
+    broker: Broker, facts: MeshFacts, said: Carry, queue: Queue, whole: Whole, sender: int
+) -> None:
+    """The queue is here, as it was there."""
+    key, header, own = key_of(said.vpn, said.queue), queue.header, broker.header.number
+    entry = facts.entries[said.vpn][said.queue]
+    counters = dict(whole.counters)
+    for name, n in header.counters.items():
+        counters[name] = counters.get(name, 0) + n
+    counters["spooled"] = counters.get("spooled", 0) - counters.pop("transferred", 0)
+    header.counters = counters
+    header.rejected, header.discarded = whole.rejected, whole.discarded
+    header.invalid += whole.invalid
+    header.created, header.pointed = whole.created, whole.pointed
+    header.next_seq, header.next_delivery = whole.next_seq, whole.next_delivery
+    header.generation, header.taken = whole.generation, whole.taken
+    header.ingress, header.egress = whole.ingress, whole.egress
+    if not header.depth or not whole.generation:  # there is no barrier
+        header.generation, header.generations = 0, {}
+    for first, last, until in whole.early:
+        queue.early.put(first, last, until, broker.limits.early_acks)
+    header.definition, header.arriving = entry.definition, False
+    del facts.arriving[key]
+    facts.went[key] = said.move, own
+    broker.name_queue(queue)
+    add_route(broker, entry.definition, queue.number)
+    set_topics(broker, queue, entry.topics)
+    forget_found(broker)
+    queue.wanted = True
+    broker.touch(queue)
+    lanes.turn(broker, facts, said.vpn, said.queue)
+    peer = facts.peers[sender].name
+    broker.event("arrived", said.vpn, said.queue, came_from=peer, messages=header.depth)
+    say(broker, facts, keeper_of(facts), HasMoved(said.vpn, said.queue, said.move))
+
+
+# ---------------------------------------------------------------- where it is
+
+
+def may_come(broker: Broker, facts: MeshFacts, sender: int, said: Come) -> None:
+    """The other broker expects a queue. What the directory says of that may come later."""
+    key = key_of(said.vpn, said.queue)
+    facts.coming[key] = sender, said.move, said.room
+    entry = entry_of(facts, said.vpn, said.queue)
+    if entry is not None:
+        _set_out(broker, facts, said.vpn, said.queue, entry)
+
+
+def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """The queue leaves, if it is to go and may come."""
+    key = key_of(vpn, name)
+    to, move, room = facts.coming.get(key, (-1, -1, 0))
+    if move < entry.move:
+        facts.coming.pop(key, None)
+    queue = broker.find(vpn, name)
+    if (move, to) != (entry.move, entry.moves_to) or queue is None:
+        return
+    del facts.coming[key]
+    why = _obstacle(queue, facts.peers[to].name, room)
+    if why:
+        say(broker, facts, keeper_of(facts), HasMoved(vpn, name, move, why))
+        return
+    facts.leaving[key] = to
+    forget_found(broker)
+    for one in list(queue.header.subscriptions):
+        begin(broker, vpn, queue, c.Unsubscribe(queue=name, subscription=one.id), MOVED, False)
+    begin(broker, vpn, queue, c.MoveQueue(queue=name, broker=facts.peers[to].name), bounded=False)
+
+
+def _obstacle(queue: Queue, to: str, room: int) -> str:
+    """Why a queue stays where it is."""
+    header, name = queue.header, queue.definition.name
+    if header.faulted:
+        return f"queue {name!r}: failed ({header.faulted}); define it again"
+    if header.reads_plain:
+        return (
+            f"queue {name!r}: takes records of plain Kafka topics, and moves while the home is at "
+            f"rest: lakequeue move-queue {name} {to} --pause"
+        )
+    if header.bytes > room:
+        return f"queue {name!r}: holds {header.bytes} bytes, broker {to!r} has room for {room}"
+    return ""
+
+
+def leave(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, budget: Budget) -> bool:
+    """Hand over what the queue holds, as far as the budget allows; whether it has left."""
+    vpn, name = broker.vpn_of(queue), queue.definition.name
+    to = facts.leaving[key_of(vpn, name)]
+    done = task.done
+    while queue.header.depth and not budget.spent:
+        part = wanted(broker, queue, task, None, None, budget, read=True)
+        done["generation"] = queue.header.generation  # an empty queue begins anew
+        _hand_over(broker, facts, queue, to, part.rows)
+        if part.last:  # what has entered since it began
+            task.done = done = {"generation": done["generation"]}
+            task.cursor = ""
+            if not part.rows:
+                return False
+    if queue.header.depth:
+        return False
+    _go(broker, facts, queue, task, to)
+    return True
+
+
+def _hand_over(broker: Broker, facts: MeshFacts, queue: Queue, to: int, rows: list[Row]) -> None:
+    contents = [broker.spool.content(row) for row in rows]
+    lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
+    apply(broker, queue, lost, Event.LOSE, reason="payload missing")
+    kept = [(row, one) for row, one in zip(rows, contents, strict=True) if one is not None]
+    vpn, name = broker.vpn_of(queue), queue.definition.name
+    move = facts.entries[vpn][name].move
+    for part in slices([len(one[0]) + row.size for row, one in kept]):
+        some = kept[part]
+        packed, own = _encode([row for row, _ in some]), [one for _, one in some]
+        say(broker, facts, to, Carry(vpn, name, move, packed, own))
+    reason = f"to broker {facts.peers[to].name}"
+    apply(broker, queue, [row for row, _ in kept], Event.TRANSFER, reason=reason)
+
+
+def _go(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> None:
+    """All messages are there: so is the queue from now on, and what was asked of it meanwhile."""
+    vpn, name, header = broker.vpn_of(queue), queue.definition.name, queue.header
+    key, move = key_of(vpn, name), facts.entries[vpn][name].move
+    whole = Whole(
+        header.created, header.pointed, header.next_seq, header.next_delivery,
+        task.done.get("generation", 0), header.counters, header.rejected, header.discarded,
+        header.invalid, header.taken, queue.early.state(), header.ingress, header.egress,
+    )  # fmt: skip
+    say(broker, facts, to, Carry(vpn, name, move, _encode([]), [], _encode(whole)))
+    for waiting in header.tasks:
+        if waiting is not task:
+            say(broker, facts, to, Forward(vpn, waiting.command))
+    header.tasks = [one for one in header.tasks if one is task]
+    del facts.leaving[key]
+    facts.went[key] = move, to
+    set_topics(broker, queue, [])
+    broker.forget_name(queue)
+    drop_route(broker, queue.definition, queue.number)
+    broker.header.waiting.pop(queue.number, None)
+    broker.drop_queue(queue)
+    lanes.turn(broker, facts, vpn, name)
+    broker.event("went", vpn, name, to=facts.peers[to].name)
+
+
+def is_away(facts: MeshFacts, own: int, vpn: str, name: str) -> bool:
+    """Whether a queue leaves, or is not here."""
+    entry = entry_of(facts, vpn, name)
+    if entry is None:
+        return False
+    return key_of(vpn, name) in facts.leaving or own not in hosts_of(facts, vpn, name, entry)
+
+
+def where(facts: MeshFacts, vpn: str, name: str) -> dict[str, int]:
+    """The brokers that have a queue, by name; of one that is on its way, who had it."""
+    entry = facts.entries[vpn][name]
+    hosts = hosts_of(facts, vpn, name, entry)
+    return {broker: number for broker, number in facts.brokers.items() if number in hosts}
