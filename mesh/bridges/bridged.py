@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.commands.home import peers
+from ...core.limits import Budget
 from ...core.queue.beyond import Beyond
 from ...core.queue.broker import Broker, Place
-from ...core.queue.header import Subscription
+from ...core.queue.header import Subscription, Task
 from ...core.queue.queue import Queue
 from ...core.rules.answering import reject_record
 from ...core.storage.row import NEVER, Row
@@ -192,6 +193,15 @@ class Bridged:
         """Messages go to the broker whose subscription it is; links take theirs by themselves."""
         assert self._others is not None
         self._others.send(queue, subscription, rows, contents)
+
+    def takes(self, vpn: str, command: Any) -> bool:
+        """Whether a command about a queue is for another broker."""
+        return self._others is not None and self._others.takes(vpn, command)
+
+    def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
+        """A queue goes to another broker."""
+        assert self._others is not None
+        return self._others.leave(queue, task, budget)
 
     # ------------------------------------------------------------ routes
 
