@@ -35,7 +35,7 @@ from ..protocol.journal import Segment
 from .arrivals import take_in
 from .directory import Keeper, apply_entry, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
-from .lanes import stand_in, target
+from .lanes import stand_in, target, turn
 from .mesh import Mesh
 from .moved import Shared, give_up, keep_later, move_queue, rows_of
 
@@ -231,6 +231,9 @@ class _Rehoming:
             stays = [n for n in entry.hosts if n not in self._removed]
             if definition.broker is not None and not stays:
                 definition = msgspec.structs.replace(definition, broker=change.to or None)
+            elif definition.broker is not None and definition.broker not in names:  # it has moved
+                there = next(n for n, at in change.brokers.items() if at == stays[0])
+                definition = msgspec.structs.replace(definition, broker=there)
             where = f"queue {name!r}"
             wrong = list(wrong_hosts(definition, names, change.groups, "allowed are"))
             problems.extend(Problem(where, *one) for one in wrong)
@@ -342,19 +345,29 @@ class _Rehoming:
             assert isinstance(to.beyond, Mesh)
             assert entry is not None, "a queue that is gone has no stand-ins"
             host = target(to, known, lane.vpn, lane.queue, entry)
+            if holder is to and host != to.header.number:
+                turn(to, known, lane.vpn, lane.queue)
+                self._count_on(to, queue, host)
+                queue.header.again = queue.wanted
+                continue
             queue.header.subscriptions = []
             if host == to.header.number:
                 self._arrive(holder, queue, to, lane.vpn, lane.queue)
             elif queue.header.depth:
                 into = stand_in(to, known, lane.vpn, lane.queue)
-                key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
-                attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
-                known.lanes[into.number].attempt = max(known.lanes[into.number].attempt, attempt)
+                self._count_on(to, into, host)
                 move_queue(holder, queue, to, self._shared, into)
             if holder is to:
                 del facts.lanes[number]
                 facts.retries.pop(number, None)
                 give_up(holder, queue)
+
+    def _count_on(self, to: Broker, queue: Queue, host: int) -> None:
+        """Attempts of a lane count on from what its new broker has refused."""
+        lane = _facts(to).lanes[queue.number]
+        key = f"{to.header.number}/{lane.vpn}/{lane.queue}"
+        attempt = _facts(self._new[host]).refusing.get(key, 0) + 1
+        lane.attempt = max(lane.attempt, attempt)
 
     def _arrive(self, holder: Broker, queue: Queue, to: Broker, vpn: str, name: str) -> None:
         """What waited for a queue is in it: it cannot be refused, for there is nobody to wait."""
