@@ -256,6 +256,9 @@ class LiveCore:
     ) -> tuple[Any, int | str | None]:
         broker = self._load(home, store)
         broker.begin(now)
+        assert broker.beyond is not None
+        if (own := broker.beyond.commands.get(type(command))) is not None:
+            return own(vpn, command), None
         return _carry_out(live_dispatch, broker, vpn, command)
 
     @staticmethod

@@ -9,7 +9,10 @@ without what failed.
 
 from __future__ import annotations
 
-from ..core import Batch, Home, Limits, StepFailed, Store
+from collections.abc import Callable
+
+from ..core import Batch, Broker, Home, Limits, StepFailed, Store
+from ..core.queue.beyond import Beyond
 from .replica import Decided, Replica, put_aside, sorted_out
 
 
@@ -47,11 +50,15 @@ class Draft:
 
 
 class MicroBatch:
-    """One broker's batch. store: the state, as the batch before left it."""
+    """One broker's batch. store: the state, as the batch before left it; beyond: gives the broker
+    its bridges, and its neighbours."""
 
-    def __init__(self, home: Home, store: Store, limits: Limits) -> None:
+    def __init__(
+        self, home: Home, store: Store, limits: Limits,
+        beyond: Callable[[Broker], Beyond] | None = None,
+    ) -> None:  # fmt: skip
         self._draft = Draft(store)
-        self._replica = Replica(home, self._draft, limits)
+        self._replica = Replica(home, self._draft, limits, beyond)
         self._taken: list[tuple[Batch, int]] = []
 
     def take(self, batch: Batch, now: int) -> Decided:

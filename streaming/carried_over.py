@@ -20,7 +20,7 @@ from ..core.queue import broker as live
 from ..core.queue import header as facts
 from ..core.queue.producers import ProducerHistory
 from ..core.queue.queue import TAKEN_MAX
-from ..core.storage.row import IN_MEMORY, LEASED, READY, Row
+from ..core.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from ..protocol.errors import LakequeueError
 from ..protocol.ids import make_id
 from ..protocol.signing import ENGINE_CLIENT
@@ -29,9 +29,10 @@ from ..state import Home, Limits, Store
 from ..state.broker import Broker, bucket
 from ..state.durable import PER_PAGE
 from ..state.message.pages import QueuePage
-from ..state.message.table import MOVING
+from ..state.message.table import MOVING as MOVING_QUEUE
 from ..state.producers import ProducerHistory as PagedHistory
 from ..state.queue import Queue
+from .bridges_over import Bridges
 from .driver import Snapshot as PagedSnapshot
 
 RANGES_MAX = 2 * TAKEN_MAX  # that are looked at of each kind
@@ -50,16 +51,16 @@ def snapshot_of(own: PagedSnapshot) -> Snapshot:
 
 
 class NotAlone(LakequeueError):
-    """The live core runs homes with one broker and without bridges."""
+    """The live core runs homes with one broker."""
 
 
 def _earlier(pages: Store, home: Home, read_with: Limits) -> Broker:
     """The broker of the earlier core. Raises NotAlone."""
     old = Broker.load(pages, home, 0, read_with, first=False)
-    if old.header.peers or old.header.links or old.header.removed:
+    if old.header.peers or old.header.removed:
         raise NotAlone(
-            f"broker {home.name!r} has other brokers or bridges, or has had them: its home stays "
-            "on the earlier core"
+            f"broker {home.name!r} has other brokers, or has had them: its home stays on the "
+            "earlier core"
         )
     return old
 
@@ -82,11 +83,12 @@ def carry_over(
     new = live.Broker(store, header, whose, limits)
     shared: dict[int, Row] = {}
     taken = _Taken(old, names)
+    bridges = Bridges(old, new, names)
     for key in names:
         if key.startswith("q/"):
             queue = old.queue(int(key[2:]))
             assert queue is not None, f"{key} was there"
-            _carry_queue(old, queue, new, shared)
+            _carry_queue(old, queue, new, shared, bridges)
             new.queues[queue.number].header.taken = taken.by(queue.number)
             old._queues.clear()  # one queue in memory at a time
     new.spool.next_counter = old.header.spool.next_counter
@@ -166,15 +168,20 @@ def _carry_names(old: Broker, new: live.Broker, names: list[str]) -> None:
 # ---------------------------------------------------------------- queues
 
 
-def _carry_queue(old: Broker, queue: Queue, new: live.Broker, shared: dict[int, Row]) -> None:
+def _carry_queue(
+    old: Broker, queue: Queue, new: live.Broker, shared: dict[int, Row], bridges: Bridges
+) -> None:
     header = _queue_header(old, queue)
+    link = bridges.begin(queue, header)
     found = new.add_queue(header)
     for page, at in queue.live_rows():
         rows = _rows(old, page, at)
         _store(old, new, page.id[at], rows, header.vpn_number, shared)
+        if link is not None:
+            bridges.rows(link, header, rows)
         found.admit(rows)
         for row in rows:
-            if row.state == LEASED:
+            if row.state in (LEASED, MOVING):
                 found.leases.setdefault(row.holder, {})[row.id] = row
             if header.generation:
                 count = header.generations.get(row.generation, 0) + 1
@@ -313,6 +320,11 @@ def _task(
     return facts.Task(vpn, command, "", done, result, why)
 
 
+def _time(at: int) -> int:
+    """A time that does not come has another number here."""
+    return min(at, NEVER)
+
+
 def _rows(old: Broker, page: QueuePage, at: np.ndarray) -> list[Row]:
     """The messages of a page, in the order of their places."""
     ids = page.id[at]
@@ -328,9 +340,10 @@ def _rows(old: Broker, page: QueuePage, at: np.ndarray) -> list[Row]:
         holder, deliveries, cancels, delivery = of_queue[9:]
         rows.append(Row(
             seq=page.base + place, id=number, size=size, entered=entered, time=time,
-            ttl_ends=ttl_ends, expires=expires, priority=priority, dmq=bool(dmq), level=level,
+            ttl_ends=_time(ttl_ends), expires=_time(expires), priority=priority, dmq=bool(dmq),
+            level=level,
             generation=generation, lane=lane, barrier=bool(barrier),
-            state=READY if state == MOVING else state, until=until, holder=holder,
+            state=READY if state == MOVING_QUEUE else state, until=_time(until), holder=holder,
             deliveries=deliveries, cancels=cancels, number=delivery, stored=stored,
             extras=page.extras.get(place),
         ))  # fmt: skip

@@ -1,8 +1,7 @@
 """The live core in the loop: what `replica.Driver` needs of Kafka, of Spark's state and of clocks.
 
-For development, see decision 0062: when the engine was started with `LAKEQUEUE_CORE=live`. What
-another home says stays unread in Kafka. Other brokers of this one are met when the engine names
-them (`mesh.neighbours`): a home with one loads nothing of `mesh`.
+For development, see decision 0062: when the engine was started with `LAKEQUEUE_CORE=live`. Other
+brokers of the home are met when the engine names them, or when they speak (`mesh.neighbours`).
 
 A step that fails ends the loop, and with it the batch: since the last mark, pages went into the
 state that only this attempt knows, and Spark throws those away. It starts the batch again, and the
@@ -117,7 +116,7 @@ class LiveBatch:
     def __init__(self, home: PagedHome, store: Store) -> None:
         live_home = Home(home.name, home.number, home.epoch, home.secret)
         _check_format(live_home, store)
-        self._work = MicroBatch(live_home, store, BATCH_LIMITS)
+        self._work = MicroBatch(live_home, store, BATCH_LIMITS, neighbours)
         self.end = self._work.end
 
     @classmethod

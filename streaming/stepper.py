@@ -230,9 +230,6 @@ class Stepper(threading.Thread):
             places = closed_places(sizes, o.broker)
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
-        if o.live:  # it speaks with no other home yet
-            unread = topics.BRIDGE_IN, *((topics.MESH,) if o.alone else ())
-            places = [p for p in places if (topics.split(p[0]) or ("", ""))[1] not in unread]
         places += places_of(sizes, captured_topics(sizes, driver.captured))
         # It may have read there before, when it was alone: another broker has read on since.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}

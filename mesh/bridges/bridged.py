@@ -168,13 +168,22 @@ class Bridged:
             return False
 
     def _hear_strangers(self, records: Records) -> None:
-        """Something stands in this broker's own topic, and there is no other broker."""
-        vpn = next(iter(self._broker.header.vpns), DEFAULT_VPN)
+        """Something stands in this broker's own topic, and there is no other broker. What another
+        home left there is passed over."""
+        broker = self._broker
+        vpn = next(iter(broker.header.vpns), DEFAULT_VPN)
         for at in range(len(records)):
-            place = records.topics[at], records.partitions[at], records.offsets[at]
-            why = "this home has one broker"
-            self._broker.event("mesh_refused", vpn, why=why)
-            reject_record(self._broker, vpn, *place, records.keys[at], records.values[at], why)
+            broker.at = place = records.topics[at], records.partitions[at], records.offsets[at]
+            try:
+                if mesh.decode(records.values[at]).epoch != broker.header.epoch:
+                    broker.count_refused(vpn, "other_home")
+                    continue
+                why = "this home has one broker"
+            except ValueError as error:
+                why = str(error)
+            broker.event("mesh_refused", vpn, why=why)
+            reject_record(broker, vpn, *place, records.keys[at], records.values[at], why)
+        broker.at = None
 
     def speak(self) -> None:
         """What is to be said now that all is delivered."""

@@ -37,3 +37,17 @@ def test_a_scenario_that_changes_over_behind_any_of_its_lines(scenario: Scenario
         except Exception as error:
             error.add_note(f"changed over behind line {n}: {scenario.lines[n - 1].text}")
             raise
+
+
+def test_X1_a_message_that_does_not_expire_still_does_not() -> None:
+    connection = start()
+    connection.admin().define({"name": "q", "message_type": "text"})
+    connection.producer().send("q", b"1")
+    for broker in connection.engine.brokers:
+        broker.carry()  # type: ignore[attr-defined]
+    (seen,) = connection.admin().browse("q")
+    assert seen.expires_at is None
+    with connection.consumer("q") as consumer:
+        message = consumer.receive(timeout=0)
+    assert message is not None
+    assert message.expires_at is None

@@ -10,7 +10,8 @@ import pytest
 from lakequeue.core import Broker as CoreBroker
 from lakequeue.core import DictStore, Home
 from lakequeue.core.phases import admission
-from lakequeue.protocol import commands
+from lakequeue.protocol import commands, home_bridges
+from lakequeue.protocol.bridges import BridgeSend
 from lakequeue.protocol.steplog import Opened, Range
 from lakequeue.replica.driver import Refused, Snapshot, StepPutAside
 from lakequeue.replica.pace import Pace
@@ -138,10 +139,39 @@ def test_steps_behind_the_snapshot_come_from_the_log(broker: Broker) -> None:
     assert broker.batch().snapshot.step >= 2
 
 
-def test_what_other_brokers_say_is_not_read(broker: Broker) -> None:
+def test_what_other_homes_say_is_read_and_is_the_same_again(broker: Broker) -> None:
     places = own_places(SIZES | MESH, ["default"], "broker-0", 0, True)
-    left = set(places) - broker.inputs.told
-    assert left == {("broker-0.mesh", 0), ("default.bridge-in", 0)}
+    assert set(places) == broker.inputs.told
+    door = ("default.bridge-in", 0)
+    assert door in places
+    bridge = {"name": "in", "from": "kafka://far:1", "to": "broker-0", "subscriptions": ["q"]}
+    broker.world.command(command="bridge", definition=bridge)
+    broker.world.topics[door] = []
+    find = broker.driver._replica.broker.find
+    until(lambda: bool(broker.batch()) and find("default", "q") is not None)
+    for number in (1, 1, 2):  # the first one comes again
+        broker.world.write(door, sent(number))
+    broker.inputs.arrived.set()
+    until(lambda: broker.depth() == 2)  # behind the snapshot
+    broker.cache.attach(broker.state)
+    broker.again()
+    assert broker.depth() == 2
+    until(lambda: bool(broker.batch()) and broker.depth() == 2)
+    broker.cache.attach(broker.state)
+    broker.again()
+    broker.world.write(door, sent(2))
+    broker.world.write(door, sent(3))
+    until(lambda: bool(broker.batch()) and broker.depth() == 3)
+
+
+def sent(number: int) -> bytes:
+    """A message that another home's bridge brings."""
+    send = BridgeSend(
+        link=1, bridge="in", vpn="default", number=number, destinations=["q"], lanes=[1], to=[0],
+        payloads=[b"m%d" % number], keys=[None], headers=[None], times=[1_700_000_000_000],
+        ttl_ends=[0], priorities=[4], dmq=[True], due=[0],
+    )  # fmt: skip
+    return home_bridges.encode(home_bridges.HomeSend(8, "far", 1, send))
 
 
 def test_a_step_that_fails_ends_the_batch_and_the_next_worker_leaves_it_out(
