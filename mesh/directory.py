@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.commands.administration import define, delete
+from ..core.commands.administration import check_vpn, define, delete, owned
 from ..core.queue.beyond import LATER
 from ..core.queue.broker import Broker
 from ..core.rules.routing import forget_found, set_topics
@@ -66,6 +66,7 @@ class Keeper:
         mapping = command.definition
         if before is not None and not command.replace:
             mapping = defined_over(before.definition, mapping)
+        mapping = owned(self._broker, None if before is None else before.definition, mapping)
         definition = parse_definition({"vpn": vpn, **mapping})
         self._check(vpn, definition)
         if before is None:
@@ -169,8 +170,7 @@ class Keeper:
         return entry
 
     def _check(self, vpn: str, definition: QueueDefinition) -> None:
-        if definition.vpn != vpn:
-            raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+        check_vpn(self._broker, vpn, definition)
         where, facts = f"queue {definition.name!r}", self._facts
         names = tuple(facts.brokers)
         found = wrong_hosts(definition, names, facts.groups, "allowed are the home's brokers")

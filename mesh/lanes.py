@@ -24,6 +24,7 @@ from ..core.storage.spool import Content
 from ..definitions import QueueDefinition
 from ..protocol.mesh import slices
 from ..protocol.neighbours import HandOver, NotTaken, Stored
+from . import later
 from .channel import say
 from .facts import Entry, MeshFacts, OutLane, credit_key, entry_of, hosts_of, key_of
 
@@ -166,6 +167,7 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
             rows.append(row)
     holders = [row.holder for row in rows]
     apply(broker, queue, rows, Event.TRANSFER, reason=f"to broker {facts.peers[sender].name}")
+    later.arrived(facts, queue, [row.id for row in rows])
     lane = facts.lanes.get(queue.number)
     if lane is None:
         for number in holders:
@@ -206,6 +208,7 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
         if one.broker == sender:
             rows = list(queue.leases.get(one.number, {}).values())
             apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=said.why)
+            later.refused(broker, facts, queue, [row.id for row in rows])
             one.max_backlog = 0
     if lane is None:
         return

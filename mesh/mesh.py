@@ -15,6 +15,7 @@ import msgspec
 
 from ..core.commands.dispatch import INSPECTIONS, TOLERANT
 from ..core.commands.intake import carry_out
+from ..core.commands.permissions import NEEDS, check_level, queue_of
 from ..core.limits import Budget
 from ..core.queue.beyond import LATER
 from ..core.queue.broker import Broker, Place
@@ -41,7 +42,7 @@ from ..protocol.neighbours import (
 )
 from ..protocol.patterns import kind_of
 from ..protocol.signing import Speaker
-from . import arrivals, directory, lanes, moves, rooms
+from . import arrivals, directory, lanes, later, moves, rooms
 from .channel import hear, say
 from .facts import Entry, MeshFacts, entry_of, keeper_of
 
@@ -121,6 +122,10 @@ class Mesh:
         """See `Beyond`."""
         return moves.leave(self._broker, self.facts, queue, task, budget)
 
+    def later(self, queue: Queue, command: Any, ids: list[int]) -> int:
+        """See `Beyond`."""
+        return later.keep(self._broker, self.facts, queue, command, ids)
+
     def send(
         self, queue: Queue, subscription: Subscription, rows: list[Row], contents: list[Content]
     ) -> None:
@@ -154,6 +159,10 @@ class Mesh:
             if keeper != own:
                 self._forward(vpn, command, keeper)
                 return LATER
+            name, speaker = queue_of(command), self._broker.speaker
+            entry = entry_of(facts, vpn, name)
+            if entry is not None and speaker is not None:  # it may be on another broker
+                check_level(speaker, name, entry.definition, NEEDS[type(command)])
             return carry_out(vpn, command)
 
         return handler

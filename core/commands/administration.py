@@ -43,7 +43,7 @@ from ..queue.header import QueueHeader, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, set_topics
-from ..rules.which import wanted
+from ..rules.which import in_place, wanted
 from .moving import because
 from .sessions import unbind
 from .topic_subscriptions import check_definition, follow_definition
@@ -80,7 +80,7 @@ def define(broker: Broker, vpn: str, command: Define) -> None:
     if existing is not None and given and existing.header.given == given:
         return
     before = None if existing is None else existing.definition
-    definition = parse_definition({"vpn": vpn, **_owned(broker, before, mapping)})
+    definition = parse_definition({"vpn": vpn, **owned(broker, before, mapping)})
     _check(broker, vpn, definition)
     if existing is None:
         existing = _create(broker, vpn, definition)
@@ -101,12 +101,17 @@ def _digest(mapping: dict[str, Any]) -> bytes:
         return b""
 
 
-def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
-    """Raise what is wrong with a definition beside others."""
+def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """Raise what is wrong with a definition in this VPN."""
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
         raise ValueError(f"vpn: {definition.vpn!r} – this is the commands topic of {vpn!r}")
+
+
+def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+    """Raise what is wrong with a definition beside others."""
+    check_vpn(broker, vpn, definition)
     where = f"queue {definition.name!r}"
     beyond = broker.beyond
     names = (broker.header.name,) if beyond is None else beyond.brokers
@@ -126,7 +131,7 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
         raise ConfigError([Problem(where, "dead_message_queue", target, ring)])
 
 
-def _owned(
+def owned(
     broker: Broker, before: QueueDefinition | None, mapping: dict[str, Any]
 ) -> dict[str, Any]:
     """A definition by a client who has proven who it is: the queue is its own, and one that is
@@ -286,11 +291,12 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     """Remove messages by predicate (active ones, R5), by ids, or all; answers how many."""
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     change = not command.dry_run
-    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=change)
+    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=change, moving=True)
+    here, others = in_place(broker, queue, command, part.rows)
     if change:
         reason = because(command, command.where or "")
-        apply(broker, queue, part.rows, Event.PURGE, reason=reason)
-    task.result = task.done["n"] = task.done.get("n", 0) + len(part.rows)
+        apply(broker, queue, here, Event.PURGE, reason=reason)
+    task.result = task.done["n"] = task.done.get("n", 0) + len(here) + others
     return part.last
 
 

@@ -106,6 +106,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
 def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
     """Everything about one queue, for people and programs."""
     header, definition = queue.header, queue.definition
+    moving = sum(one.held for one in header.subscriptions if one.broker is not None)
     counters: dict[str, Any] = {name: header.counters.get(name, 0) for name in COUNTERS}
     counters["invalid"] = header.invalid
     counters["rejected"] = dict(header.rejected)
@@ -116,9 +117,9 @@ def describe(broker: Broker, queue: Queue) -> dict[str, Any]:
         "broker": broker.header.name,
         "depth": header.depth,
         "ready": _ready(queue),
-        "leased": header.leased,
+        "leased": header.leased - moving,
         "delayed": header.delayed,
-        "moving": 0,
+        "moving": moving,
         "active": min(header.depth, definition.target_queue_depth or header.depth),
         "spool_bytes": header.bytes,
         "oldest_age_s": _oldest_age_s(broker, queue),

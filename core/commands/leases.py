@@ -30,7 +30,7 @@ from ..queue.table import Event
 from ..rules import transport_acks
 from ..rules.returning import cancel_last, cannot_be_sent, give_back
 from ..rules.returning import reject as reject_rows
-from ..rules.which import Part, by_ids, ignore, keep_early, wanted, without_effect
+from ..rules.which import Part, by_ids, ignore, in_place, keep_early, wanted, without_effect
 from ..storage.row import LEASED, NEVER, Row
 
 MOVED = "moved"  # why subscriptions end as their queue goes to another broker
@@ -53,7 +53,8 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
     while not done and not budget.spent:
         part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
-        task.done["n"] += _remove(broker, queue, part.rows, command.subscription)
+        here, others = in_place(broker, queue, command, part.rows)
+        task.done["n"] += others + _remove(broker, queue, here, command.subscription)
         if not command.quiet:
             without_effect(broker, queue, part, command.subscription)
     task.result = task.done["n"]
@@ -66,9 +67,9 @@ def _next_part(
     broker: Broker, queue: Queue, task: Task, command: Ack, ranges: Ranges, budget: Budget
 ) -> Part:
     if command.where is not None:
-        return wanted(broker, queue, task, command.where, None, budget)
+        return wanted(broker, queue, task, command.where, None, budget, moving=True)
     if command.ids is not None:
-        return by_ids(broker, queue, task, ranges, budget)
+        return by_ids(broker, queue, task, ranges, budget, moving=True)
     last = _one_id(command.up_to or "")
     subscription = queue.subscription(command.subscription)
     return _held_up_to(queue, subscription, last, budget)

@@ -20,12 +20,12 @@ from ..queue.change import apply
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..rules.dead import put
+from ..rules.dead import find_any, put
 from ..rules.deferred import settle_arrival
 from ..rules.edits import CHARACTERS_MAX, dead_part, with_edits
 from ..rules.entering import Match, may_be_elsewhere, way_in
 from ..rules.last_value import keep_last
-from ..rules.which import wanted
+from ..rules.which import in_place, wanted
 from ..storage.row import DELAYED, LEASED, NEVER, Row
 
 LEASED_HERE = "leased"  # a consumer holds it
@@ -70,20 +70,22 @@ def settle(broker: Broker, target: Queue, rows: list[Row]) -> None:
 def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget) -> bool:
     """Carry out the command; answers how many moved, and why others stayed."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
-    target = broker.find(vpn, command.to)
+    target = find_any(broker, vpn, command.to)
     if target is None or target is queue:
         wrong = "it is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
         raise ConfigError(f"to: {command.to!r} – {wrong}")
-    if target.header.stands_for:
+    if target.header.stands_for and target.definition.name == command.to:
         raise ConfigError(f"to: {command.to!r} – only the engine puts messages there")
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     part = wanted(
-        broker, queue, task, command.where, ranges, budget, read=True, thaw=not command.dry_run
-    )
+        broker, queue, task, command.where, ranges, budget, read=True, thaw=not command.dry_run,
+        moving=True,
+    )  # fmt: skip
+    here, others = in_place(broker, queue, command, part.rows)
     stayed: dict[str, int] = task.done.setdefault("why", {})
     going: list[tuple[Row, Match]] = []
     entered: list[Row] = []
-    for row in part.rows:
+    for row in here:
         found = _way_out(broker, target, row)
         if isinstance(found, str):
             stayed[found] = stayed.get(found, 0) + 1
@@ -94,7 +96,7 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     gone = [row for row, _ in going]
     if entered:
         _write_down(broker, queue, target, gone, entered, because(command, f"to {command.to}"))
-    task.done["n"] = task.done.get("n", 0) + len(gone)
+    task.done["n"] = task.done.get("n", 0) + len(gone) + others
     count, left = task.done["n"], sum(stayed.values())
     task.result = {"count": count, "stayed": left, "why": dict(stayed)}
     if part.last and not command.dry_run:
@@ -146,9 +148,10 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
     """Carry out the command; answers how many messages have other headers, and why others not."""
     _check_headers(command)
     ranges = parse_ranges(command.ids) if command.ids is not None else None
-    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False)
+    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False, moving=True)
+    here, others = in_place(broker, queue, command, part.rows)
     changed: list[int] = []
-    for row in part.rows:
+    for row in here:
         extras = with_edits(row.extras, command.headers)
         if extras is None:
             continue
@@ -161,8 +164,8 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
         why = because(command, "headers " + " ".join(sorted(command.headers)))
         broker.record("edited", queue, changed, reason=why)
     done = task.done
-    done["n"] = done.get("n", 0) + len(changed)
-    done["left"] = left = done.get("left", 0) + len(part.rows) - len(changed)
+    done["n"] = done.get("n", 0) + len(changed) + others
+    done["left"] = left = done.get("left", 0) + len(here) - len(changed)
     task.result = {"count": done["n"], "stayed": left, "why": {TOO_MUCH: left} if left else {}}
     return part.last
 

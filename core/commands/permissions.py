@@ -62,7 +62,7 @@ def check_permission(broker: Broker, vpn: str, command: Any) -> None:
         raise _others_session(speaker, command.session)
     if kind in OF_ALL:
         return
-    queue = broker.find(vpn, _queue_of(command))
+    queue = broker.find(vpn, queue_of(command))
     if queue is None:
         return  # the sentence that there is none, or a new definition
     check_level(speaker, queue.definition.name, queue.definition, NEEDS[kind])
@@ -70,6 +70,7 @@ def check_permission(broker: Broker, vpn: str, command: Any) -> None:
 
 
 def check_level(speaker: Speaker, name: str, definition: QueueDefinition, level: str) -> None:
+    """Raise PermissionDenied if a client has less than this on a queue."""
     if not may(speaker, definition, level):
         has = permission_of(speaker, definition)
         raise PermissionDenied(
@@ -78,7 +79,8 @@ def check_level(speaker: Speaker, name: str, definition: QueueDefinition, level:
         )
 
 
-def _queue_of(command: Any) -> str:
+def queue_of(command: Any) -> str:
+    """The queue that a command is about; empty where a definition names none."""
     if isinstance(command, c.Define):
         identity = name_of(command.definition)
         return identity[1] if identity else ""

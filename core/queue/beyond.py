@@ -50,6 +50,11 @@ class Beyond(Protocol):
         """A queue goes to another broker, as far as the budget allows; whether it has left."""
         ...
 
+    def later(self, queue: Queue, command: Any, ids: list[int]) -> int:
+        """A command means messages that are on their way; on how many of them it is carried out
+        by whoever has them next."""
+        ...
+
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """What they say."""
         ...

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -145,6 +146,19 @@ def wanted(
     return part
 
 
+def in_place(broker: Broker, queue: Queue, command: Any, rows: list[Row]) -> tuple[list[Row], int]:
+    """Of the rows that a command means those that are not on their way to another broker; and on
+    how many others it is carried out by whoever has them next."""
+    ids = [row.id for row in rows if row.state == MOVING]
+    if not ids:
+        return rows, 0
+    here = [row for row in rows if row.state != MOVING]
+    assert broker.beyond is not None
+    if getattr(command, "dry_run", False):
+        return here, len(ids)
+    return here, broker.beyond.later(queue, command, ids)
+
+
 def _place_of(cursor: str) -> tuple[bool, int]:
     """Where a command goes on: among what is delayed?, and the key."""
     return (cursor[0] == "d", int(cursor[1:])) if cursor else (True, LOWEST)
@@ -203,15 +217,16 @@ def _meets(ranges: Ranges, first: int, last: int) -> bool:
 
 
 def by_ids(
-    broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget, *, thaw: bool = True
-) -> Part:
+    broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget, *,
+    thaw: bool = True, moving: bool = False,
+) -> Part:  # fmt: skip
     """The next messages of a queue whose ids are in these ranges."""
     if "until" not in task.done:
         task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
         task.done["wide"] = _is_wide(queue, _given(broker, task, ranges))
     ranges = _given(broker, task, ranges)
     if task.done["wide"]:
-        return wanted(broker, queue, task, None, ranges, budget, thaw=thaw)
+        return wanted(broker, queue, task, None, ranges, budget, thaw=thaw, moving=moving)
     has_cold = queue.cold.rows or queue.later.rows
     most = min(budget.rows, IDS_AT_ONCE) if has_cold else budget.rows
     part = Part()
@@ -223,7 +238,7 @@ def by_ids(
         named += high - low + 1
         for number in range(low, high + 1):
             row = live.get(number)
-            if row is None or row.state == MOVING:
+            if row is None or (row.state == MOVING and not moving):
                 missing.append(number)
             else:
                 part.rows.append(row)

@@ -207,6 +207,13 @@ class Bridged:
         """Whether a command about a queue is for another broker."""
         return self._others is not None and self._others.takes(vpn, command)
 
+    def later(self, queue: Queue, command: Any, ids: list[int]) -> int:
+        """A command means messages that are on their way. What a bridge has sent is not called
+        back."""
+        if self._others is None or self.facts.link_of(queue) is not None:
+            return 0
+        return self._others.later(queue, command, ids)
+
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """A queue goes to another broker."""
         assert self._others is not None

@@ -15,8 +15,8 @@ from rules import mortal, test_all_owners, test_groups, test_mesh_ownership
 AT_REST = "M4: brokers are added at rest"
 ASKED = "H4: who asks for a message has room for it, so its quota is not asked again"
 RECEIPT = "M2: a message of a GroupLocalQueue waits for its initial owner where it entered"
-MOVES = "queues do not move yet"
-ON_ITS_WAY = "a message on its way between hosts is not meant by a purge or an ack yet"
+AHEAD = "H4: room is told ahead, so a message may cross that finds it taken"
+ELSEWHERE = "M6: messages are moved to a queue of another broker as dead ones are"
 OTHERWISE = {
     "test_H4_a_host_that_comes_later_is_asked_too": AT_REST,
     "test_H4_where_a_host_has_no_such_queue_what_was_granted_returns": AT_REST,
@@ -24,9 +24,8 @@ OTHERWISE = {
     "test_S3_what_has_no_room_there_returns_to_its_place": ASKED,
     "test_H4_S3_where_the_initial_owner_has_no_room_a_message_stays_where_it_entered": RECEIPT,
     "test_B3_L13_a_consumer_speaks_to_its_broker_when_its_queue_has_one_more": AT_REST,
-    "test_R6_L13_what_moves_because_something_was_removed_is_meant_too": ON_ITS_WAY,
-    "test_R6_moves_within_a_broker_are_said_to_be_so": MOVES,
-    "test_R6_what_is_said_of_a_queue_follows_it": MOVES,
+    "test_R6_L13_what_moves_because_something_was_removed_is_meant_too": AHEAD,
+    "test_R6_moves_within_a_broker_are_said_to_be_so": ELSEWHERE,
     "test_Q9_a_queue_stays_what_it_is": "the refusal is worded by the definition alone",
 }
 
