@@ -110,6 +110,19 @@ def _core(messages: int, batch: int) -> list[dict[str, Any]]:
 
 
 @_add(
+    "bridge", "A bridge between two homes, µs per message",
+    "A message's way over a bridge to another home, without Kafka: µs of CPU at both ends, on the "
+    "core that engines use and on the live one.",
+    _messages(50_000), click.option("--batch", default=50, show_default=True),
+    click.option("--destinations", default=1, show_default=True),
+)  # fmt: skip
+def _bridge(messages: int, batch: int, destinations: int) -> list[dict[str, Any]]:
+    from .bridge import run
+
+    return run(messages, batch, destinations)
+
+
+@_add(
     "depth", "The same traffic at growing depth",
     "What 1,000 in and 1,000 acked cost, with more and more in the queue.",
     click.option("--depths", default="1000,100000,1000000", show_default=True),

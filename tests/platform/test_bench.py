@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from lakequeue.bench.bridge import run as bridge
 from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import median, percentile, triggers
 from lakequeue.bench.idle_queues import BATCH_S, definitions, step_figures
@@ -31,6 +32,12 @@ def test_percentiles() -> None:
     assert percentile([7.0], 99) == 7.0
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         percentile([], 99)
+
+
+def test_a_bridge_brings_all_on_both_cores() -> None:
+    old, live = bridge(60, 20, 3)
+    assert (old["core"], live["core"]) == ("old", "live")
+    assert old["bridge_us"] > 0 < live["ratio"]
 
 
 def test_both_triggers_are_two() -> None:
