@@ -11,6 +11,8 @@ is away nothing but what goes to it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..core.queue.broker import Broker
@@ -35,6 +37,7 @@ RETRY_MS = 1_000
 LOOK_AGAIN_MS = 100
 ELSEWHERE = "elsewhere"  # a broker is not, or not yet, a host of what it is given
 FRAMING = "rows"
+LANES_SHOWN = 100
 OUT = "#out/"  # and the name of the queue for which a stand-in stands
 
 _encode = msgspec.msgpack.encode
@@ -237,6 +240,24 @@ def retry(broker: Broker, facts: MeshFacts) -> None:
             queue.header.subscriptions[0].max_backlog = 1
             queue.wanted = True
             broker.touch(queue)
+
+
+def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
+    """What waits here for queues of other brokers, what is refused first: for which queue of which
+    broker, how many messages and bytes; why it is refused, and since when (H2)."""
+    found: list[dict[str, Any]] = []
+    for number, lane in facts.lanes.items():
+        header = broker.queues[number].header
+        if lane.vpn == vpn and header.depth:
+            found.append(
+                {
+                    "queue": lane.queue, "to": facts.peers[lane.broker].name,
+                    "waiting": header.depth, "bytes": header.bytes, "why": lane.why or None,
+                    "for_s": (broker.now - lane.since) / 1000 if lane.why else None,
+                }
+            )  # fmt: skip
+    found.sort(key=lambda one: (-(one["for_s"] or 0), -one["waiting"], one["queue"]))
+    return found[:LANES_SHOWN]
 
 
 def next_retry(facts: MeshFacts) -> int:

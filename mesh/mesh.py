@@ -253,6 +253,10 @@ class Mesh:
         """See `Beyond`."""
         return f"where messages wait for queue {queue.header.stands_for!r} of another broker"
 
+    def lanes(self, vpn: str) -> list[dict[str, Any]]:
+        """See `Beyond`."""
+        return lanes.shown(self._broker, self.facts, vpn)
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         own, definition = self._broker.header.number, queue.definition

@@ -15,9 +15,9 @@ from typing import Any
 
 from ..client.message import BrowsedMessage
 from ..protocol import LakequeueError, commands
-from ..protocol.descriptions import add_up
+from ..protocol.descriptions import add_up, lanes_of
 from .each_broker import RUNNING, ask_hosts
-from .reasons import LOOKED_AT, Waiting, reasons
+from .reasons import LOOKED_AT, Waiting, reasons, refused_elsewhere
 
 LOOKED_AT_BYTES = 1_000_000
 ANSWER_S = 2.0
@@ -35,7 +35,8 @@ def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedM
         hosts = ask_hosts(connection, lambda number: ask(broker=number), known)
         if hosts:
             numbers = [one for one in known if one["name"] in hosts]
-            return _of_hosts(connection, name, hosts, numbers)
+            queue, first = _of_hosts(connection, name, hosts, numbers)
+            return _with_lanes(connection, queue, known), first
         away = [one for one in known if one["state"] not in RUNNING]
         if away:  # they may have it; they would not answer
             said = ", ".join(f"broker {one['name']} is {one['state']}" for one in away)
@@ -71,6 +72,17 @@ def _of_hosts(
     first = ask_hosts(connection, browsed, numbers)
     why = reasons_of_hosts(hosts, first, connection.now())
     return _with(add_up(dict(hosts)), why), [m for part in first.values() for m in part]
+
+
+def _with_lanes(
+    connection: Any, queue: dict[str, Any], known: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The same, with what waits at other brokers until the queue takes it (H2)."""
+    ask = partial(connection.request, commands.Usage(), ANSWER_S)
+    told = ask_hosts(connection, lambda number: ask(broker=number), known)
+    lanes = [lane for lane in lanes_of(told.values()) if lane["queue"] == queue["name"]]
+    why = [asdict(refused_elsewhere(lane)) for lane in lanes if lane["why"]]
+    return queue | {"lanes": lanes, "why": why + queue["why"]}
 
 
 def reasons_of_hosts(

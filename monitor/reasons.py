@@ -49,6 +49,16 @@ def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
     return [replace(r, text=plain(r.text)) for r in found + _why_nothing_enters(queue)]
 
 
+def refused_elsewhere(lane: Mapping[str, Any]) -> Waiting:
+    """Messages wait at another broker, since the queue does not take them (H2)."""
+    messages = "message waits" if lane["waiting"] == 1 else "messages wait"
+    text = (
+        f"{lane['waiting']:,} {messages} at broker {lane['at']} for this queue, which has refused "
+        f"them for {lane['for_s']:,.0f} s: {lane['why']}."
+    )
+    return Waiting("refused", plain(text), side="in")
+
+
 def plain(text: str) -> str:
     """What others named, without what would break a line or speak to a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -8,6 +8,7 @@ host holds stands in ``brokers``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 SUMS = ("depth", "ready", "leased", "delayed", "moving", "active", "spool_bytes")
@@ -61,7 +62,14 @@ def add_up_usage(each: list[dict[str, Any]]) -> dict[str, Any]:
         for reason, n in one["vpn"]["refused"].items():
             refused[reason] = refused.get(reason, 0) + n
     whole["vpn"]["refused"] = refused
+    whole["lanes"] = lanes_of(each)
     return {**whole, "brokers": {one["broker"]["name"]: one for one in each}}
+
+
+def lanes_of(each: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What waits at brokers for queues of others, of what they say of their limits; at: where."""
+    found = [{"at": one["broker"]["name"], **lane} for one in each for lane in one.get("lanes", ())]
+    return sorted(found, key=lambda lane: (-(lane["for_s"] or 0), -lane["waiting"]))
 
 
 def _counters(each: list[dict[str, Any]]) -> dict[str, Any]:

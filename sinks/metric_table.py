@@ -15,6 +15,7 @@ from dataclasses import dataclass
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 ENGINE, BATCH, QUERY, QUEUE, BRIDGE = "engine", "batch", "query", "queue", "bridge"
 USAGE_BROKER, USAGE_VPN, ALERT, TIMES = "broker usage", "vpn usage", "alert", "journal"
+LANES = "lanes"
 
 BATCH_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30)
 MESSAGE_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 3600)
@@ -223,6 +224,21 @@ _OF_BRIDGES = (
     ),
 )  # fmt: skip
 
+_LANE = ("broker", "vpn", "queue", "to")
+
+_OF_LANES = (
+    Metric(
+        "lane_waiting", GAUGE, _LANE,
+        "Messages that wait at a broker for a queue of another one, the broker `to`", LANES,
+        "waiting",
+    ),
+    Metric("lane_bytes", GAUGE, _LANE, "Bytes of these", LANES, "bytes"),
+    Metric(
+        "lane_refused_seconds", GAUGE, _LANE, "For how long the queue has not taken them", LANES,
+        "for_s",
+    ),
+)  # fmt: skip
+
 _OF_LIMITS = (
     *(Metric(name, GAUGE, _BROKER, text, USAGE_BROKER, figure)
     for name, figure, text in (
@@ -253,7 +269,7 @@ _OF_LIMITS = (
     Metric("look_time_seconds", GAUGE, (), "When that was: queues are shown as of then", ALERT),
 )  # fmt: skip
 
-TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LIMITS)
+TABLE = (*_OF_BATCHES, *_OF_QUERIES, *_OF_QUEUES, *_OF_BRIDGES, *_OF_LANES, *_OF_LIMITS)
 BY_NAME = {metric.name: metric for metric in TABLE}
 SAMPLES = frozenset(name for metric in TABLE for name in metric.samples)
 

@@ -22,6 +22,7 @@ from . import metric_table as table
 from .bridge_figures import bridge_families
 
 OTHER = "_other"
+LANES_MAX = 20  # of each broker and VPN, with series of their own
 Place = tuple[str, str, str]  # broker, VPN, queue
 _Counts = dict[tuple[str, str], int]  # metric and reason → how many
 
@@ -118,6 +119,7 @@ class QueueFigures:
         own = {place: counts for place, counts in self._counts.items() if place in named}
         yield from _totals(own | self._other)
         yield from bridge_families(look.bridges)
+        yield from _lanes(look)
         yield from _limits(look)
         yield _alerts(look, shown)
         yield GaugeMetricFamily(*_named("queue_series"), value=len(named))
@@ -194,6 +196,19 @@ def _totals(counts: Mapping[Place, _Counts]) -> Iterator[Family]:
             for (name, reason), n in found.items():
                 if name == metric.name:
                     family.add_metric((*place, reason) if metric is _REFUSED else place, n)
+        yield family
+
+
+def _lanes(look: Look) -> Iterator[Family]:
+    """What waits at brokers for queues of others; those that wait longest have series."""
+    each = {(usage["broker"]["name"], usage["vpn"]["name"]): usage for usage in look.usage}
+    for metric in table.of(table.LANES):
+        family = _gauge(metric)
+        for (broker, vpn), usage in each.items():
+            for lane in usage.get("lanes", ())[:LANES_MAX]:
+                family.add_metric(
+                    (broker, vpn, lane["queue"], lane["to"]), lane[metric.figure] or 0.0
+                )
         yield family
 
 

@@ -97,6 +97,7 @@ def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
             "max_delivered_unacked": system.max_delivered_unacked,
             "alerts": sorted(name for name in header.alerts if ":" not in name),
         },
+        "lanes": [] if broker.beyond is None else broker.beyond.lanes(vpn),
     }
 
 

@@ -85,6 +85,10 @@ class Beyond(Protocol):
         down."""
         ...
 
+    def lanes(self, vpn: str) -> list[dict[str, Any]]:
+        """What waits here for queues of other brokers, for people."""
+        ...
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         ...

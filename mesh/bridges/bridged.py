@@ -258,6 +258,10 @@ class Bridged:
             return "the endpoint of a bridge"
         return self._others.of_engine(queue)
 
+    def lanes(self, vpn: str) -> list[dict[str, Any]]:
+        """What waits here for queues of other brokers; bridges are shown by themselves."""
+        return [] if self._others is None else self._others.lanes(vpn)
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records for a queue (M5); bridges do not carry them."""
         if queue.header.stands_for:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from lakequeue.definitions import parse_configuration
+from lakequeue.monitor.describing import described
 from lakequeue.protocol.errors import Rejected
+from lakequeue.sinks.queue_figures import Look, QueueFigures
 from mortal_mesh import MortalMeshEngine
 
 FAR: dict[str, Any] = {
@@ -36,3 +38,45 @@ def test_M2_a_definition_counts_at_every_broker_whoever_was_asked(asked: str) ->
             send(broker, {"n": 2, "long": "x" * 100})
         send(broker, {"n": 2})
     assert at["c"].admin().describe("far")["depth"] == 6
+
+
+def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
+    """By whoever is asked: the broker where it waits, `describe` of the queue, the metrics."""
+    full = FAR | {"max_spool_messages": 2}
+    engine = MortalMeshEngine(parse_configuration({"brokers": ["a", "b", "c"], "queues": [full]}))
+    at = {name: engine.connect(name) for name in ("a", "b", "c")}
+    for _ in range(5):
+        at["a"].producer().send("news", b'{"n": 1}')
+    engine.advance("3500ms")
+    lane = {
+        "queue": "far", "to": "c", "waiting": 3, "bytes": 24, "why": "queue_quota", "for_s": 3.5
+    }  # fmt: skip
+    for name in at:
+        usage = at[name].admin().usage()
+        assert usage["lanes"] == [{"at": "a", **lane}]
+        assert {one: said["lanes"] for one, said in usage["brokers"].items()} == {
+            "a": [lane], "b": [], "c": []
+        }  # fmt: skip
+    queue, _ = described(at["b"], "far")
+    assert queue["lanes"] == usage["lanes"]
+    assert (queue["why"][0]["code"], queue["why"][0]["side"]) == ("refused", "in")
+    assert queue["why"][0]["text"] == (
+        "3 messages wait at broker a for this queue, which has refused them for 4 s: queue_quota."
+    )
+    figures = QueueFigures(10)
+    figures.seen(Look(usage=list(usage["brokers"].values())))
+    samples = {s.name: s for family in figures.families() for s in family.samples}
+    assert samples["lakequeue_lane_waiting"].value == 3
+    assert samples["lakequeue_lane_waiting"].labels == {
+        "broker": "a", "vpn": "default", "queue": "far", "to": "c"
+    }  # fmt: skip
+    assert samples["lakequeue_lane_refused_seconds"].value == 3.5
+    with at["c"].consumer("far", ack_mode="individual", max_backlog=9) as consumer:
+        for _ in range(20):
+            while (message := consumer.receive(timeout=0)) is not None:
+                message.ack()
+            engine.advance("500ms")
+    queue, _ = described(at["b"], "far")
+    assert (queue["lanes"], queue["why"], queue["depth"]) == ([], [], 0)
+    told = [event["event"] for event in at["b"].admin().events() if "lane" in event["event"]]
+    assert (told[0], told[-1]) == ("lane_blocked", "lane_flows")

@@ -16,7 +16,7 @@ import pytest
 from lakequeue.protocol import journal
 from lakequeue.sinks.bridge_figures import bridge_families
 from lakequeue.sinks.message_times import QUEUES_MAX, ROOM
-from lakequeue.sinks.metric_table import BRIDGE, PHASES, SAMPLES, TABLE
+from lakequeue.sinks.metric_table import BRIDGE, LANES, PHASES, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import OTHER, Look
 from lakequeue.streaming.figures import NAMES
@@ -254,8 +254,10 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     families = list(text_string_to_metric_families(text))
     served = {sample.name for family in families for sample in family.samples}
     created = {name for name in served if name.endswith("_created")}
-    absent = {"lakequeue_vpn_spool_max_bytes"}  # it has none, and no bridges
-    assert served - created == SAMPLES - absent - {m.shown for m in TABLE if m.source == BRIDGE}
+    absent = {"lakequeue_vpn_spool_max_bytes"}  # it has none; nor bridges, nor neighbours
+    assert served - created == SAMPLES - absent - {
+        m.shown for m in TABLE if m.source in (BRIDGE, LANES)
+    }
     tables = {"query": "lakequeue-tables"}
     sample = engine.metrics.registry.get_sample_value
     assert sample("lakequeue_query_lag_records", tables) == 3
