@@ -1,0 +1,351 @@
+"""Brokers are added and removed while a home is at rest (M4, M5, P1, L1, L4, L9, O1–O4).
+
+A home that changes is compared with its twin that does not: the same is done to both, and clients
+see the same. Where a home is made of pages by hand, its brokers are driven one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from lakequeue.core import Batch, DictStore
+from lakequeue.core import Limits as LiveLimits
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory import rehoming
+from lakequeue.memory.live_broker import LiveBroker, limits_of
+from lakequeue.memory.mesh_broker import MeshBroker
+from lakequeue.mesh import rehome as of_mesh
+from lakequeue.mesh.rehome import Change, NotAtRest, Resting, rehome
+from lakequeue.protocol import commands as c
+from lakequeue.protocol import topics
+from lakequeue.protocol.errors import ConfigError, LakequeueError
+from lakequeue.protocol.messages import HEADER, Records
+from lakequeue.state import Home
+from lakequeue.state import Limits as OldLimits
+from rehomed import RestingEngine
+
+QUEUES: list[dict[str, Any]] = [
+    {"name": "plain", "type": "LocalQueue"},
+    {"name": "ranked", "type": "LocalQueue", "priority": "/p", "dead_message_queue": "dead"},
+    {"name": "barred", "type": "LocalQueue", "barrier_expression": "/n % 7 = 0"},
+    {"name": "keyed", "partition_key": "/k", "max_deliveries": 2, "dead_message_queue": "dead"},
+    {"name": "short", "type": "LocalQueue", "expiration": "20s", "dead_message_queue": "dead"},
+    {"name": "dead", "type": "LocalQueue"},
+]
+COLD: Any = LiveLimits(
+    delivery_rows=5, live_rows=4, segment_rows=3, block_bytes=300, due_rows=3, merge_rows=2
+)
+LIMITS = {"plenty": OldLimits(), "cold": COLD}
+CHANGES: dict[str, list[dict[str, str]]] = {
+    "one comes": [{"add": "c"}],
+    "one goes": [{"remove": "b"}],
+    "the first goes": [{"remove": "a"}],
+    "all to one": [{"add": "c"}, {"remove": "a", "to": "c"}],
+    "one comes and goes": [{"add": "c"}, {"remove": "c"}],
+    "two take the places of two": [{"add": "c"}, {"add": "d"}, {"remove": "a"}, {"remove": "b"}],
+}
+NOW = 1_800_000_000_000
+
+
+class AloneEngine(RestingEngine):
+    """Its broker knows of no others."""
+
+    BROKER = LiveBroker  # type: ignore[assignment]
+
+
+def home(
+    queues: list[dict[str, Any]], limits: Any = None, brokers: str = "ab",
+    kind: type[RestingEngine] = RestingEngine,
+) -> RestingEngine:  # fmt: skip
+    engine = kind(None, limits)
+    engine.now = NOW
+    given = [{"message_type": "json", "max_per_subscription_backlog": 50, **q} for q in queues]
+    engine.configure(parse_configuration({"brokers": list(brokers), "queues": given}))
+    engine.checking = True
+    return engine
+
+
+def lease(engine: RestingEngine, queue: str, backlog: int, times: int = 1) -> None:
+    """A consumer without a session and without a client takes messages, where the queue is."""
+    for broker in engine.brokers:
+        inbox = c.Inbox(topic=topics.topic("default", topics.DELIVERIES), partition=0)
+        said = c.Subscribe(
+            queue=queue, subscription=f"raw-{queue}-{broker.home.name}", inbox=inbox,
+            max_backlog=backlog,
+        )  # fmt: skip
+        key = topics.topic("default", topics.COMMANDS)
+        engine.command(key, b"", c.encode_command(said), broker.home.number)
+
+
+def fill(engine: RestingEngine, seed: int) -> None:
+    """Messages of all kinds; some are leased, some are delayed, some are dead."""
+    chance = random.Random(seed)
+    at = {name: engine.connect(name, f"app-{name}") for name in ("a", "b")}
+    producers = {name: connection.producer() for name, connection in at.items()}
+    for n in range(1, 60):
+        body = json.dumps({"n": n, "k": chance.randrange(4), "p": chance.randrange(5)}).encode()
+        options: dict[str, Any] = {}
+        if chance.random() < 0.2:
+            options["delay"] = f"{chance.randrange(1, 40)}s"
+        elif chance.random() < 0.2:
+            options["ttl"] = f"{chance.randrange(5, 60)}s"
+        to = chance.choice([q["name"] for q in QUEUES if q["name"] != "dead"])
+        producers[chance.choice("ab")].send(to, body, **options)
+        if n == 30:
+            for queue in ("plain", "ranked", "keyed"):
+                lease(engine, queue, chance.randrange(1, 5))
+        if chance.random() < 0.2:
+            engine.advance(f"{chance.randrange(1, 4)}s")
+    for connection in at.values():
+        connection.close()
+
+
+def taken(engine: RestingEngine) -> dict[str, list[Any]]:
+    """What consumers get, queue by queue, in order, until nothing is left."""
+    connection = engine.connect(None, "last")
+    found: dict[str, list[Any]] = {}
+    for queue in QUEUES:
+        consumer = connection.consumer(queue["name"], max_backlog=3, ack_mode="individual")
+        seen = found[queue["name"]] = []
+        for _ in range(80):
+            while (message := consumer.receive(timeout=0)) is not None:
+                why = sorted(message.headers.items())
+                at = engine.now - NOW
+                seen.append((at, message.id, message.payload, message.delivery_count, why))
+                message.ack()
+            engine.advance("1s")
+        consumer.close()
+    return found
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("seed", range(3))
+def test_M4_a_home_goes_on_as_if_nothing_had_changed(seed: int, changes: str, limits: str) -> None:
+    """Places, priorities, barriers, lanes, delays, lives, leases, counts (O1–O4, L4, L12, X1)."""
+    queues = [{"lease_period": "25s", **q} for q in QUEUES]
+    stays, goes = (home(queues, LIMITS[limits]) for _ in range(2))
+    for engine in (stays, goes):
+        fill(engine, seed)
+    for change in CHANGES[changes]:
+        goes.change(**change)
+    goes.check()
+    names = [q["name"] for q in QUEUES]
+    for name in names:  # numbers add up
+        before, after = (e.connect().admin().describe(name) for e in (stays, goes))
+        for what in ("depth", "leased", "delayed", "bytes", "counters"):
+            assert after.get(what) == before.get(what), f"{name}: {what}"
+    wanted, found = taken(stays), taken(goes)
+    for name in names:
+        assert found[name] == wanted[name], name
+
+
+def test_M4_the_same_pages_are_made_byte_for_byte() -> None:
+    engine = home([{"lease_period": "25s", **q} for q in QUEUES], COLD)
+    fill(engine, 1)
+    resting = [Resting(b.home.name, b.home.number, dict(b.store.pages)) for b in engine.brokers]
+    kept = [dict(one.pages) for one in resting]
+    change = Change({"b": 1, "c": 2})
+    found = [rehome(resting, change, 0, engine.secret, COLD) for _ in range(2)]
+    assert [one.pages for one in resting] == kept
+    assert found[0] == found[1]
+
+
+def test_M4_who_is_removed_is_heard_by_the_first_that_stays() -> None:
+    """What a producer repeats is stored once, and answered under the old number (P1)."""
+    engine = home([{"name": "q"}])
+    inbox = engine.open_inbox("default.receipts")
+
+    def publish(broker: int, *sequences: int) -> list[dict[str, Any]]:
+        inbox.clear()
+        for seq in sequences:
+            header = json.dumps({"to": "q", "producer": "p", "seq": seq}).encode()
+            partition = broker * topics.PUBLISH_PARTITIONS
+            engine.publish("default.publish", b"{}", None, [(HEADER, header)], partition=partition)
+        return [json.loads(record.value or b"") for record in inbox]
+
+    publish(0, 1, 2)
+    first = publish(1, 1, 2, 3)
+    engine.change(remove="b")
+    again = publish(1, 2, 3, 4)
+    assert {one["broker"] for one in again} == {first[0]["broker"]} == {1}
+    assert any(one["repeated"] for one in again)
+    assert engine.connect().admin().describe("q")["depth"] == 6
+    publish(0, 2, 3)  # the same name at the broker that stays is another producer
+    assert engine.connect().admin().describe("q")["depth"] == 7
+    engine.change(add="c")
+    engine.change(remove="a")
+    publish(0, 2, 3, 4)
+    publish(1, 4, 5)
+    assert engine.connect().admin().describe("q")["depth"] == 9
+
+
+def test_L9_an_ack_that_came_early_waits_where_its_queue_is() -> None:
+    engine = home([{"name": "q", "type": "LocalQueue", "broker": "b"}])
+    at_b = engine.connect("b")
+    engine.connect("a").admin()
+    ahead = (1 << 48) + 3
+    said = c.Ack(queue="q", subscription="s", ids=str(ahead))
+    engine.command("default.commands", b"", c.encode_command(said), 1)
+    producer = at_b.producer()
+    for _ in range(2):
+        producer.send("q", b"{}")
+    engine.change(add="c")
+    engine.change(remove="a", to="c")
+    producer.send("q", b"{}")
+    seen = at_b.admin().describe("q")
+    assert (seen["depth"], seen["counters"].get("acknowledged")) == (2, 1)
+
+
+def test_M4_what_names_a_removed_broker_is_said_and_nothing_changes() -> None:
+    engine = home([{"name": "q", "type": "GroupLocalQueue", "initial_owner": "b"}])
+    with pytest.raises(ConfigError, match="initial_owner: 'b'"):
+        engine.change(remove="b")
+    with pytest.raises(LakequeueError, match="is not of this home"):
+        engine.change(remove="c")
+    with pytest.raises(ConfigError, match="to: 'x'"):
+        engine.change(remove="a", to="x")
+    engine.change(remove="a")
+    with pytest.raises(LakequeueError, match="only one"):
+        engine.change(remove="b")
+    with pytest.raises(LakequeueError, match="given once"):
+        engine.change(add="a")
+
+
+def test_M4_nothing_changes_while_something_is_between_brokers() -> None:
+    engine = home([{"name": "q", "type": "LocalQueue", "broker": "b", "subscriptions": ["news"]}])
+    engine.cut("b")
+    engine.connect("a").producer().send("news", b"{}")
+    with pytest.raises(NotAtRest, match="has not heard"):
+        engine.change(remove="b")
+    engine.mend("b")
+    engine.change(remove="b")
+    assert engine.connect().admin().describe("q")["depth"] == 1
+
+
+@pytest.mark.parametrize("point", ["rehome", "take_home", "_begin", "_know", "_empty", "_done"])
+@pytest.mark.parametrize("change", [{"add": "c"}, {"remove": "a"}])
+def test_M4_a_home_that_dies_on_the_way_is_as_it_was(
+    point: str, change: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = home([{"lease_period": "25s", **q} for q in QUEUES], COLD)
+    fill(engine, 2)
+    before = engine.dump()
+
+    class Death(Exception):
+        pass
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise Death
+
+    where: Any = {"rehome": rehoming, "take_home": RestingEngine}.get(point, of_mesh._Rehoming)
+    with monkeypatch.context() as patch:
+        patch.setattr(where, point, dies)
+        try:
+            engine.change(**change)
+        except Death:
+            assert engine.dump() == before
+            assert [b.home.name for b in engine.brokers] == ["a", "b"]
+        else:
+            assert (point, change) in [("_begin", {"remove": "a"}), ("_empty", {"add": "c"})]
+            return
+    engine.change(**change)
+    engine.check()
+
+
+def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None:
+    """Its queues are the home's directory from then on."""
+    alone = home(QUEUES, COLD, brokers="a", kind=AloneEngine)
+    producer = alone.connect("a").producer()
+    for n in range(20):
+        producer.send("plain", json.dumps({"n": n}).encode())
+    pages, engine = dict(alone.brokers[0].store.pages), RestingEngine()
+    assert "mesh" not in pages
+    engine.secret, engine.now = alone.secret, alone.now
+    change = Change({"a": 0, "b": 1})
+    found = rehome([Resting("a", 0, pages)], change, 0, engine.secret, COLD)
+    engine.take_home([(one.name, one.number, one.pages) for one in found.brokers], {})
+    engine.connect("b").producer().send("plain", b"{}")
+    engine.connect("b").producer().send("keyed", b"{}")
+    engine.check()
+    admin = engine.connect("a").admin()
+    assert [admin.describe(q)["depth"] for q in ("plain", "keyed")] == [21, 1]
+    engine.connect("b").admin().define({"name": "new", "message_type": "json"})
+    assert set(admin.queues()) >= {"new", "plain"}
+
+
+# ---------------------------------------------------------------- captured topics
+
+
+class Reader:
+    """A broker that reads captured topics by itself, at its own pace."""
+
+    def __init__(self, one: Resting, secret: bytes) -> None:
+        self.broker = MeshBroker(Home(one.name, one.number, secret=secret), COLD)
+        self.broker.store = DictStore(one.pages)  # type: ignore[assignment]
+        self.offsets = dict(one.offsets)
+
+    def read(self, log: dict[tuple[str, int], int], most: int) -> None:
+        for (topic, partition), end in sorted(log.items()):
+            first = self.offsets.get((topic, partition), 0)
+            last = min(first + most, end)
+            for offset in range(first, last):
+                value = f"{topic}/{partition}/{offset}".encode()
+                given = Records(
+                    [topic], [partition], [offset], [NOW], [None], [value], [None], [None]
+                )
+                self.broker.take(Batch(publishes=given), NOW)  # type: ignore[arg-type]
+            self.offsets[topic, partition] = last
+
+    def resting(self) -> Resting:
+        home, pages = self.broker.home, dict(self.broker.store.pages)
+        return Resting(home.name, home.number, pages, dict(self.offsets))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_M5_no_record_of_a_captured_topic_is_skipped_or_taken_twice(seed: int) -> None:
+    """Brokers are at different places when the home rests, and read on at different paces."""
+    chance = random.Random(seed)
+    queues = [
+        {"name": "all", "underlying_topic": "t", "message_type": "text"},
+        {"name": "one", "underlying_topic": "t", "message_type": "text", "type": "LocalQueue"},
+        {"name": "other", "underlying_topic": "t", "message_type": "text", "type": "LocalQueue"},
+        {"name": "wide", "underlying_topic": "^[tu]$", "default_publish_target": "t",
+         "message_type": "text"},
+    ]  # fmt: skip
+    engine = home(queues)
+    names = {b.home.name: b.home.number for b in engine.brokers}
+    resting = [Resting(b.home.name, b.home.number, dict(b.store.pages)) for b in engine.brokers]
+    log = {("t", 0): 0, ("t", 1): 0, ("t", 2): 0, ("u", 0): 0}
+    for n in range(5):
+        readers = [Reader(one, engine.secret) for one in resting]
+        for at in log:
+            log[at] += chance.randrange(8)
+        for reader in readers:
+            reader.read(log, chance.randrange(9))
+        resting = [reader.resting() for reader in readers]
+        if len(names) > 1 and chance.random() < 0.5:
+            del names[chance.choice(sorted(names))]
+        else:
+            names[f"n{n}"] = 2 + n
+        resting = rehome(resting, Change(dict(names)), 0, engine.secret, limits_of(COLD)).brokers
+    found: dict[str, Counter[bytes]] = {q["name"]: Counter() for q in queues}
+    for one in resting:
+        reader = Reader(one, engine.secret)
+        reader.read(log, 1_000)
+        broker = reader.broker._replica.broker
+        for queue in broker.names.values():
+            for row in of_mesh.rows_of(queue):
+                content = broker.spool.content(row)
+                assert content is not None
+                found[queue.definition.name][content[0]] += 1
+    for name, got in found.items():
+        wanted = Counter(
+            f"{topic}/{partition}/{offset}".encode() for (topic, partition), end in log.items()
+            for offset in range(end) if topic == "t" or name == "wide"
+        )  # fmt: skip
+        assert got == wanted, f"{name}: lost {wanted - got}, too often {got - wanted}"
