@@ -174,9 +174,6 @@ class Speaking:
         for name, value in wish.items():
             if value != "":
                 text_of(value, name, NAME_CHARACTERS_MAX)
-        if not self.runner.waits:
-            what = f"{wish['wish']}_broker"
-            raise ConfigError(f"{what}: only over Kafka; a configuration names those in memory")
         return ask_for_broker(self._transport, self.vpn, wish, broker, self.new_name("wish"))
 
     # ------------------------------------------------------------ time and waiting

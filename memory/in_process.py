@@ -381,6 +381,10 @@ class MemoryEngine:
         }  # fmt: skip
         return {**brokers, **self._directories.get(topic, {})}
 
+    def tell_directory(self, topic: str, key: bytes, value: bytes) -> None:
+        """The newest record of a key in a compacted topic is this."""
+        self._directories.setdefault(topic, {})[key] = value
+
     def open_inbox(self, topic: str) -> deque[Record]:
         """Records written to a topic from now on."""
         inbox: deque[Record] = deque()

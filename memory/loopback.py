@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..client.known_brokers import WISH
 from ..client.transport import Acked, Headers, Record
 from ..protocol import topics
 from .in_process import MemoryEngine
+from .rehoming import answer_wish
 
 
 class MemoryTransport:
@@ -21,6 +23,9 @@ class MemoryTransport:
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
         """See `Transport.publish`: the engine has it, and has answered."""
+        if key is not None and key.startswith(WISH):
+            answer_wish(self._engine, topic, key, value or b"")
+            return
         self._engine.publish(topic, value or b"", key, headers, partition=partition or 0)
         if acked is not None:
             acked()

@@ -6,13 +6,38 @@ of them. Until these take the place of the old ones, in one assignment, the home
 
 from __future__ import annotations
 
+import json
+
+from ..client.known_brokers import WISH
 from ..core import Limits
 from ..definitions import DEFAULT_VPN
 from ..mesh.rehome import Change, Rehomed, Resting, rehome
-from ..protocol import LakequeueError, commands
+from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.journal import Journal
 from .in_process import MemoryEngine
 from .live_broker import limits_of
+from .mesh_broker import MeshBroker
+
+ONLY_KAFKA = "{}_broker: only over Kafka; a configuration names those in memory"
+
+
+def answer_wish(engine: MemoryEngine, topic: str, key: bytes, value: bytes) -> None:
+    """A wish about a broker, in a VPN's directory: it is done, and the answer stands there. Raises
+    ConfigError where brokers cannot do it."""
+    asked = json.loads(value)
+    if not isinstance(engine.brokers[0], MeshBroker):
+        raise ConfigError(ONLY_KAFKA.format(asked["wish"]))
+    name, said = key.removeprefix(WISH).decode(), {"id": asked["id"]}
+    try:
+        if asked["wish"] == "add":
+            change_brokers(engine, add=name, group=asked["group"])
+            moved = []
+        else:
+            moved = change_brokers(engine, remove=name, to=asked["to"]).moved
+        said |= {"done": True, "moved": moved}
+    except LakequeueError as error:
+        said["refused"] = str(error)
+    engine.tell_directory(topic, key, json.dumps(said).encode())
 
 
 def change_brokers(

@@ -157,6 +157,7 @@ def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queu
         if known is None:
             continue
         one.session = name = f"{one.session}@{source.header.number}"
+        one.max_backlog = 0  # it keeps what it holds; its client binds again where the queue is
         session = target.sessions.get((vpn, name))
         if session is None:
             session = target.sessions[vpn, name] = Session(known.until)

