@@ -291,13 +291,14 @@ class _Rehoming:
         facts.brokers, facts.groups = dict(self._change.brokers), dict(self._change.groups)
         facts.peers = {
             number: facts.peers.get(number) or Peer(name)
-            for name, number in self._change.brokers.items() if number != own
+            for name, number in self._change.brokers.items()
+            if number != own or own in facts.peers
         }  # fmt: skip
         facts.edition = 1 + max(_facts(one).edition for one in self._brokers.values())
         facts.refusing = {
             key: n for key, n in facts.refusing.items() if int(key.split("/")[0]) in facts.peers
         }
-        facts.entries = {}
+        facts.entries, facts.went = {}, {}
         for (vpn, name), entry in self._entries.items():
             facts.entries.setdefault(vpn, {})[name] = entry
             queue = broker.find(vpn, name)
