@@ -72,7 +72,8 @@ class Keeper:
         if before is None:
             topics = sorted(definition.subscriptions)
             hosts = self._hosts(vpn, definition)
-            entry = Entry(definition, hosts, topics, self._facts.edition + 1)
+            number = self._facts.edition + 1
+            entry = Entry(definition, hosts, topics, number, made=self._broker.now)
         else:
             entry = self._again(before, definition)
         self._change(vpn, definition.name, entry, command)
@@ -281,7 +282,7 @@ def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     if entry is None:
         return SaidEntry(vpn, name, None)
     definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
-    return SaidEntry(vpn, name, definition, hosts, topics, entry.move, entry.moves_to)
+    return SaidEntry(vpn, name, definition, hosts, topics, entry.move, entry.moves_to, entry.made)
 
 
 def know_brokers(
@@ -305,7 +306,7 @@ def hear_entries(broker: Broker, facts: MeshFacts, sender: int, said: Entries) -
         entry = None
         if one.definition is not None:
             definition = _definition.decode(one.definition)
-            entry = Entry(definition, one.hosts, one.topics, one.move, one.moves_to)
+            entry = Entry(definition, one.hosts, one.topics, one.move, one.moves_to, one.made)
         try:
             apply_entry(broker, facts, one.vpn, one.queue, entry)
         except (LakequeueError, ValueError) as failed:

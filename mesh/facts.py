@@ -17,13 +17,14 @@ class Peer(msgspec.Struct):
 
 class Entry(msgspec.Struct):
     """A queue of the home. hosts: the numbers of its brokers, ascending; move: a number that counts
-    up, of its last move, or of its making; moves_to: a broker where it is to go."""
+    up, of its last move, or of its making; moves_to: a broker where it is to go; made: when, ms."""
 
     definition: QueueDefinition
     hosts: list[int]
     topics: list[str] = []
     move: int = 0
     moves_to: int | None = None
+    made: int = 0
 
 
 class Move(msgspec.Struct):

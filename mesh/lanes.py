@@ -59,7 +59,7 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
     number = broker.header.next_queue
     broker.header.next_queue += 1
     header = QueueHeader(
-        number, broker.vpn_number(vpn), _definition(far, text), created=broker.now, stands_for=name
+        number, broker.vpn_number(vpn), _definition(far, text), created=entry.made, stands_for=name
     )
     header.subscriptions.append(
         Subscription(
@@ -115,7 +115,8 @@ def _definition(far: QueueDefinition, name: str) -> QueueDefinition:
         name=name, vpn=far.vpn, message_type=far.message_type, type="LocalQueue",
         underlying_topic=name, default_publish_target=name, filter=far.filter,
         fairness_model="fast", expiration_model="queue", max_message_size=far.max_message_size,
-        on_invalid=far.on_invalid, max_spool_usage=LANE_BYTES, max_spool_messages=LANE_MESSAGES,
+        on_invalid=far.on_invalid, recovery_point=far.recovery_point, max_spool_usage=LANE_BYTES,
+        max_spool_messages=LANE_MESSAGES,
     )  # fmt: skip
 
 

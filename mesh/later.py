@@ -66,9 +66,11 @@ def _due(facts: MeshFacts, queue: Queue, ids: list[int]) -> dict[bytes, list[int
     """The commands that meant these messages, in their order; they are kept no longer."""
     known = facts.later.get(queue.number)
     meant: dict[bytes, list[int]] = {}
-    for number in ids if known else ():
+    if known is None:
+        return meant
+    for number in ids:
         for text in known.pop(number, ()):
             meant.setdefault(text, []).append(number)
-    if known is not None and not known:
+    if not known:
         del facts.later[queue.number]
     return meant

@@ -52,14 +52,27 @@ _encode = msgspec.msgpack.encode
 _facts = msgspec.msgpack.Decoder(MeshFacts)
 
 
+class _Table:
+    """Which queues of a VPN take which topics, by the directory of this edition; they are named by
+    where they stand in `listed`."""
+
+    def __init__(self, edition: int, listed: list[tuple[str, Entry]]) -> None:
+        self.edition, self.listed = edition, listed
+        self.captured, self.subscribed = Patterns(), Patterns()
+        for at, (_, entry) in enumerate(listed):
+            topic = entry.definition.underlying_topic
+            self.captured.add(kind_of_captured(topic), topic, at)
+            for pattern in entry.topics:
+                self.subscribed.add(kind_of(pattern), pattern, at)
+
+
 class Mesh:
     """The other brokers. facts: what is known of them."""
 
     def __init__(self, broker: Broker, facts: MeshFacts) -> None:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts)
-        # By VPN: the edition of the directory that it was made of, and what takes which topics.
-        self._tables: dict[str, tuple[int, Patterns, list[tuple[str, Entry]]]] = {}
+        self._tables: dict[str, _Table] = {}  # by VPN
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
             c.Peers: self._peers,
             c.Define: self._kept(self._keeper.define),
@@ -210,7 +223,7 @@ class Mesh:
 
     def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
         """The queues in which a message is stored here: own ones, and stand-ins for others'."""
-        facts, number = self.facts, self._broker.header.number
+        facts = self.facts
         if to.startswith(QUEUE_ALONE):
             name = to.removeprefix(QUEUE_ALONE)
             entry = entry_of(facts, vpn, name)
@@ -222,6 +235,13 @@ class Mesh:
                 else here.definition.default_publish_target
             )  # fmt: skip
             matched = self._matching(vpn, topic)
+        return self._stored_here(vpn, matched, own)
+
+    def _stored_here(
+        self, vpn: str, matched: list[tuple[str, Entry]], own: list[Queue]
+    ) -> list[Queue]:
+        """Own queues, and the stand-ins of those that are elsewhere."""
+        facts, number = self.facts, self._broker.header.number
         found = {queue.definition.name: queue for queue in own}
         for name, entry in matched:
             if lanes.target(self._broker, facts, vpn, name, entry) != number:
@@ -257,27 +277,46 @@ class Mesh:
         """See `Beyond`."""
         return lanes.shown(self._broker, self.facts, vpn)
 
+    def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
+        """Each queue that captures the topic has its reader. What has only subscribed to it gets
+        the record from the reader of the one that was made first, wherever it is."""
+        table = self._table(vpn)
+        names = {table.listed[at][0] for at in table.captured.find(topic)}
+        found = [
+            queue for queue in own
+            if queue.definition.name in names and self.reads(queue, partition)
+        ]  # fmt: skip
+        entries = self.facts.entries.get(vpn, {})
+        first = min(names, key=lambda name: (entries[name].made, name), default=None)
+        if first is None or self._reader(entries[first], partition) != self._broker.header.number:
+            return found
+        listening = [table.listed[at] for at in sorted(table.subscribed.find(topic))]
+        rest = [(name, entry) for name, entry in listening if name not in names]
+        by_name = {queue.definition.name: queue for queue in own}
+        mine = [by_name[name] for name, _ in rest if name in by_name]
+        return found + self._stored_here(vpn, rest, mine)
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         own, definition = self._broker.header.number, queue.definition
         entry = entry_of(self.facts, definition.vpn, definition.name)
-        if entry is None or len(entry.hosts) == 1:
-            return True
-        if definition.initial_owner is not None:
-            return self.facts.brokers[definition.initial_owner] == own
-        return entry.hosts[partition % len(entry.hosts)] == own
+        return entry is None or len(entry.hosts) == 1 or self._reader(entry, partition) == own
+
+    def _reader(self, entry: Entry, partition: int) -> int:
+        owner = entry.definition.initial_owner
+        if owner is not None:
+            return self.facts.brokers[owner]
+        return entry.hosts[partition % len(entry.hosts)]
 
     def _matching(self, vpn: str, topic: str) -> list[tuple[str, Entry]]:
-        """The home's queues that take a topic."""
+        """The home's queues that take what is published to a topic."""
+        table = self._table(vpn)
+        found = table.captured.find(topic) | table.subscribed.find(topic)
+        return [table.listed[at] for at in sorted(found)]
+
+    def _table(self, vpn: str) -> _Table:
         table = self._tables.get(vpn)
-        if table is None or table[0] != self.facts.edition:
+        if table is None or table.edition != self.facts.edition:
             listed = sorted(self.facts.entries.get(vpn, {}).items())
-            patterns = Patterns()
-            for at, (_, entry) in enumerate(listed):
-                captured = entry.definition.underlying_topic
-                patterns.add(kind_of_captured(captured), captured, at)
-                for pattern in entry.topics:
-                    patterns.add(kind_of(pattern), pattern, at)
-            table = self._tables[vpn] = self.facts.edition, patterns, listed
-        _, patterns, listed = table
-        return [listed[at] for at in sorted(patterns.find(topic))]
+            table = self._tables[vpn] = _Table(self.facts.edition, listed)
+        return table

@@ -71,7 +71,7 @@ class Room(Said, frozen=True, array_like=True):
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A queue: its definition as on the wire (None: it is gone), its hosts, its topics; the number
-    of its last move, and where it is to go."""
+    of its last move, where it is to go, and when it was made."""
 
     vpn: Name
     queue: Name
@@ -80,6 +80,7 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     topics: list[str] = []
     move: Count = 0
     moves_to: BrokerNumber | None = None
+    made: Count = 0
 
 
 class Entries(Said, frozen=True, array_like=True):

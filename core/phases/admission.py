@@ -131,21 +131,17 @@ class Admission:
     def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
         """Per VPN the queues that take a plain record: not from before their recovery points
         (R2)."""
-        broker = self._broker
+        broker, topic, partition = self._broker, messages.topic, messages.partitions[0]
         counter, time = broker.spool.next_counter, messages.times[0]
-        return [
-            (vpn, [q for q in queues if self._reads(q, messages) and recovers(q, time, counter)])
-            for vpn, queues in queues_of_record(broker, messages.topic)
-        ]
-
-    def _reads(self, queue: Queue, messages: Incoming) -> bool:
-        """Whether this broker is the one that reads the record for a queue (M5), and no other has
-        read it before (M4)."""
-        beyond, partition = self._broker.beyond, messages.partitions[0]
-        floors = queue.header.floors
-        if floors and messages.offsets[0] < floors.get(f"{messages.topic}/{partition}", 0):
-            return False
-        return beyond is None or beyond.reads(queue, partition)
+        found = []
+        for vpn, queues in queues_of_record(broker, topic):
+            if broker.beyond is not None:
+                queues = broker.beyond.of_record(vpn, topic, partition, queues)
+            kept = [
+                q for q in queues if not _was_read(q, messages) and recovers(q, time, counter)
+            ]  # fmt: skip
+            found.append((vpn, kept))
+        return found
 
     def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:
         broker = self._broker
@@ -385,6 +381,15 @@ class Admission:
         if producer:
             producer.stored(seq, 0)
             producer.discarded(seq, reason.value, "")
+
+
+def _was_read(queue: Queue, messages: Incoming) -> bool:
+    """Whether another broker has read a record for a queue before (M4)."""
+    floors = queue.header.floors
+    if not floors:
+        return False
+    place = f"{messages.topic}/{messages.partitions[0]}"
+    return messages.offsets[0] < floors.get(place, 0)
 
 
 def _lives(header: PublishHeader, times: list[int], now: int) -> list[tuple[int, int]]:

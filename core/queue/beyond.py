@@ -89,6 +89,11 @@ class Beyond(Protocol):
         """What waits here for queues of other brokers, for people."""
         ...
 
+    def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
+        """The queues in which this broker stores a record of a plain topic, where these are the own
+        ones that take it (M5, S5)."""
+        ...
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         ...

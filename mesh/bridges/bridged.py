@@ -262,6 +262,13 @@ class Bridged:
         """What waits here for queues of other brokers; bridges are shown by themselves."""
         return [] if self._others is None else self._others.lanes(vpn)
 
+    def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:
+        """The queues for a record of a plain topic; bridges do not carry it."""
+        queues = [queue for queue in own if not queue.header.stands_for]
+        if self._others is None:
+            return queues
+        return self._others.of_record(vpn, topic, partition, queues)
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records for a queue (M5); bridges do not carry them."""
         if queue.header.stands_for:

@@ -1,0 +1,75 @@
+"""Records of plain Kafka topics, over brokers that are clients of their neighbours (M5, S5, Q2).
+
+The engine in memory gives such a record to every broker, as each may capture its topic.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.protocol import LakequeueError
+from mortal_mesh import MortalMeshEngine
+
+
+def local(name: str, broker: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "message_type": "json", "type": "LocalQueue", "broker": broker, **keys}
+
+
+class Home:
+    def __init__(self, *queues: dict[str, Any]) -> None:
+        config = {"brokers": ["a", "b", "c"], "queues": list(queues)}
+        self.engine = MortalMeshEngine(parse_configuration(config))
+        self.engine.checking = True
+        self.admin = self.engine.connect("a", "app").admin()
+
+    def record(self, topic: str, n: int, partition: int = 0) -> None:
+        self.engine.publish(topic, json.dumps({"n": n}).encode(), None, [], None, partition)
+
+    def found(self, queue: str) -> list[int]:
+        return sorted(json.loads(m.payload)["n"] for m in self.admin.browse(queue, limit=1_000))
+
+
+def test_M5_S5_a_record_reaches_all_queues_that_take_it_wherever_they_are() -> None:
+    """One captures the topic at b, one at c; others have subscribed to it, at each broker."""
+    listens = {"underlying_topic": "elsewhere", "subscriptions": ["t/>"]}
+    home = Home(
+        local("first", "b", underlying_topic="t/1"), local("second", "c", underlying_topic="t/1"),
+        *(local(f"at-{name}", name, **listens | {"underlying_topic": name}) for name in "abc"),
+        {"name": "all", "message_type": "json", **listens},
+        local("odd", "a", filter="/n % 2 = 1", **listens | {"underlying_topic": "odd"}),
+    )  # fmt: skip
+    for n in range(6):
+        home.record("t/1", n, partition=n)
+    home.record("t/2", 7)  # nobody captures it
+    every = list(range(6))
+    for queue in ("first", "second", "at-a", "at-b", "at-c", "all"):
+        assert home.found(queue) == every, queue
+    assert home.found("odd") == [1, 3, 5]
+    usage = home.admin.usage()
+    assert usage["vpn"]["spool_bytes"] > 0
+
+
+def test_M5_each_partition_of_a_distributed_queue_has_one_reader() -> None:
+    home = Home(
+        {"name": "all", "message_type": "json", "underlying_topic": "t"},
+        local("listens", "c", underlying_topic="x", subscriptions=["t"]),
+    )  # fmt: skip
+    for n in range(9):
+        home.record("t", n, partition=n)
+    parts = home.admin.describe("all")["brokers"]
+    assert [parts[name]["depth"] for name in "abc"] == [3, 3, 3]
+    assert home.found("all") == home.found("listens") == list(range(9))
+
+
+def test_M5_a_queue_that_takes_plain_records_moves_at_rest() -> None:
+    home = Home(local("q", "a", underlying_topic="t"))
+    home.admin.move_queue("q", "b")
+    home.record("t", 1)
+    assert home.found("q") == [1]
+    with pytest.raises(LakequeueError, match="at rest: lakequeue move-queue q c --pause"):
+        home.admin.move_queue("q", "c")
+    home.record("t", 2)
+    assert home.found("q") == [1, 2]
