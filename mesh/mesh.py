@@ -296,6 +296,11 @@ class Mesh:
         mine = [by_name[name] for name, _ in rest if name in by_name]
         return found + self._stored_here(vpn, rest, mine)
 
+    def why_waiting(self, queue: Queue) -> str | None:
+        """See `Beyond`."""
+        lane = self.facts.lanes.get(queue.number)
+        return f"held by {lane.queue}: {lane.why}" if lane is not None and lane.why else None
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         own, definition = self._broker.header.number, queue.definition

@@ -163,6 +163,8 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return None
     if not header.egress:
         return "egress shut down"
+    if header.stands_for and broker.beyond is not None:
+        return broker.beyond.why_waiting(queue)
     if not header.subscriptions:
         return "no consumer"
     if definition.max_backlog is not None and header.leased >= definition.max_backlog:

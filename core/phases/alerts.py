@@ -127,13 +127,14 @@ def _watch_queue(broker: Broker, queue: Queue) -> None:
 
 
 def _watch_flows(broker: Broker, queue: Queue) -> None:
-    """Flows near `max_delivered_unacked_per_flow` (B4). A flow that has ended is no longer high."""
+    """Consumers' flows near `max_delivered_unacked_per_flow` (B4). One that has ended is no longer
+    high."""
     header, d = queue.header, queue.definition
     limit = d.max_delivered_unacked_per_flow
     high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
     if not header.flows_high and header.leased * 100 < high * limit:
         return
-    held = {s.id: (s.held, s.name) for s in header.subscriptions}
+    held = {s.id: (s.held, s.name) for s in header.subscriptions if s.broker is None}
     for flow in [*held, *(f for f in header.flows_high if f not in held)]:
         level, name = held.get(flow, (0, flow))
         before = flow in header.flows_high

@@ -94,6 +94,10 @@ class Beyond(Protocol):
         ones that take it (M5, S5)."""
         ...
 
+    def why_waiting(self, queue: Queue) -> str | None:
+        """Why messages wait in a stand-in, where something holds them back."""
+        ...
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records of this partition for a queue (M5)."""
         ...

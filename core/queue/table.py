@@ -48,6 +48,7 @@ class Event(enum.Enum):
     LOSE = "its payload is missing"
     GRANT = "sent to another broker"
     TRANSFER = "handed over to another broker"
+    ARRIVE = "taken by the far end of a bridge"
     REFUSE = "refused by another broker"
     REFUSE_LATER = "refused by another broker, and tried again later"
 
@@ -123,6 +124,7 @@ TABLE: dict[tuple[int, Event], Transition] = {
     (MOVING, _E.TRANSFER): _leaves("transferred", "H4"),
     (READY, _E.TRANSFER): _leaves("transferred", "M5"),  # its queue moves
     (DELAYED, _E.TRANSFER): _leaves("transferred", "M5"),
+    (MOVING, _E.ARRIVE): _leaves("acknowledged", "H1"),
     (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "M3"),
     (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H3"),
     (MOVING, _E.DELETE): _leaves("deleted", "S7"),

@@ -269,6 +269,14 @@ class Bridged:
             return queues
         return self._others.of_record(vpn, topic, partition, queues)
 
+    def why_waiting(self, queue: Queue) -> str | None:
+        """Why messages wait for the far end."""
+        link = self.facts.link_of(queue)
+        if link is not None:
+            held = sorted({one.endpoint or one.reason for one in link.held.values()})
+            return f"held by {', '.join(held[:10])}" if held else None
+        return None if self._others is None else self._others.why_waiting(queue)
+
     def reads(self, queue: Queue, partition: int) -> bool:
         """Whether this broker reads plain records for a queue (M5); bridges do not carry them."""
         if queue.header.stands_for:

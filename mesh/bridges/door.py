@@ -16,6 +16,7 @@ What comes from another VPN of this home is that VPN's to allow, in the same way
 from __future__ import annotations
 
 import msgspec
+from crc32c import crc32c
 
 from ...core.queue.broker import Broker
 from ...definitions.bridge import BridgeDefinition, bridge_to_wire
@@ -29,6 +30,7 @@ from .facts import Arrival, BridgeFacts, HeardHome
 from .taking import all_refused, taken
 
 HOMES_MAX = 8  # of which a bridge remembers numbers
+FAILED_MAX = 100  # messages that failed; a step that fails is taken again, which costs a replay
 
 
 def open_door(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> None:
@@ -37,7 +39,7 @@ def open_door(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> N
     arrival = known or Arrival(bridge.name, bridge.origin, bridge.subscriptions)
     again = known is not None and known.is_open
     arrival.origin, arrival.subscriptions = bridge.origin, bridge.subscriptions
-    arrival.is_open = True
+    arrival.is_open, arrival.failed = True, []
     facts.arrivals.setdefault(bridge.vpn, {})[bridge.name] = arrival
     if not is_vpn(bridge.origin):
         header, given = broker.header, bridge_to_wire(bridge)
@@ -67,6 +69,8 @@ def _is_from(origin: str, vpn: str) -> bool:
 
 def _take(broker: Broker, arrival: Arrival, sent: BridgeSend) -> BridgeReceipt:
     arrival.last = broker.now
+    if len(sent.payloads) == 1 and _digest(sent) in arrival.failed:
+        return all_refused(sent)
     answer = taken(broker, sent, arrival.may_bring)
     back = sum(sent.lanes[lane] - before for lane, before, _, _ in answer.refused)
     arrival.taken += len(sent.payloads) - back
@@ -94,6 +98,8 @@ def hear(
     sent = msgspec.structs.replace(said.send, vpn=vpn)
     try:
         if failed:
+            if len(sent.payloads) == 1:
+                arrival.failed = [*arrival.failed, _digest(sent)][-FAILED_MAX:]
             raise ValueError(f"it failed: {failed}")
         answer = _take(broker, arrival, sent)
     except ValueError:
@@ -101,6 +107,11 @@ def hear(
         _answer(broker, vpn, partition, said, all_refused(sent))
         raise
     _answer(broker, vpn, partition, said, answer)
+
+
+def _digest(sent: BridgeSend) -> int:
+    """Of a message alone."""
+    return crc32c(sent.payloads[0], crc32c(sent.destinations[0].encode()))
 
 
 def _is_next(broker: Broker, vpn: str, arrival: Arrival, said: HomeSend) -> bool:

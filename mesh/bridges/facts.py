@@ -89,7 +89,8 @@ class HeardHome(msgspec.Struct, array_like=True):
 class Arrival(msgspec.Struct):
     """The far end of a bridge from another home or VPN. is_open: False where it is deleted; peer:
     epoch and broker of who comes over it, once one did; taken: messages, refused: lanes, repeated:
-    records, since it was first made; last: when something was heard."""
+    records, since it was first made; last: when something was heard; failed: digests of
+    messages whose taking in failed."""
 
     name: str
     origin: str
@@ -101,6 +102,7 @@ class Arrival(msgspec.Struct):
     refused: int = 0
     repeated: int = 0
     last: int = 0
+    failed: list[int] = []
 
     def may_bring(self, to: str) -> bool:
         """Whether a message may go there."""

@@ -244,7 +244,7 @@ def receipt(broker: Broker, link: Link, answer: BridgeReceipt) -> None:
         n, reason, endpoint = refused.get(at, (len(ids), "", ""))
         taken, back = _moving(queue, ids[:n]), _moving(queue, ids[n:])
         link.taken += n
-        apply(broker, queue, taken, Event.TRANSFER, reason=f"over bridge {link.bridge}")
+        apply(broker, queue, taken, Event.ARRIVE, subscription=SUBSCRIPTION)
         if n < len(ids):
             link.refused += 1
             _return(broker, queue, link, lane, back, reason, endpoint, n > 0)

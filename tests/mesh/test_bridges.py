@@ -7,9 +7,11 @@ reason.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from lakequeue.core import Limits as CoreLimits
+from lakequeue.core.phases.admission import Admission
 from lakequeue.memory import live_broker
 from lakequeue.protocol import ConfigError, Rejected
 from mortal_mesh import MortalLiveBroker
@@ -88,3 +90,40 @@ def test_h1_clients_have_nothing_to_do_with_an_endpoint() -> None:
     assert homes.seen()["sent"] == 1
     assert admin.delete_bridge("out") == 1
     assert admin.bridges() == []
+
+
+def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    homes = Homes()
+    homes.define("q", "a/>")
+    failed = []
+    offer = Admission.offer
+
+    def poisoned(self: Any, vpn: str, messages: Any, sender: Any) -> bool:
+        if b"poison" in messages.payloads:
+            failed.append(len(messages))
+            raise ZeroDivisionError("poison")
+        return offer(self, vpn, messages, sender)
+
+    monkeypatch.setattr(Admission, "offer", poisoned)
+    homes.copier.is_cut = True
+    homes.send("a/0", "first")
+    homes.west.admin().shutdown("#bridge/out", egress=True)
+    homes.send("a/1", "good", "poison", "behind")
+    homes.send("a/2", "other")
+    homes.west.admin().shutdown("#bridge/out")
+    homes.copier.is_cut = False
+    homes.advance("0s")
+    homes.advance("1m")
+    assert sorted(homes.bodies("q")) == ["first", "good", "other"]
+    (blocked,) = homes.seen()["blocked"]
+    assert (blocked["destinations"], blocked["reason"], blocked["waiting"]) == (
+        ["a/1"], "malformed", 2,
+    )  # fmt: skip
+    assert homes.west.admin().describe("#bridge/out")["blocked"] == "held by malformed"
+    tried = len(failed)
+    homes.advance("1m")
+    assert len(failed) == tried  # each one costs a replay
+    homes.west.admin().purge("#bridge/out")
+    assert homes.seen()["blocked"] == []
