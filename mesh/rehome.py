@@ -33,7 +33,7 @@ from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.journal import Segment
 from .arrivals import take_in
-from .bridges.facts import BridgeFacts
+from .bridges.facts import check_no_bridge
 from .directory import Keeper, apply_entry, entry_of, needs_one_place
 from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
@@ -165,21 +165,11 @@ class _Rehoming:
         if to and to not in self._change.brokers:
             allowed = ", ".join(self._change.brokers)
             raise ConfigError(f"to: {to!r} – allowed are the brokers that stay: {allowed}")
-        self._check_bridges()
+        for number in self._removed:
+            check_no_bridge(self._brokers[number])
         why = why_not_at_rest(self._brokers, self._removed)
         if why:
             raise NotAtRest(why)
-
-    def _check_bridges(self) -> None:
-        """A bridge has both its ends where it was made."""
-        for number, broker in self._brokers.items():
-            for link in BridgeFacts.load(broker).links.values():
-                gone = next((n for n in (number, link.to) if n in self._removed), None)
-                if gone is not None:
-                    raise ConfigError(
-                        f"broker {self._given[gone].name!r}: is an end of bridge {link.bridge!r} "
-                        f"of VPN {link.vpn!r} – delete that before"
-                    )
 
     def do(self) -> Rehomed:
         for broker in self._new.values():

@@ -10,6 +10,7 @@ import msgspec
 from ...core.queue.broker import Broker
 from ...core.queue.queue import Queue
 from ...core.storage.row import Row
+from ...protocol.errors import ConfigError
 from ...protocol.home_bridges import WAITING
 from ...protocol.patterns import matches
 
@@ -169,6 +170,17 @@ class BridgeFacts:
     def arrival(self, vpn: str, name: str) -> Arrival | None:
         """The far end of this name, also of a deleted one."""
         return self.arrivals.get(vpn, {}).get(name)
+
+
+def check_no_bridge(broker: Broker) -> None:
+    """Raise ConfigError for a broker that is an end of a bridge: it cannot be removed."""
+    known = BridgeFacts.load(broker).definitions
+    found = [f"bridge {name!r} of VPN {vpn!r}" for vpn in sorted(known) for name in known[vpn]]
+    if found:
+        own = broker.header.name
+        raise ConfigError(
+            f"broker: {own!r} – is an end of {', '.join(found[:10])}: delete it before"
+        )
 
 
 def _page_of(number: int) -> str:

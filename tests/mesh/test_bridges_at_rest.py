@@ -1,0 +1,34 @@
+"""Bridges of a home whose brokers change (H1, M4)."""
+
+from __future__ import annotations
+
+import pytest
+from lakequeue.protocol import ConfigError
+from rehomed import RestingEngine
+from rules import joined
+from rules.joined import Homes
+
+
+def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joined, "MortalEngine", RestingEngine)
+    homes = Homes()
+    homes.define("q", "a/>")
+    west = homes.engines["west"]
+    assert isinstance(west, RestingEngine)
+    homes.copier.is_cut = True
+    homes.send("a/1", 1, 2, 3)
+    before = homes.seen()
+    assert (before["on_its_way"], before["waiting"]) == (1, 2)
+    west.change(add="another")
+    assert homes.seen() == before
+    homes.copier.is_cut = False
+    homes.send("a/1", 4)
+    homes.advance("1s")
+    assert homes.bodies("q") == ["1", "2", "3", "4"]
+    with pytest.raises(ConfigError, match="'near' – is an end of bridge 'out' of VPN 'default'"):
+        west.change(remove="near")
+    homes.west.admin().delete_bridge("out")
+    homes.advance("1s")
+    west.change(remove="near")
