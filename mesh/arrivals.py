@@ -26,7 +26,7 @@ from ..core.storage.spool import Content
 from ..protocol.errors import Reason
 from ..protocol.neighbours import HandOver, NotTaken, Stored
 from .channel import say
-from .facts import Credit, MeshFacts, credit_key, entry_of, key_of
+from .facts import MeshFacts, credit_key, entry_of, key_of
 from .lanes import ELSEWHERE
 
 _rows = msgspec.msgpack.Decoder(list[Row])
@@ -41,7 +41,9 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
     rows = _rows.decode(said.rows)
     if not said.waiting:
         text = credit_key(sender, said.vpn, said.queue, said.filter)
-        facts.asked.setdefault(text, Credit()).used += len(rows)
+        if text in facts.asked:
+            facts.asked[text].used += len(rows)
+            facts.credits_changed = True
     if queue is None or (said.waiting and key_of(said.vpn, said.queue) in facts.leaving):
         _without_queue(broker, facts, sender, said, rows)
         return
@@ -72,6 +74,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, said: HandOver) -
         say(broker, facts, sender, Stored(said.vpn, said.queue, said.waiting, done))
     if why:
         facts.refusing[key] = said.attempt
+        facts.credits_changed = True
         rejected = queue.header.rejected
         rejected[why] = rejected.get(why, 0) + 1
         broker.touch(queue)
@@ -86,6 +89,7 @@ def _without_queue(
     elsewhere = entry_of(facts, said.vpn, said.queue) is not None or said.edition > facts.edition
     if said.waiting and elsewhere:
         facts.refusing[f"{sender}/{said.vpn}/{said.queue}"] = said.attempt
+        facts.credits_changed = True
         say(
             broker, facts, sender,
             NotTaken(said.vpn, said.queue, True, said.attempt, ELSEWHERE),

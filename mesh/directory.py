@@ -340,6 +340,7 @@ def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: En
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """A queue is gone, and what waited for it (S7)."""
+    facts.credits_changed = True
     facts.filters.pop(key_of(vpn, name), None)
     facts.coming.pop(key_of(vpn, name), None)
     facts.went.pop(key_of(vpn, name), None)

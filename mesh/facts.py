@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ..core.storage.store import Store
 from ..definitions import QueueDefinition
 
 
@@ -89,6 +90,7 @@ class MeshFacts(msgspec.Struct):
     edition: int = 0
     waiting: list[Waiting] = []
     untold: list[tuple[str, str]] = []
+    credits_changed: bool = False  # since the last mark: asked, lent, filters, refusing
     # Of queues that move, by "vpn/queue" (`moves`):
     moves: dict[str, Move] = {}  # at the keeper
     coming: dict[str, tuple[int, int, int]] = {}  # who expects it from here, the move, its room
@@ -97,6 +99,51 @@ class MeshFacts(msgspec.Struct):
     later: dict[int, dict[int, list[bytes]]] = {}
     arriving: dict[str, int] = {}  # the number of the queue that is made of it here
     went: dict[str, tuple[int, int]] = {}  # the move that is over, and where it is: see `hosts`
+
+
+class Credits(msgspec.Struct):
+    """What changes with nearly every message that is granted: a page of its own."""
+
+    refusing: dict[str, int]
+    asked: dict[str, Credit]
+    lent: dict[str, Credit]
+    filters: dict[str, list[str | None]]
+
+
+PAGE, DIRECTORY, CREDITS = "mesh", "mesh/directory", "mesh/credits"
+
+_encode = msgspec.msgpack.encode
+_facts = msgspec.msgpack.Decoder(MeshFacts)
+_entries = msgspec.msgpack.Decoder(dict[str, dict[str, Entry]])
+_credits = msgspec.msgpack.Decoder(Credits)
+
+
+def load_facts(store: Store) -> MeshFacts:
+    """What was known at the last mark; nothing where there was none."""
+    data, entries, credits = (store.get(page) for page in (PAGE, DIRECTORY, CREDITS))
+    facts = MeshFacts() if data is None else _facts.decode(data)
+    if entries is not None:
+        facts.entries = _entries.decode(entries)
+    if credits is not None:
+        known = _credits.decode(credits)
+        facts.refusing, facts.asked = known.refusing, known.asked
+        facts.lent, facts.filters = known.lent, known.filters
+    return facts
+
+
+def mark_facts(store: Store, facts: MeshFacts, written: int) -> int:
+    """Write what changed. written: the directory's edition at the last mark; gives that of now."""
+    if facts.edition != written:
+        store.put(DIRECTORY, _encode(facts.entries))
+    if facts.credits_changed:
+        credits = Credits(facts.refusing, facts.asked, facts.lent, facts.filters)
+        store.put(CREDITS, _encode(credits))
+        facts.credits_changed = False
+    small = msgspec.structs.replace(
+        facts, entries={}, refusing={}, asked={}, lent={}, filters={}
+    )  # fmt: skip
+    store.put(PAGE, _encode(small))
+    return facts.edition
 
 
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:

@@ -176,9 +176,13 @@ def stored(broker: Broker, facts: MeshFacts, sender: int, said: Stored) -> None:
     if lane is None:
         for number in holders:
             one = own[number]
-            credit = facts.lent[credit_key(sender, said.vpn, said.queue, one.filter)]
-            credit.used += 1
-            one.max_backlog = max(credit.granted - credit.used, 0)
+            credit = facts.lent.get(credit_key(sender, said.vpn, said.queue, one.filter))
+            if credit is not None:
+                credit.used += 1
+                one.max_backlog = max(credit.granted - credit.used, 0)
+                facts.credits_changed = True
+        for one in own.values():
+            end_if_idle(queue, one)
     else:
         if rows:
             _flows(broker, facts, queue, lane)
@@ -200,6 +204,14 @@ def _flows(broker: Broker, facts: MeshFacts, queue: Queue, lane: OutLane) -> Non
     queue.header.subscriptions[0].max_backlog = WINDOW
 
 
+def end_if_idle(queue: Queue, one: Subscription) -> None:
+    """A neighbour's subscription goes when it has ended and nothing is on its way to it."""
+    if one.ending and not one.held:
+        queue.header.subscriptions = [s for s in queue.header.subscriptions if s is not one]
+        queue.forget_view(one.filter)
+        queue.leases.pop(one.number, None)
+
+
 def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> None:
     """The far queue takes nothing more: what was under way is here again, in its place."""
     queue = _source(broker, said.vpn, said.queue, said.waiting)
@@ -214,6 +226,7 @@ def refused(broker: Broker, facts: MeshFacts, sender: int, said: NotTaken) -> No
             apply(broker, queue, rows, Event.REFUSE, subscription=one.id, reason=said.why)
             later.refused(broker, facts, queue, [row.id for row in rows])
             one.max_backlog = 0
+            end_if_idle(queue, one)
     if lane is None:
         return
     lane.attempt += 1
@@ -247,12 +260,13 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
     """What waits here for queues of other brokers, what is refused first: for which queue of which
     broker, how many messages and bytes; why it is refused, and since when (H2)."""
     found: list[dict[str, Any]] = []
+    names = {number: name for name, number in facts.brokers.items()}
     for number, lane in facts.lanes.items():
         header = broker.queues[number].header
         if lane.vpn == vpn and header.depth:
             found.append(
                 {
-                    "queue": lane.queue, "to": facts.peers[lane.broker].name,
+                    "queue": lane.queue, "to": names[lane.broker],
                     "waiting": header.depth, "bytes": header.bytes, "why": lane.why or None,
                     "for_s": (broker.now - lane.since) / 1000 if lane.why else None,
                 }

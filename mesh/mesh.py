@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from ..core.commands.dispatch import INSPECTIONS, TOLERANT
 from ..core.commands.intake import carry_out
 from ..core.commands.permissions import NEEDS, check_level, queue_of
@@ -44,12 +42,7 @@ from ..protocol.patterns import kind_of
 from ..protocol.signing import Speaker
 from . import arrivals, directory, lanes, later, moves, rooms
 from .channel import hear, say
-from .facts import Entry, MeshFacts, entry_of, keeper_of
-
-PAGE = "mesh"
-
-_encode = msgspec.msgpack.encode
-_facts = msgspec.msgpack.Decoder(MeshFacts)
+from .facts import Entry, MeshFacts, entry_of, keeper_of, load_facts, mark_facts
 
 
 class _Table:
@@ -73,6 +66,7 @@ class Mesh:
         self._broker, self.facts = broker, facts
         self._keeper = directory.Keeper(broker, facts)
         self._tables: dict[str, _Table] = {}  # by VPN
+        self._directory_written = facts.edition
         self.commands: Mapping[type, Callable[[str, Any], Any]] = {
             c.Peers: self._peers,
             c.Define: self._kept(self._keeper.define),
@@ -97,12 +91,13 @@ class Mesh:
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
         """As it was packed; a broker that knows no other yet."""
-        data = broker.store.get(PAGE)
-        return cls(broker, MeshFacts() if data is None else _facts.decode(data))
+        return cls(broker, load_facts(broker.store))
 
     def mark(self) -> None:
-        """Write what is known."""
-        self._broker.store.put(PAGE, _encode(self.facts))
+        """Write what changed since the last mark."""
+        self._directory_written = mark_facts(
+            self._broker.store, self.facts, self._directory_written
+        )
 
     @property
     def brokers(self) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from ..core.queue.beyond import Beyond
 from ..core.queue.broker import Broker
 from .bridges.bridged import Bridged
-from .mesh import PAGE, Mesh
+from .facts import PAGE
+from .mesh import Mesh
 
 
 def neighbours(broker: Broker) -> Beyond:

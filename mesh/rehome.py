@@ -493,7 +493,7 @@ def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str,
 def _forget_neighbours(broker: Broker) -> None:
     """Who had room tells it again: rooms are told to other brokers than before."""
     facts = _facts(broker)
-    facts.asked, facts.lent, facts.filters = {}, {}, {}
+    facts.asked, facts.lent, facts.filters, facts.credits_changed = {}, {}, {}, True
     for queue in broker.queues.values():
         header = queue.header
         gone = [one for one in header.subscriptions if one.broker is not None]

@@ -8,7 +8,8 @@ leased but on its way. When it is stored here, it is owned here.
 Room is told as a number that only grows, so that what is under way counts once: a subscription over
 there may take what was granted and not used. It is told again when half of it is used, and taken
 back when messages come that no consumer here can take any more. Then they lie ready here, and who
-has room is given them.
+has room is given them. Zero says that nobody here has this filter any more: both forget what they
+counted, and what is under way is counted by neither.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ..core.queue.queue import Queue
 from ..core.rules.fairness import backlog_of
 from ..protocol.neighbours import Room
 from .channel import say
-from .facts import Credit, MeshFacts, credit_key, entry_of
-from .lanes import FRAMING
+from .facts import Credit, MeshFacts, credit_key, entry_of, key_of
+from .lanes import FRAMING, end_if_idle
 
 Rooms = dict[str | None, int]
 
@@ -51,7 +52,12 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
             if changed:
                 said = Room(broker.vpn_of(queue), queue.definition.name, changed)
                 say(broker, facts, host, said)
-        facts.filters[f"{broker.vpn_of(queue)}/{queue.definition.name}"] = list(rooms)
+        key = key_of(broker.vpn_of(queue), queue.definition.name)
+        if facts.filters.get(key, []) != list(rooms):
+            facts.credits_changed = True
+            facts.filters[key] = list(rooms)
+            if not rooms:
+                del facts.filters[key]
 
 
 def _rooms(queue: Queue) -> Rooms:
@@ -88,13 +94,18 @@ def _changed(
                 continue
             credit = facts.asked[key] = Credit()
         out = credit.granted - credit.used
-        if room and out < (room + 1) // 2:
+        if text not in rooms:
+            credit.granted = 0
+        elif room and out < (room + 1) // 2:
             credit.granted = credit.used + room
-        elif not room and out > 0 and (ready or text not in rooms):
+        elif not room and out > 0 and ready:
             credit.granted = credit.used
         else:
             continue
+        if not credit.granted:  # both forget it
+            del facts.asked[key]
         changed.append((text, credit.granted))
+    facts.credits_changed = facts.credits_changed or bool(changed)
     return changed
 
 
@@ -103,12 +114,18 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, said: Room) -> None
     queue = broker.find(said.vpn, said.queue)
     if queue is None:
         return
+    facts.credits_changed = True
     for text, granted in said.granted:
-        credit = facts.lent.setdefault(credit_key(sender, said.vpn, said.queue, text), Credit())
-        credit.granted = granted
-        _subscription(broker, facts, queue, sender, text).max_backlog = max(
-            granted - credit.used, 0
-        )
+        one = _subscription(broker, facts, queue, sender, text)
+        key = credit_key(sender, said.vpn, said.queue, text)
+        if not granted:
+            facts.lent.pop(key, None)
+            one.max_backlog, one.ending = 0, "no room any more"
+            end_if_idle(queue, one)
+            continue
+        credit = facts.lent.setdefault(key, Credit())
+        credit.granted, one.ending = granted, ""
+        one.max_backlog = max(granted - credit.used, 0)
     queue.wanted = True
     broker.touch(queue)
 
