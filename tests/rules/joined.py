@@ -16,11 +16,18 @@ ARRIVES = {"name": "out", "from": "memory://west", "to": "far", "subscriptions":
 
 
 class Homes:
-    """The homes `west`, with the broker `near`, and `east`, with the broker `far`."""
+    """The homes `west`, with the broker `near`, and `east`, with the broker `far`. leaves: None: no
+    bridge is made."""
 
-    def __init__(self, limits: Limits | None = None, expected: bool = True, **bridge: Any) -> None:
+    BROKERS = (("west", "near"), ("east", "far"))
+    NAME = "out"
+
+    def __init__(
+        self, limits: Limits | None = None, expected: bool = True,
+        leaves: dict[str, Any] | None = LEAVES, **bridge: Any,
+    ) -> None:  # fmt: skip
         self.engines: dict[str, MemoryEngine] = {}
-        for name, broker in (("west", "near"), ("east", "far")):
+        for name, broker in self.BROKERS:
             engine = MortalEngine(parse_configuration({"brokers": [broker]}), limits)
             engine.checking = True
             engine.homes.find = self.engines.get
@@ -31,11 +38,12 @@ class Homes:
         self.producer = self.west.producer()
         if expected:
             self.east.admin().bridge(ARRIVES)
-        self.west.admin().bridge(LEAVES | bridge)
+        if leaves is not None:
+            self.west.admin().bridge(leaves | bridge)
 
     @property
     def copier(self) -> MemoryCopier:
-        return self.engines["west"].homes.copier("out")
+        return self.engines["west"].homes.copier(self.NAME)
 
     def define(self, name: str, *topics: str, **keys: Any) -> None:
         own = {"name": name, "message_type": "binary", "type": "LocalQueue"}
