@@ -9,7 +9,7 @@ what the journal knows of messages that only the lost steps stored is closed wit
 messages, still in Kafka, come in once more under new ids.
 
 Brokers of one home are made again as of steps that go together, and pass over what they said to
-each other in lost ones (`state/mesh/rejoining.py`).
+each other in lost ones (`mesh/rejoining.py`).
 
 Leases become ready and deliveries count from nothing: the engine says so with a command for each
 queue, when it starts on the new home.
@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..mesh import rejoining
+from ..mesh.facts import Peer, peers_of, put_peers
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.folders import Folder, remove
 from ..protocol.home_places import (
@@ -124,9 +126,9 @@ def _moments(
     removed: had nothing left, and what they knew the first broker has. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
-    if all(moment.core is LIVE for moment in latest.values()):
-        return list(latest.values())  # there is one, and it speaks with no other
     last = {name: moment.step for name, moment in latest.items()}
+    if all(moment.core is LIVE for moment in latest.values()):
+        return _live_moments(lake, tables_home, latest, last)
     known = {(name, moment.step): _header(moment) for name, moment in latest.items()}
 
     def header_at(name: str, step: int) -> BrokerHeader | None:
@@ -148,11 +150,52 @@ def _moments(
     headers = {moment.broker: _header(moment) for moment in moments}
     pass_over(headers)
     for moment in moments:
-        back = last[moment.broker] - moment.step
-        if back:
-            moment.notes.append(f"{back:,} steps earlier than the tables know it: others had not")
+        _note_back(moment, last)
         moment.store.put("broker", msgspec.msgpack.encode(headers[moment.broker]))
     return moments
+
+
+def _live_moments(
+    lake: duckdb.DuckDBPyConnection, tables_home: Path, latest: dict[str, Moment],
+    last: dict[str, int],
+) -> list[Moment]:  # fmt: skip
+    """The same of brokers on the live core; one that has never met another is alone."""
+    met: dict[tuple[str, int], dict[int, Peer] | None] = {}
+
+    def speaker_of(moment: Moment) -> rejoining.Speaker:
+        at = moment.broker, moment.step
+        if at not in met:
+            met[at] = peers_of(moment.store)
+        return rejoining.Speaker(moment.broker, moment.home.number, met[at] or {})
+
+    found = {(name, moment.step): moment for name, moment in latest.items()}
+
+    def speaker_at(name: str, step: int) -> rejoining.Speaker | None:
+        if (name, step) not in found:
+            try:
+                found[name, step] = as_of(lake, tables_home, name, step=step)
+            except ConfigError:
+                return None
+        return speaker_of(found[name, step])
+
+    try:
+        steps = rejoining.agree(last, speaker_at)
+    except LookupError as error:
+        raise LakequeueError(f"the tables do not reach back far enough: {error}") from error
+    moments = [found[name, step] for name, step in steps.items()]
+    rejoining.pass_over(map(speaker_of, moments))
+    for moment in moments:
+        _note_back(moment, last)
+        known = met[moment.broker, moment.step]
+        if known is not None:
+            put_peers(moment.store, known)
+    return moments
+
+
+def _note_back(moment: Moment, last: dict[str, int]) -> None:
+    back = last[moment.broker] - moment.step
+    if back:
+        moment.notes.append(f"{back:,} steps earlier than the tables know it: others had not")
 
 
 def _header(moment: Moment) -> BrokerHeader:

@@ -23,6 +23,7 @@ from ..protocol.messages import Records
 from ..protocol.neighbours import WORDS
 from ..protocol.outputs import MeshRecord
 from .facts import MeshFacts, Peer
+from .rejoining import is_lost, next_word
 
 Handlers = Mapping[str, Callable[[int, Any], None]]
 
@@ -71,12 +72,14 @@ def _heard(
     peer = facts.peers.get(envelope.sender)
     if peer is None:
         peer = facts.peers[envelope.sender] = Peer(envelope.name)
-    if envelope.number <= peer.heard:
+    if envelope.number <= peer.heard or is_lost(peer, envelope.number):
         return
-    if envelope.number > peer.heard + 1:
-        missing = envelope.number - peer.heard - 1
+    missing = envelope.number - next_word(peer)
+    if missing > 0:
         broker.event("mesh_gap", vpn, broker=peer.name, records=missing)
     peer.heard = envelope.number
+    if peer.lost_words and peer.lost_words[0][1] < peer.heard:
+        del peer.lost_words[0]
     word = WORDS.get(envelope.kind)
     if word is None:
         raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")

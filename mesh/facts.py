@@ -9,11 +9,13 @@ from ..definitions import QueueDefinition
 
 
 class Peer(msgspec.Struct):
-    """Another broker. said, heard: numbers of the last records, to it and from it."""
+    """Another broker. said, heard: numbers of the last records, to it and from it; lost_words:
+    [first, last] number from it of steps that are lost (R3)."""
 
     name: str
     said: int = 0
     heard: int = 0
+    lost_words: list[list[int]] = []
 
 
 class Entry(msgspec.Struct):
@@ -144,6 +146,19 @@ def mark_facts(store: Store, facts: MeshFacts, written: int) -> int:
     )  # fmt: skip
     store.put(PAGE, _encode(small))
     return facts.edition
+
+
+def peers_of(store: Store) -> dict[int, Peer] | None:
+    """The other brokers, as of the last mark; None: this one has never met another."""
+    data = store.get(PAGE)
+    return None if data is None else _facts.decode(data).peers
+
+
+def put_peers(store: Store, peers: dict[int, Peer]) -> None:
+    """Other numbers from here on: of a broker that is made again, see `rejoining`."""
+    data = store.get(PAGE)
+    assert data is not None
+    store.put(PAGE, _encode(msgspec.structs.replace(_facts.decode(data), peers=peers)))
 
 
 def credit_key(broker: int, vpn: str, queue: str, text: str | None) -> str:

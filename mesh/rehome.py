@@ -39,6 +39,7 @@ from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
 from .moved import Shared, give_up, keep_later, move_queue, rows_of
+from .rejoining import next_word
 
 Partition = tuple[str, int]
 OF_CLIENTS = (topics.PUBLISH, topics.COMMANDS)
@@ -95,7 +96,7 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
         name = brokers[number].header.name
         for other, peer in own.peers.items():
             heard = facts[other].peers.get(number) if other in facts else None
-            if other in facts and peer.said > (0 if heard is None else heard.heard):
+            if other in facts and peer.said >= (1 if heard is None else next_word(heard)):
                 return f"{peer.name!r} has not heard all that {name!r} says"
         if own.moves or own.coming or own.leaving or own.arriving:
             return f"a queue moves, as {name!r} knows"

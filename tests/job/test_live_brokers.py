@@ -193,7 +193,7 @@ def test_M6_X5_X6_dead_messages_cross_and_are_redriven(
     sent = [producer.send("short", b"%d" % at, ttl="300ms").message_id for at in range(10)]
     until(lambda: admin.describe("dead")["depth"] == 10, BACK_S_MAX, "all are dead")
     assert [m.id for m in admin.browse("dead")] == sent
-    assert admin.redrive("dead") == 10
+    assert admin.redrive("dead").moved == 10
     until(lambda: admin.describe("short")["depth"] == 10, BACK_S_MAX, "all are back")
     assert [m.id for m in take(connection, "short", 10)] == sent
     assert admin.describe("dead")["depth"] == 0

@@ -1,0 +1,165 @@
+"""Brokers that are all made again, each as of another step, go on together (R3)."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from lakequeue.definitions import parse_configuration
+from lakequeue.lake.cores import LIVE
+from lakequeue.memory.in_process import MemoryEngine
+from lakequeue.memory.mesh_broker import MeshBroker
+from lakequeue.memory.registry import MemoryConnection
+from lakequeue.mesh.facts import Peer, peers_of, put_peers
+from lakequeue.mesh.rejoining import Speaker, agree, is_lost, next_word, pass_over
+from lakequeue.protocol.outputs import Output
+from lakequeue.state import Batch, DictStore
+
+BROKERS = ("a", "b", "c")
+ENTRIES = ("a", "b")  # at c the full queue would refuse at once
+STEPS_AHEAD, IDS_AHEAD = 1_000_000, 4_000_000
+QUEUES: dict[str, dict[str, Any]] = {
+    "near": {"type": "LocalQueue", "broker": "a"},
+    "far": {"type": "LocalQueue", "broker": "c", "max_spool_messages": 40},
+    "keyed": {"partition_key": "@key"},
+    "owned": {"type": "GroupLocalQueue", "initial_owner": "b"},
+    "everywhere": {},
+}
+TAKES = {"all": set(QUEUES), "far/x": {"far"}, "two": {"near", "keyed"}}
+
+
+class KeptBroker(MeshBroker):
+    """What it was behind each step, how far it had heard others, and what clients had given."""
+
+    def __init__(self, *given: Any) -> None:
+        self.spoken: list[Any] = []
+        self.given: list[Batch] = []
+        self.history: list[tuple[dict[str, bytes], int, int]] = []
+        super().__init__(*given)
+
+    def tell(self, record: Any) -> None:
+        self.spoken.append(record)
+        super().tell(record)
+
+    def take(self, batch: Batch, now: int) -> list[Output]:
+        if batch.commands or batch.publishes:
+            own = Batch(commands=batch.commands, publishes=batch.publishes)
+            self.given.append(copy.deepcopy(own))
+        outputs = super().take(batch, now)
+        self.history.append((dict(self.store.pages), self._heard, len(self.given)))
+        return outputs
+
+    def at(self, name: str, step: int) -> Speaker | None:
+        peers = peers_of(DictStore(self.history[step - 1][0]))
+        return None if peers is None else Speaker(name, self.home.number, peers)
+
+
+class KeptEngine(MemoryEngine):
+    """Brokers that `lose` puts back, each by so many steps, as a rebuild does."""
+
+    BROKER = KeptBroker  # type: ignore[assignment]
+
+    def lose(self, back: dict[str, int]) -> int:
+        known: dict[str, Any] = {broker.home.name: broker for broker in self.brokers}
+        last = {name: max(len(one.history) - back[name], 1) for name, one in known.items()}
+        steps = agree(last, lambda name, step: known[name].at(name, step))
+        stores = {
+            name: DictStore(dict(known[name].history[at - 1][0])) for name, at in steps.items()
+        }
+        peers = {name: peers_of(store) or {} for name, store in stores.items()}
+        pass_over(Speaker(name, known[name].home.number, one) for name, one in peers.items())
+        lost, again = 0, []
+        for name, one in known.items():
+            put_peers(stores[name], peers[name])
+            step = len(one.history) + STEPS_AHEAD * (1 + len(one.history))
+            counter = LIVE.next_counter(stores[name]) + IDS_AHEAD
+            LIVE.move_ahead(stores[name], step, counter, IDS_AHEAD, self.now)
+            _, heard, given = one.history[steps[name] - 1]
+            lost += len(one.history) - steps[name]
+            again += [(one, batch) for batch in one.given[given:]]
+            one.store = stores[name]
+            one._said, one._heard = one.spoken[heard:], heard
+            one.given, one.history = one.given[:given], [(dict(stores[name].pages), heard, given)]
+        for one, batch in again:
+            self._step(one, batch)
+        self._settle()
+        return lost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_R3_brokers_that_are_made_again_go_on_together(seed: int) -> None:
+    """Whatever was sent is in all its queues, once: what lost steps had taken in comes again."""
+    draw = random.Random(seed)
+    topics = {name: [topic for topic, names in TAKES.items() if name in names] for name in QUEUES}
+    queues = [
+        {"name": name, "message_type": "text", "subscriptions": topics[name], **one}
+        for name, one in QUEUES.items()
+    ]
+    engine = KeptEngine(parse_configuration({"brokers": list(BROKERS), "queues": queues}))
+    for one in engine.brokers:
+        del one.history[:-1]  # type: ignore[attr-defined]
+    at = {name: MemoryConnection(engine, "default", name, name) for name in BROKERS}
+    producers = {name: one.producer() for name, one in at.items()}
+    sent: dict[str, Counter[bytes]] = {name: Counter() for name in QUEUES}
+    lost = n = 0
+    for part in range(3):
+        for _ in range(40):
+            topic, body = draw.choice(list(TAKES)), b"%d" % n
+            key = draw.choice((b"1", b"2", None))
+            producers[draw.choice(ENTRIES)].send(topic, body, key=key)
+            n += 1
+            for name in TAKES[topic]:
+                sent[name][body] += 1
+        if part < 2:
+            lost += engine.lose({name: draw.choice((0, 3, 20)) for name in BROKERS})
+    assert lost > 0
+    admin = at["a"].admin()
+    for _ in range(3):
+        engine.advance("2s")
+    if admin.describe("far")["depth"] == 40:
+        with at["b"].consumer("far", ack_mode="auto", max_backlog=1) as consumer:
+            taken = []
+            while len(taken) < sum(sent["far"].values()):
+                message = consumer.receive(timeout=0)
+                if message is None:
+                    engine.advance("1s")
+                else:
+                    taken.append(message.payload)
+        assert Counter(taken) == sent.pop("far")
+    for name, bodies in sent.items():
+        assert Counter(m.payload for m in admin.browse(name, limit=1_000)) == bodies, name
+    assert not admin.usage()["lanes"]
+    assert not [e for e in admin.events() if e["event"] in ("mesh_gap", "mesh_refused")]
+    engine.check()
+
+
+def speaker_at(name: str, step: int) -> Speaker | None:
+    """a says one thing a step; b hears, of each pair of them, both in its second step."""
+    if not 1 <= step <= 100:
+        return None
+    if name == "a":
+        return Speaker("a", 0, {1: Peer("b", said=step)})
+    return Speaker("b", 1, {0: Peer("a", heard=step // 2 * 2)})
+
+
+def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
+    assert agree({"a": 100, "b": 100}, speaker_at) == {"a": 100, "b": 100}
+    assert agree({"a": 30, "b": 100}, speaker_at) == {"a": 30, "b": 31}
+    assert agree({"a": 1, "b": 2}, speaker_at) == {"a": 1, "b": 1}
+    with pytest.raises(LookupError, match="'b': nothing that is known of it goes with"):
+        agree({"a": 50, "b": 100}, lambda name, n: speaker_at(name, n) if n in (50, 100) else None)
+
+
+def test_R3_words_of_lost_steps_are_passed_over() -> None:
+    a = Speaker("a", 0, {1: Peer("b", said=30)})
+    b = Speaker("b", 1, {0: Peer("a", heard=28)})
+    pass_over([a, b])
+    peer = b.peers[0]
+    assert [n for n in range(26, 40) if is_lost(peer, n)] == list(range(31, 40))
+    assert next_word(peer) == 29
+    peer.heard = 30
+    assert next_word(peer) == a.peers[1].said + 1
+    assert not is_lost(peer, a.peers[1].said + 1)
