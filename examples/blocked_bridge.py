@@ -1,6 +1,6 @@
 """`lakequeue demo bridge`: head-of-line blocking on a bridge, first as it was, then with lanes.
 
-The scenario: publishers at the broker `west` send to three topics; a bridge takes them to `east`,
+The scenario: publishers at the home `west` send to three topics; a bridge takes them to `east`,
 where each topic has a queue. Nobody consumes the first queue, so it fills up. With one lane (H2)
 its messages hold up those for the two others; with a lane for each destination (H3) they hold up
 only themselves. Then the consumer comes back. It runs on ``memory://``, and time there is moved by
@@ -95,21 +95,25 @@ def _bar(n: int) -> str:
 
 
 class _Story:
-    """Two brokers, a bridge, a publisher, three consumers."""
+    """Two homes, a bridge, a publisher, three consumers."""
 
     def __init__(self, lanes: str) -> None:
-        bridge = {"name": "west-east", "from": "west", "to": "east", "lanes": lanes,
-                  "subscriptions": list(TOPICS.values())}  # fmt: skip
-        engine = MemoryEngine(
-            parse_configuration({"brokers": ["west", "east"], "bridges": [bridge]})
-        )
-        self._west = MemoryConnection(engine, "default", "publisher", "west")
-        self._east = MemoryConnection(engine, "default", "consumer", "east")
+        bridge = {"name": "west-east", "subscriptions": list(TOPICS.values())}
+        ends = {
+            "east": bridge | {"from": "memory://west", "to": "east"},
+            "west": bridge | {"from": "west", "to": "memory://east", "lanes": lanes},
+        }
+        engines = {name: MemoryEngine(parse_configuration({"brokers": [name]})) for name in ends}
+        for name, end in ends.items():
+            engines[name].homes.find = engines.get
+            engines[name].now = engines["west"].now
+            engines[name].configure(parse_configuration({"brokers": [name], "bridges": [end]}))
+        self._west = MemoryConnection(engines["west"], "default", "publisher")
+        self._east = MemoryConnection(engines["east"], "default", "consumer")
         for name, topic in TOPICS.items():
             room = {"max_spool_messages": ROOM} if name == "queue1" else {}
             self._east.admin().define(
-                {"name": name, "message_type": "text", "type": "LocalQueue", "broker": "east",
-                 "subscriptions": [topic]} | room
+                {"name": name, "message_type": "text", "subscriptions": [topic]} | room
             )  # fmt: skip
         self._producer = self._west.producer()
         self.sent: dict[str, list[str]] = {name: [] for name in TOPICS}
@@ -130,7 +134,8 @@ class _Story:
                 text = f"{name}:{len(self.sent[name])}"
                 self._producer.send(topic, text.encode())  # west acknowledges it
                 self.sent[name].append(text)
-            self._west.advance(1 / RATE)
+            for home in (self._west, self._east):
+                home.advance(1 / RATE)
             for name, consumer in self._consumers.items():
                 while (message := consumer.receive(timeout=0)) is not None:
                     self._got[name].append(message.payload.decode())
