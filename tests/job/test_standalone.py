@@ -1,6 +1,6 @@
 """Four brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
-submitted, driver, executors and Python workers are processes of their own, and an executor dies
-under traffic."""
+submitted, driver, executors and Python workers are processes of their own. Under traffic an
+executor dies, and another is told to leave (a node is drained, a spot instance taken back)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import psutil
 import pytest
 from job.brokers import BROKERS, CONFIG, define_queues, traffics, workers
 from job.heard import UNTRIMMED, steps_say
-from job.processes import EngineProcess, thaw, until
+from job.processes import EngineProcess, gone, thaw, until
 from job.standalone import Standalone
 from job.traffic import Traffic, drain
 from lakequeue.streaming import EmbeddedKafka
 
 pytestmark = pytest.mark.job
 
-AS_BY_DEFAULT = ("--set", "lakequeue.tables_interval_s=5")  # other tests want their tables sooner
+SETTINGS = (
+    "--set", "lakequeue.tables_interval_s=5",  # as by default; other tests want theirs sooner
+    "--set", "lakequeue.batch_s=5", "--set", "spark.decommission.enabled=true",
+)  # fmt: skip
 SLOTS = 6  # of each executor: room for all brokers, the tables and their history on one
 WARM_S = 4.0  # Java compiles, and a batch or two of each broker end
 USUAL_S = 2.0
@@ -58,7 +61,7 @@ def p99(traffics: Iterable[Traffic], begin: float, end: float) -> float:
     return took[min(len(took) - 1, len(took) * 99 // 100)] if took else math.nan
 
 
-def test_an_executor_dies_and_its_brokers_step_on_the_other(
+def test_an_executor_dies_and_another_leaves_and_their_brokers_step_on_the_other(
     cluster: Standalone, tmp_path: Path
 ) -> None:
     """One of its Python workers is frozen before, and goes on when its broker steps elsewhere: two
@@ -68,7 +71,7 @@ def test_an_executor_dies_and_its_brokers_step_on_the_other(
         url, home = f"kafka://{kafka.bootstrap_servers}", tmp_path / "home"
         engine = SubmittedEngine(
             kafka.bootstrap_servers, home, tmp_path / "queues.yaml", *cluster.settings(),
-            *UNTRIMMED, *AS_BY_DEFAULT,
+            *UNTRIMMED, *SETTINGS,
         )  # fmt: skip
         try:
             engine.wait_ready()
@@ -99,17 +102,34 @@ def test_an_executor_dies_and_its_brokers_step_on_the_other(
             others = [running[b] for b in BROKERS if b not in moved]
             ms = [p99(others, at, at + USUAL_S) for at in (begin, died, calm)]
             print(f"back after s: {back}; p99 of others in ms, before, then, and later: {ms}")
+            until(lambda: len(cluster.executors()) == 2, 60, "another executor takes its place")
+            an_executor_leaves(cluster, engine, running)
+            for traffic in running.values():
+                traffic.finish_producing()
             for traffic in running.values():
                 drain(traffic)
             epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
             for number, broker in enumerate(BROKERS):  # no step is missing, or stands there twice
                 steps_say(kafka.bootstrap_servers, epoch, broker, number)
-            until(lambda: len(cluster.executors()) == 2, 60, "another executor takes its place")
             assert engine.terminate() == 0
             assert engine.said[-1]["event"] == "goodbye"
             assert "Traceback" not in engine.errors()
         finally:
             engine.kill()
+
+
+def an_executor_leaves(
+    cluster: Standalone, engine: EngineProcess, running: dict[str, Traffic]
+) -> None:
+    """It is decommissioned: batches that run there end, the next ones begin on the other, and no
+    query fails."""
+    failed = engine.log.read_text().count("is started again")
+    leaves = executor_of(workers(cluster.family())[BROKERS[0]], cluster.executors())
+    leaves.send_signal(signal.SIGPWR)
+    until(lambda: gone(leaves), 60, "it has left")
+    for traffic in running.values():
+        traffic.goes_on(120, 60)
+    assert engine.log.read_text().count("is started again") == failed
 
 
 def an_executor(cluster: Standalone) -> tuple[list[str], psutil.Process, psutil.Process]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -72,3 +75,19 @@ def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     with pytest.raises(LakequeueError, match="Java 17 or newer is needed"):
         spark_session("test", master="local[1]", jars=[])
+
+
+FROM_ZIP = """
+import lakequeue
+assert ".zip" in lakequeue.__file__, lakequeue.__file__
+from lakequeue.expressions import compile_program
+assert compile_program(("/n > 1",)).run(b'{"n": 2}', 4, None)
+"""
+
+
+def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FROM_ZIP], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(package_zip(tmp_path))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
