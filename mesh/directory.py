@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..core.commands.administration import check_vpn, define, delete, owned
+from ..core.commands.administration import check_vpn, define, delete, owned, shutdown
 from ..core.queue.beyond import LATER
 from ..core.queue.broker import Broker
 from ..core.rules.routing import forget_found, set_topics
@@ -141,6 +141,18 @@ class Keeper:
             )
         topics = [topic for topic in entry.topics if topic != command.topic]
         changed = msgspec.structs.replace(entry, topics=topics)
+        self._change(vpn, command.queue, changed, command)
+        return LATER
+
+    def shutdown(self, vpn: str, command: c.Shutdown) -> Any:
+        """Shut a queue down at all its hosts, or open it (H5). Clients tell each host, and the
+        first has had it done already."""
+        entry = self._known(vpn, command.queue)
+        changed = msgspec.structs.replace(
+            entry, ingress=not command.ingress, egress=not command.egress
+        )
+        if changed == entry:
+            return None
         self._change(vpn, command.queue, changed, command)
         return LATER
 
@@ -282,7 +294,10 @@ def said_of(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
     if entry is None:
         return SaidEntry(vpn, name, None)
     definition, hosts, topics = _encode(entry.definition), list(entry.hosts), list(entry.topics)
-    return SaidEntry(vpn, name, definition, hosts, topics, entry.move, entry.moves_to, entry.made)
+    return SaidEntry(
+        vpn, name, definition, hosts, topics, entry.move, entry.moves_to, entry.made,
+        entry.ingress, entry.egress,
+    )  # fmt: skip
 
 
 def know_brokers(
@@ -306,7 +321,10 @@ def hear_entries(broker: Broker, facts: MeshFacts, sender: int, said: Entries) -
         entry = None
         if one.definition is not None:
             definition = _definition.decode(one.definition)
-            entry = Entry(definition, one.hosts, one.topics, one.move, one.moves_to, one.made)
+            entry = Entry(
+                definition, one.hosts, one.topics, one.move, one.moves_to, one.made, one.ingress,
+                one.egress,
+            )  # fmt: skip
         try:
             apply_entry(broker, facts, one.vpn, one.queue, entry)
         except (LakequeueError, ValueError) as failed:
@@ -331,6 +349,10 @@ def apply_entry(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: En
             queue = broker.find(vpn, name)
             assert queue is not None
             set_topics(broker, queue, entry.topics)
+            header = queue.header
+            if (header.ingress, header.egress) != (entry.ingress, entry.egress):
+                command = c.Shutdown(queue=name, ingress=not entry.ingress, egress=not entry.egress)
+                shutdown(broker, vpn, queue, command)
         facts.entries.setdefault(vpn, {})[name] = entry
         moves.follow(broker, facts, vpn, name, entry)
         lanes.follow(broker, facts, vpn, name)

@@ -20,7 +20,8 @@ class Peer(msgspec.Struct):
 
 class Entry(msgspec.Struct):
     """A queue of the home. hosts: the numbers of its brokers, ascending; move: a number that counts
-    up, of its last move, or of its making; moves_to: a broker where it is to go; made: when, ms."""
+    up, of its last move, or of its making; moves_to: a broker where it is to go; made: when, ms;
+    ingress, egress: what is not shut down (H5)."""
 
     definition: QueueDefinition
     hosts: list[int]
@@ -28,6 +29,8 @@ class Entry(msgspec.Struct):
     move: int = 0
     moves_to: int | None = None
     made: int = 0
+    ingress: bool = True
+    egress: bool = True
 
 
 class Move(msgspec.Struct):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..core.commands.administration import shutdown
 from ..core.commands.dispatch import INSPECTIONS, TOLERANT
 from ..core.commands.intake import carry_out
 from ..core.commands.permissions import NEEDS, check_level, queue_of
@@ -72,6 +73,7 @@ class Mesh:
             c.Define: self._kept(self._keeper.define),
             c.Delete: self._kept(self._keeper.delete),
             c.MoveQueue: self._kept(self._keeper.move),
+            c.Shutdown: self._shutdown,
             c.SubscribeTopic: self._kept(self._keeper.subscribe_topic),
             c.UnsubscribeTopic: self._unsubscribe_topic,
         }
@@ -182,6 +184,13 @@ class Mesh:
         if entry is not None and done and self._broker.header.number != entry.hosts[0]:
             return None
         return self._kept(self._keeper.unsubscribe_topic)(vpn, command)
+
+    def _shutdown(self, vpn: str, command: c.Shutdown) -> Any:
+        """A stand-in is shut down by itself."""
+        queue = self._broker.find(vpn, command.queue)
+        if queue is not None and queue.header.stands_for:
+            return shutdown(self._broker, vpn, queue, command)
+        return self._kept(self._keeper.shutdown)(vpn, command)
 
     def _forward(self, vpn: str, command: c.Command, to: int) -> None:
         who = self._broker.speaker

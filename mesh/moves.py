@@ -55,8 +55,6 @@ class Whole(msgspec.Struct, array_like=True):
     invalid: int
     taken: list[list[int]]
     early: list[list[int]]
-    ingress: bool
-    egress: bool
 
 
 _encode = msgspec.msgpack.encode
@@ -158,7 +156,7 @@ def _arrive(
     header.created, header.pointed = whole.created, whole.pointed
     header.next_seq, header.next_delivery = whole.next_seq, whole.next_delivery
     header.generation, header.taken = whole.generation, whole.taken
-    header.ingress, header.egress = whole.ingress, whole.egress
+    header.ingress, header.egress = entry.ingress, entry.egress
     if not header.depth or not whole.generation:  # there is no barrier
         header.generation, header.generations = 0, {}
     for first, last, until in whole.early:
@@ -268,7 +266,7 @@ def _go(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> 
     whole = Whole(
         header.created, header.pointed, header.next_seq, header.next_delivery,
         task.done.get("generation", 0), header.counters, header.rejected, header.discarded,
-        header.invalid, header.taken, queue.early.state(), header.ingress, header.egress,
+        header.invalid, header.taken, queue.early.state(),
     )  # fmt: skip
     say(broker, facts, to, Carry(vpn, name, move, _encode([]), [], _encode(whole)))
     for waiting in header.tasks:

@@ -71,7 +71,7 @@ class Room(Said, frozen=True, array_like=True):
 
 class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A queue: its definition as on the wire (None: it is gone), its hosts, its topics; the number
-    of its last move, where it is to go, and when it was made."""
+    of its last move, where it is to go, when it was made, and what is not shut down."""
 
     vpn: Name
     queue: Name
@@ -81,6 +81,8 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     move: Count = 0
     moves_to: BrokerNumber | None = None
     made: Count = 0
+    ingress: bool = True
+    egress: bool = True
 
 
 class Entries(Said, frozen=True, array_like=True):
