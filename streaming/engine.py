@@ -48,6 +48,7 @@ from .fewer_brokers import BrokerRemoval
 from .heartbeat import EngineHeartbeat
 from .home import HomeFolder
 from .kafka_answers import KafkaAnswers
+from .loop_options import live_core
 from .losses import LossWatch, made_anew, notices
 from .more_brokers import Wishes, add_broker, await_partition
 from .queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
@@ -264,6 +265,8 @@ class Engine:
                 "take its name out", name,
             )  # fmt: skip
         numbers = self._folder.brokers(self.brokers)
+        if live_core():
+            self._folder.require_brokers(numbers)
         groups = self._folder.groups(self.configuration.groups, numbers)
         self.brokers.clear()  # the same mapping: others have it
         for name, number in numbers.items():

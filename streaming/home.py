@@ -332,6 +332,18 @@ class HomeFolder:
             raise LakequeueError(f"home {self.path}: all {NUMBERS_MAX} numbers of brokers are used")
         return found
 
+    def require_brokers(self, names: Iterable[str]) -> None:
+        """Raise LakequeueError where the home does not have all of these: to those that it has, a
+        new one is added while it rests (M4)."""
+        known = self.brokers(())
+        new = [name for name in names if name not in known]
+        if known and new:
+            raise LakequeueError(
+                f"brokers: {', '.join(map(repr, new))} – the home {self.path} has "
+                f"{', '.join(map(repr, known))}: start the engine with these, and add others with "
+                "`lakequeue brokers --add NAME`"
+            )
+
     def removed(self) -> dict[str, tuple[int, list[tuple[str, int, int]]]]:
         """The brokers that are no more, each with its number, and up to where it had read its
         partitions: topic, partition, offset."""

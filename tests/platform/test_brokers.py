@@ -21,6 +21,7 @@ from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine, engine_watch, supervision
 from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
 from lakequeue.streaming.home import HomeFolder
+from lakequeue.streaming.loop_options import LIVE, LIVE_VARIABLE
 from lakequeue.streaming.more_brokers import Wishes, await_partition
 from lakequeue.streaming.slots import check_slots, default_master, slots
 from lakequeue.streaming.topics_admin import ensure_topics
@@ -67,6 +68,27 @@ def test_a_home_of_one_broker_keeps_it(tmp_path: Path) -> None:
     assert home.brokers(["west"]) == {"west": 0}
     assert home.brokers(["east"]) == {"west": 0, "east": 1}  # what is in it goes on
     assert home.brokers(Configuration().brokers) == {"west": 0}
+
+
+def test_M4_a_configuration_adds_no_broker_to_a_home_on_the_live_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is new there would know of no queue. The first start makes all that are named."""
+
+    def named(*names: str) -> Engine:
+        engine = Engine("127.0.0.1:9", tmp_path, Configuration(brokers=names))
+        engine._folder.open(engine.trigger)
+        engine._number_brokers()
+        return engine
+
+    monkeypatch.setenv(LIVE_VARIABLE, LIVE)
+    first = named("a", "b")
+    first._folder.remember_brokers({name: b.number for name, b in first.brokers.items()})
+    assert list(named("a").brokers) == ["a", "b"]
+    with pytest.raises(LakequeueError, match=r"'c' – the home .* has 'a', 'b': start .* --add"):
+        named("a", "b", "c")
+    monkeypatch.delenv(LIVE_VARIABLE)
+    assert list(named("a", "b", "c").brokers) == ["a", "b", "c"]
 
 
 def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
