@@ -16,12 +16,12 @@ step comes out again with the digests of the log, and all that was ever written 
 say, byte for byte, however often it was written (`heard.py`); and the Delta tables say each thing
 once.
 
-How many: 8 here by default. With those of the other tests `make test` kills or freezes 40 times:
-10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 4 + 2 in
-`test_loop_kills.py`, 2 in `test_crash.py`, 2 in `test_local_cluster.py`, 2 in
+How many: 8 here by default. With those of the other tests `make test` kills or freezes 35 times:
+10 + 2 in `tests/loop/test_on_kafka.py`, 2 in `tests/loop/test_absence.py`, 2 in
+`test_loop_kills.py`, 1 in `test_crash.py`, 2 in `test_standalone.py`, 2 in
 `test_kafka_of_three.py`, 3 each in `test_up_survives.py` and `test_kafka_cluster.py` of
-`tests/platform/`. `make soak` does as many as `LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own
-(`LAKEQUEUE_CHAOS_SEED`).
+`tests/platform/`; and brokers of several, in `test_brokers.py`. `make soak` does as many as
+`LAKEQUEUE_CHAOS_DEATHS` says, of a seed of its own (`LAKEQUEUE_CHAOS_SEED`).
 """
 
 from __future__ import annotations

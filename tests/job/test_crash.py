@@ -26,7 +26,7 @@ from lakequeue.streaming import EmbeddedKafka
 pytestmark = pytest.mark.job
 
 SEED = 20_240_607
-KILLS = 2
+KILLS = 1
 CONFIG = """
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50, max_cancels: 0}

@@ -1,15 +1,13 @@
-"""The loop in Spark: its worker is killed, and frozen while everything around it is killed.
+"""The loop in Spark: its worker hangs, or is frozen while everything around it is killed.
 
-Many kills of the loop alone are in `tests/loop/test_on_kafka.py`; the driver's are in
-`test_crash.py`. Here Spark is what notices and begins again.
+Its kills are in `test_chaos.py`, many of the loop alone in `tests/loop/test_on_kafka.py`; the
+driver's are in `test_crash.py`. Here Spark is what notices and begins again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +23,6 @@ from lakequeue.streaming import EmbeddedKafka
 pytestmark = pytest.mark.job
 
 SEED = 13
-KILLS = 4
-BACK_S_MAX = 60.0  # four kills in one batch end the query, and it is started again
 HANGS_S_MAX = 150.0  # 30 s, a look, its end, and a start
 SETTINGS = ("--set", "lakequeue.batch_s=5", "--set", "lakequeue.tables_interval_s=0")
 CONFIG = "queues:\n  - {name: orders, message_type: text, max_per_subscription_backlog: 50}\n"
@@ -70,26 +66,6 @@ def java_yields(engine: EngineProcess) -> bool:
     return bool(java.nice() > worker.nice())
 
 
-def test_a_killed_worker_is_replaced_and_loses_nothing(place: Place) -> None:
-    chance = random.Random(SEED)
-    engine = place.running()
-    traffic = Traffic(f"kafka://{place.bootstrap}", SEED)
-    traffic.goes_on(30, 60)
-    for _ in range(KILLS):
-        time.sleep(chance.uniform(0.5, 3.0))
-        workers = loop_workers(engine)
-        assert workers, "no worker of the loop was found"
-        for worker in workers:
-            worker.kill()
-        traffic.goes_on(60, BACK_S_MAX)
-    drain(traffic)
-    until(lambda: java_yields(engine), 90, "Java yields to who steps, from a mark on")
-    assert "Traceback" not in engine.errors()
-    logged = read_steps(kafka_client(place.bootstrap, "look"), "broker-0.steps", 0)
-    numbers = [r.step for _, r in logged]
-    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-
-
 def test_a_worker_that_hangs_is_noticed_and_started_again(place: Place) -> None:
     """Frozen for good, as one that waits for ever in a call: Spark itself would never notice."""
     engine = place.running()
@@ -103,12 +79,16 @@ def test_a_worker_that_hangs_is_noticed_and_started_again(place: Place) -> None:
         with contextlib.suppress(psutil.Error):  # it was killed
             thaw(worker)
     drain(traffic)
+    until(lambda: java_yields(engine), 90, "Java yields to who steps, from a mark on")
     assert "broker 'broker-0' hangs" in engine.errors()
     with lakequeue.connect(f"kafka://{place.bootstrap}") as connection:
         events = [e["event"] for e in connection.admin().events()]
         assert "broker_stuck" in events
         (broker,) = connection.admin().brokers()
         assert broker["state"] == "running"
+    logged = read_steps(kafka_client(place.bootstrap, "look"), "broker-0.steps", 0)
+    numbers = [r.step for _, r in logged]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def test_a_frozen_worker_outlives_its_engine_and_says_nothing(place: Place) -> None:
