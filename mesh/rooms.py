@@ -72,9 +72,8 @@ def _rooms(queue: Queue) -> Rooms:
         if one.broker is not None or one.ending:
             continue
         room = max(backlog_of(definition, one) - one.held, 0) if header.egress else 0
-        room = min(room, left)
-        left -= room
-        rooms[one.filter] = rooms.get(one.filter, 0) + room
+        # What the queue may still lease (B1) is each filter's: who knows which has a match?
+        rooms[one.filter] = min(rooms.get(one.filter, 0) + room, left)
     return rooms
 
 

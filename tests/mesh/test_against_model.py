@@ -18,7 +18,7 @@ from rules import mortal
         (309, {"lease_period": "250ms"}),
         (3, {"max_cancels": 2, "fairness_model": "round-robin"}),
         (2001, MANY),
-        (3009, {"max_backlog": 2, "kills": True, "delays": True, "lease_period": "250ms"}),
+        (7005, {"max_backlog": 2, "kills": True, "delays": True, "lease_period": "250ms"}),
         (3018, {"max_deliveries": 2, "dead_message_queue": DEAD, "kills": True}),
     ],
 )
