@@ -5,11 +5,18 @@ The tests are those of `rules`, on `mesh`; what is otherwise is named, with the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
+from lakequeue.protocol import ConfigError
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.messages import HEADER
 from mortal_mesh import MortalMeshBroker
 from rules import mortal, test_moving
+from rules.harness import drain
+from rules.test_directory import Mesh, local
+from rules.test_moving import numbers, sent
 
 OTHERWISE = {
     "test_L9_acks_that_came_early_go_along_and_are_forgotten_in_time": "looks into the other core",
@@ -28,3 +35,81 @@ def of_neighbours() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mortal.MortalEngine, "BROKER", MortalMeshBroker)
         yield
+
+
+# ---------------------------------------------------------------- what only these brokers do
+
+
+def test_P1_what_is_sent_again_behind_a_move_is_stored_once() -> None:
+    """Its broker has stored it, and its answer was not heard."""
+    mesh = Mesh(local("q", broker="a"))
+    header = b'{"to":"q","producer":"p","seq":1,"reply":0}'
+    for step in range(3):
+        mesh.engine.publish("default.publish", b"{}", None, [(HEADER, header)])
+        if step == 0:
+            mesh.admin.move_queue("q", "b")
+    assert mesh.admin.describe("q")["depth"] == 1
+
+
+def test_M2_while_the_other_broker_is_away_publishes_are_answered_at_once() -> None:
+    """The queue has begun to leave: what comes crosses behind it."""
+    mesh = Mesh(local("q", broker="a"))
+    producers = {name: mesh.at[name].producer() for name in "abc"}
+    sent(producers["a"], "q", range(2))
+    mesh.engine.cut("b")
+    mesh.at["c"].ask(c.MoveQueue(queue="q", broker="b"), lambda answer: None)
+    consumer = mesh.at["a"].consumer("q", max_backlog=1, ack_mode="individual")
+    assert numbers(drain(consumer)) == [0], "until that one answers nothing changes"
+    mesh.engine.mend("b")
+    mesh.engine.cut("b")
+    for number, name in enumerate("abc", 2):
+        sent(producers[name], "q", range(number, number + 1))
+    mesh.engine.mend("b")
+    mesh.engine.advance("1s")
+    assert mesh.where() == {"q": "b"}
+    assert numbers(mesh.admin.browse("q"))[:2] == [0, 1]
+    assert sorted(numbers(mesh.admin.browse("q"))) == list(range(5))
+
+
+def test_M3_what_waits_for_a_full_queue_follows_it_in_order() -> None:
+    """At a third broker, and at the one where the queue goes, which then hands it to itself."""
+    full = local("q", broker="a", max_spool_messages=2, subscriptions=["news"])
+    mesh = Mesh(full | {"max_per_subscription_backlog": 10})
+    sent(mesh.at["a"].producer(), "q", range(2))
+    waiting = {name: mesh.at[name].producer() for name in "bc"}
+    for name, numbers_of in (("b", range(10, 14)), ("c", range(20, 24))):
+        sent(waiting[name], "news", numbers_of)
+    mesh.admin.move_queue("q", "b")
+    sent(waiting["b"], "news", range(14, 16))
+    consumer = mesh.at["c"].consumer("q", max_backlog=10, ack_mode="individual")
+    got: list[int] = []
+    for _ in range(12):
+        for message in drain(consumer):
+            got += numbers([message])
+            message.ack()
+        mesh.engine.advance("1s")
+    assert got[:2] == [0, 1]
+    assert [n for n in got if 10 <= n < 20] == list(range(10, 16))
+    assert [n for n in got if n >= 20] == list(range(20, 24))
+    for broker in mesh.engine.brokers:
+        assert mesh.at["a"].request(c.Usage(), broker=broker.home.number)["lanes"] == []
+
+
+def test_M1_a_queue_with_keys_moves_within_its_group() -> None:
+    mesh = Mesh(
+        {"name": "keyed", "message_type": "json", "partition_key": "/k", "group": ["a", "b"]}
+    )
+    producer = mesh.at["c"].producer()
+    for n in range(6):
+        producer.send("keyed", json.dumps({"n": n, "k": n % 2}))
+    (at,) = mesh.entries()["keyed"]["hosts"]
+    with pytest.raises(ConfigError, match="broker: 'c' – allowed is its group: a, b"):
+        mesh.admin.move_queue("keyed", "c")
+    mesh.admin.move_queue("keyed", "ab".replace(at, ""))
+    consumer = mesh.at["c"].consumer("keyed", max_backlog=1, ack_mode="individual")
+    got = []
+    while messages := drain(consumer):
+        got += [json.loads(m.payload)["n"] for m in messages]
+        for message in messages:
+            message.ack()
+    assert got == list(range(6))
