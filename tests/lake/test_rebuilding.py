@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import msgspec
 import pyarrow as pa
 import pytest
 from lake.history import write_history
@@ -21,12 +22,15 @@ from lake.test_past import both, lived
 from lakequeue import LakequeueError
 from lakequeue.core import DictStore as LiveStore
 from lakequeue.core import check as live_check
-from lakequeue.lake import open_lake
+from lakequeue.lake import open_lake, rebuilding
 from lakequeue.lake.cores import LIVE
 from lakequeue.lake.looks import admin_of
 from lakequeue.lake.past import Moment
 from lakequeue.lake.rebuilding import rebuild
-from lakequeue.state import FORMAT, DictStore, check
+from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
+from lakequeue.mesh.rejoining import next_word
+from lakequeue.replica.driver import Snapshot as LiveSnapshot
+from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home import HomeFolder
 from lakequeue.streaming.rebuilt import restore, state_file, write_state
 from loop.memory import HOME, Some
@@ -298,3 +302,28 @@ def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
         file.write_bytes(whole[:cut])
         with pytest.raises(LakequeueError, match="is cut off"):
             restore(file, Restored())
+
+
+def test_R3_brokers_of_the_live_core_go_back_to_steps_that_go_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tables know a until step 4, and b until 9: a says one thing in each step, and b has heard
+    it in its next one."""
+    latest = {"a": 4, "b": 9}
+    own = LiveSnapshot()
+
+    def as_of(lake: Any, home: Path, name: str, *, step: int | None = None) -> Moment:
+        at = latest[name] if step is None else step
+        peers = {1: Peer("b", said=at)} if name == "a" else {0: Peer("a", heard=at - 1)}
+        store = DictStore({"mesh": msgspec.msgpack.encode(MeshFacts(peers=peers, edition=at))})
+        return Moment(LIVE, name, Home(name, "ab".index(name)), store, at, 0, 0, own)
+
+    monkeypatch.setattr(rebuilding, "as_of", as_of)
+    monkeypatch.setattr(rebuilding, "brokers", lambda lake: list(latest))
+    a, b = rebuilding._moments(None, Path(), ())  # type: ignore[arg-type]
+    assert ((a.step, a.notes), b.step) == ((4, []), 5)
+    assert b.notes == ["4 steps earlier than the tables know it: others had not"]
+    spoken, heard = peers_of(a.store), peers_of(b.store)
+    assert spoken is not None
+    assert heard is not None
+    assert (heard[0].heard, next_word(heard[0])) == (4, spoken[1].said + 1)
