@@ -254,7 +254,8 @@ class Keeper:
         reply = _place_of(to) if isinstance(to, c.Command) else to
         waiting = Waiting(facts.edition, others, reply, result, error)
         if others and not at_once:
-            facts.waiting.append(waiting)
+            if reply is not None:  # thousands of a configuration have nobody to be answered
+                facts.waiting.append(waiting)
         else:
             self._answer(waiting)
 
