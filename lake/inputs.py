@@ -115,6 +115,7 @@ class FromTables:
                 spans[place] = min(first, r.first), max(last, r.last)
                 self._times.setdefault(r, []).append(record.now)
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
+        self._last = {place: last for place, (_, last) in spans.items()}
         self._lake = lake
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
@@ -141,18 +142,21 @@ class FromTables:
         """The steps before the first that took what lies behind the end of a table: each table is
         written by itself, and that of the steps may be ahead. What is missing before such an end
         is lost, and told where it is taken."""
+        ends = {
+            place: self._end(place) for place, last in self._last.items()
+            if last not in self._found[place]
+        }  # fmt: skip
         for n, record in enumerate(records):
-            if any(self._is_behind(r) for r in record.ranges):
+            if any(r.last > ends.get((r.topic, r.partition), r.last) for r in record.ranges):
                 return records[:n]
         return records
 
-    def _is_behind(self, r: Range) -> bool:
-        there = self._found[r.topic, r.partition]
-        if sum(at in there for at in r.offsets()) == r.count:
-            return False
-        place = {"topic": r.topic, "partition": r.partition}
-        (end,) = self._lake.execute(_END.format(table=_table(r.topic)), place).fetchone() or (None,)
-        return end is None or end < r.last
+    def _end(self, place: Place) -> int:
+        """The last offset that the table has; -1: none."""
+        topic, partition = place
+        given = {"topic": topic, "partition": partition}
+        (end,) = self._lake.execute(_END.format(table=_table(topic)), given).fetchone() or (None,)
+        return -1 if end is None else int(end)
 
     def close(self) -> None:
         """Let go of everything."""
