@@ -106,12 +106,13 @@ def _link(facts: BridgeFacts, vpn: str, name: str) -> Link:
 
 def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition) -> None:
     """Raise ConfigError for a bridge that cannot be."""
-    brokers = (broker.header.name,)
+    brokers = (broker.header.name,) if broker.beyond is None else broker.beyond.brokers
     for key, name in unknown_ends(new, brokers):
         there = ", ".join(map(repr, brokers))
         raise ConfigError(
             [Problem(where, key, name, f"must be a broker of this home, which has {there}")]
         )
+    _check_ends(broker.header.name, where, new)
     known = _known(facts, new.vpn)
     old = known.get(new.name)
     if old is None and len(known) >= BRIDGES_MAX:
@@ -127,6 +128,20 @@ def _check(broker: Broker, facts: BridgeFacts, where: str, new: BridgeDefinition
     found = circle(new, others)
     if found:
         raise ConfigError([circle_problem(where, found)])
+
+
+def _check_ends(own: str, where: str, new: BridgeDefinition) -> None:
+    """Raise ConfigError where this broker is not all that a bridge has of this home."""
+    if new.carrier != own:
+        key = "to" if new.arrives else "from"
+        allowed = f"must be the broker that is told, {own!r}"
+        raise ConfigError([Problem(where, key, new.carrier, allowed)])
+    if new.arrives or new.far_broker in (None, own):
+        return
+    allowed = "is another broker of this home, which gets what its queues take without a bridge"
+    if new.far_vpn is not None:
+        allowed = f"must end at the broker where it begins, {own!r}"
+    raise ConfigError([Problem(where, "to", new.to, allowed)])
 
 
 def _is_far(end: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from lakequeue.protocol import ConfigError
 from rehomed import RestingEngine
 from rules import joined
-from rules.joined import Homes
+from rules.joined import LEAVES, Homes
 
 
 def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be_removed(
@@ -23,6 +25,14 @@ def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be
     assert (before["on_its_way"], before["waiting"]) == (1, 2)
     west.change(add="another")
     assert homes.seen() == before
+    for changes, why in (
+        ({"from": "another"}, "from: 'another' – must be the broker that is told, 'near'"),
+        ({"to": "another"}, "to: 'another' – is another broker of this home, which gets what"),
+        ({"to": "vpn://v?broker=another"}, "must end at the broker where it begins, 'near'"),
+        ({"to": "nobody"}, "which has 'near', 'another'"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            homes.west.admin().bridge(LEAVES | {"name": "two"} | changes)
     homes.copier.is_cut = False
     homes.send("a/1", 4)
     homes.advance("1s")
