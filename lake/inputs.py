@@ -16,7 +16,7 @@ import msgspec
 
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import HEADER, encode_run
-from ..protocol.steplog import FORMAT, LivePart, Range, StepRecord
+from ..protocol.steplog import FORMAT, LivePart, Opened, Range, StepRecord
 from ..protocol.wire import headers_list
 from ..sources.step_batch import Place, goes_first, to_batch
 from ..state import Batch
@@ -26,26 +26,31 @@ if TYPE_CHECKING:
 
 TOGETHER = 1_000  # steps whose inputs are read at once
 _STEPS = """
-SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, {parts}, {live} FROM steps
+SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, {parts}, {live}, {opened}
+FROM steps
 WHERE broker = $broker AND step > $after AND step <= $last
 -- A step that failed has a second record, and that one counts.
 QUALIFY row_number() OVER (PARTITION BY step ORDER BY "offset" DESC) = 1 ORDER BY step
 """
 _MESSAGES = """
-SELECT "offset", epoch_ms(time), key, payload, lq, headers FROM messages
+SELECT "offset", epoch_ms(time), key, payload, lq, headers, {topic_id} FROM messages
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
-ORDER BY "offset", time, item
+ORDER BY "offset", time, 7, item
 """
 _COMMANDS = """
-SELECT "offset", epoch_ms(time), key, value, NULL, headers FROM commands
+SELECT "offset", epoch_ms(time), key, value, NULL, headers, {topic_id} FROM commands
 WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
 ORDER BY "offset", time
 """
 _END = """
 SELECT max("offset") FROM {table} WHERE topic = $topic AND "partition" = $partition
+  AND ($id = '' OR coalesce({topic_id}, $id) = $id)
 """
 _live = msgspec.json.Decoder(LivePart).decode
-_Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None]
+_opened = msgspec.json.Decoder(tuple[Opened, ...]).decode
+_Row = tuple[int, int, bytes | None, bytes | None, str | None, str | None, str | None]
+Known = dict[Place, tuple[int, str]]
+"""Of each partition the offset that is next, and the id of its topic, empty where nobody knows."""
 
 
 class Lost(LakequeueError):
@@ -74,6 +79,9 @@ class Stored:
     def value(self) -> bytes | None:
         return self.row[3]
 
+    def topic_id(self) -> str:
+        return self.row[6] or ""
+
     def headers(self) -> list[tuple[str, bytes]] | None:
         own = [] if self.row[4] is None else [(HEADER, self.row[4].encode())]
         return own + headers_list(self.row[5]) or None
@@ -84,52 +92,74 @@ def steps_between(
 ) -> Iterator[StepRecord]:
     """The records of a broker's log behind a step, up to a step."""
     given = {"broker": broker, "after": after, "last": last}
-    columns = [name for name, *_ in lake.execute("SELECT * FROM steps LIMIT 0").description]
-    newer = {name: name if name in columns else "NULL" for name in ("parts", "live")}
+    newer = _newer(lake, "steps", "parts", "live", "opened")
     for row in lake.execute(_STEPS.format(**newer), given).fetchall():
-        step, now, acked, pages, outputs, code, ranges, sizes, parts, live = row
+        step, now, acked, pages, outputs, code, ranges, sizes, parts, live, opened = row
         lie = msgspec.json.decode(parts) if parts else [()] * len(ranges)
         taken = tuple(
             Range(r["topic"], r["partition"], r["first"], r["last"], r["count"], tuple(p))
             for r, p in zip(ranges, lie, strict=True)
         )
         known = msgspec.json.decode(sizes, type=dict[str, int]) if sizes else {}
-        record = StepRecord(FORMAT, step, now, acked, pages, outputs, code, taken, known)
+        begun = _opened(opened) if opened else ()
+        record = StepRecord(FORMAT, step, now, acked, pages, outputs, code, taken, known, begun)
         yield _live(live).added_to(record) if live else record
+
+
+def _newer(lake: duckdb.DuckDBPyConnection, table: str, *names: str) -> dict[str, str]:
+    """Columns that a table of an earlier version lacks, for a query."""
+    columns = [name for name, *_ in lake.execute(f"SELECT * FROM {table} LIMIT 0").description]
+    return {name: name if name in columns else "NULL" for name in names}
 
 
 class FromTables:
     """What steps took, see `driver.Again`: for steps that follow each other.
 
-    A topic that was deleted and made anew has two records at one offset. A step took the one that
-    was the newest by then.
+    A topic that was deleted and made anew has two records at one offset. A step took the one of
+    the topic that it read. Where rows or steps do not say which that was (those of earlier
+    versions), it took the one that was the newest by then.
+
+    known: as of before the first step; then it is as of behind the last one.
     """
 
-    def __init__(self, lake: duckdb.DuckDBPyConnection, records: list[StepRecord]) -> None:
+    def __init__(
+        self,
+        lake: duckdb.DuckDBPyConnection,
+        records: list[StepRecord],
+        known: Known | None = None,
+    ) -> None:
+        known = {} if known is None else known
         spans: dict[Place, tuple[int, int]] = {}
-        self._times: dict[Range, list[int]] = {}  # of the steps that took it, in their order
+        # Time and topic id of the steps that took it, in their order.
+        self._taken: dict[Range, list[tuple[int, str]]] = {}
         for record in records:
+            known |= {(o.topic, o.partition): (o.at, o.topic_id) for o in record.opened}
             for r in record.ranges:
                 place = r.topic, r.partition
                 first, last = spans.get(place, (r.first, r.last))
                 spans[place] = min(first, r.first), max(last, r.last)
-                self._times.setdefault(r, []).append(record.now)
+                following, topic_id = known.get(place, (0, ""))
+                if r.first < following:  # of another topic, untold
+                    topic_id = ""
+                known[place] = r.last + 1, topic_id
+                self._taken.setdefault(r, []).append((record.now, topic_id))
         self._found = {place: _read(lake, place, *span) for place, span in spans.items()}
-        self._last = {place: last for place, (_, last) in spans.items()}
+        self._ends: dict[tuple[Place, str], int] = {}
         self._lake = lake
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
         """The same records once more; raises Lost when the tables do not have them all."""
         found = to_batch({(r.topic, r.partition): self.records(r) for r in ranges}).batch
-        for times in (self._times[r] for r in ranges):
-            if len(times) > 1:
-                del times[0]
+        for takers in (self._taken[r] for r in ranges):
+            if len(takers) > 1:
+                del takers[0]
         return found
 
     def records(self, r: Range) -> list[Stored]:
         """The records of one range, for the step that is next to take it."""
-        there, now = self._found[r.topic, r.partition], self._times[r][0]
-        found = [_as_of(there[at], now) for at in r.offsets() if at in there]
+        there, (now, topic_id) = self._found[r.topic, r.partition], self._taken[r][0]
+        of_each = (_meant(there.get(at, []), now, topic_id) for at in r.offsets())
+        found = [one for one in of_each if one is not None]
         if len(found) != r.count:
             raise Lost(
                 f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
@@ -142,20 +172,26 @@ class FromTables:
         """The steps before the first that took what lies behind the end of a table: each table is
         written by itself, and that of the steps may be ahead. What is missing before such an end
         is lost, and told where it is taken."""
-        ends = {
-            place: self._end(place) for place, last in self._last.items()
-            if last not in self._found[place]
-        }  # fmt: skip
         for n, record in enumerate(records):
-            if any(r.last > ends.get((r.topic, r.partition), r.last) for r in record.ranges):
+            if any(self._is_behind(r) for r in record.ranges):
                 return records[:n]
         return records
 
-    def _end(self, place: Place) -> int:
-        """The last offset that the table has; -1: none."""
+    def _is_behind(self, r: Range) -> bool:
+        place, (now, topic_id) = (r.topic, r.partition), self._taken[r][-1]
+        if _meant(self._found[place].get(r.last, []), now, topic_id) is not None:
+            return False
+        if (place, topic_id) not in self._ends:
+            self._ends[place, topic_id] = self._end(place, topic_id)
+        return r.last > self._ends[place, topic_id]
+
+    def _end(self, place: Place, topic_id: str) -> int:
+        """The last offset that the table has of a topic; -1: none."""
         topic, partition = place
-        given = {"topic": topic, "partition": partition}
-        (end,) = self._lake.execute(_END.format(table=_table(topic)), given).fetchone() or (None,)
+        table = _table(topic)
+        given = {"topic": topic, "partition": partition, "id": topic_id}
+        query = _END.format(table=table, **_newer(self._lake, table, "topic_id"))
+        (end,) = self._lake.execute(query, given).fetchone() or (None,)
         return -1 if end is None else int(end)
 
     def close(self) -> None:
@@ -174,19 +210,27 @@ def _read(
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
-        rows = lake.execute(_COMMANDS, given).fetchall()
+        rows = lake.execute(
+            _COMMANDS.format(**_newer(lake, "commands", "topic_id")), given
+        ).fetchall()
     else:
-        messages = lake.execute(_MESSAGES, given).fetchall()
-        rows = [_whole(list(items)) for _, items in groupby(messages, lambda row: row[:2])]
+        query = _MESSAGES.format(**_newer(lake, "messages", "topic_id"))
+        messages = lake.execute(query, given).fetchall()
+        of_record = groupby(messages, lambda row: (*row[:2], row[6]))
+        rows = [_whole(list(items)) for _, items in of_record]
     found: dict[int, list[Stored]] = {}
     for row in rows:
         found.setdefault(row[0], []).append(Stored(place, row))
     return found
 
 
-def _as_of(records: list[Stored], now: int) -> Stored:
-    """Of the records at one offset the one that was there at this time."""
-    return next((one for one in reversed(records) if one.row[1] <= now), records[0])
+def _meant(records: list[Stored], now: int, topic_id: str) -> Stored | None:
+    """Of the records at one offset the one of this topic; of those that do not say of which topic
+    they are, or where nobody knows it, the one that was there at this time."""
+    if topic_id:
+        own = [one for one in records if one.topic_id() == topic_id]
+        records = own or [one for one in records if not one.topic_id()]
+    return next((one for one in reversed(records) if one.row[1] <= now), (*records, None)[0])
 
 
 def _whole(items: list[Any]) -> _Row:
@@ -199,7 +243,7 @@ def _whole(items: list[Any]) -> _Row:
 
 def _count(row: _Row) -> int:
     """How many messages the record says that it has; 0: it is no run."""
-    _, _, key, _, lq, headers = row
+    _, _, key, _, lq, headers, _ = row
     if lq is None or '"count"' not in lq or key is not None or headers is not None:
         return 0
     try:

@@ -250,6 +250,8 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
     the target is meant, and not the last step before it whose records the tables have."""
     ear = Ear()
     steps = moment.core.open(moment.home, moment.store, moment.own, ear, moment.now)
+    ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
+    known = {(t, p): (at, ids.get((t, p), "")) for t, p, at in moment.own.offsets}
     for after in range(moment.step, target, TOGETHER):
         last = min(after + TOGETHER, target)
         records = list(steps_between(lake, moment.broker, after, last))
@@ -259,7 +261,7 @@ def _replay(lake: duckdb.DuckDBPyConnection, moment: Moment, target: int, exactl
                 f"broker {moment.broker!r}: what came after the snapshot of step "
                 f"{moment.snapshot:,} cannot be made again"
             )
-        inputs = FromTables(lake, records)
+        inputs = FromTables(lake, records, known)
         there = records if exactly else inputs.until_the_end(records)
         for core, theirs in groupby(there, lambda record: core_of(record.core)):
             if core is not moment.core:  # the home changed over behind the step before

@@ -40,7 +40,7 @@ ROWS = {
     STEPS: (
         "broker STRING, step LONG, now TIMESTAMP, acked LONG, pages LONG, outputs LONG, "
         "code STRING, ranges ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, "
-        "`last`: LONG, count: INT>>, sizes STRING, parts STRING, live STRING, "
+        "`last`: LONG, count: INT>>, sizes STRING, parts STRING, live STRING, opened STRING, "
         "`offset` LONG, time TIMESTAMP"
     ),
     SNAPSHOTS: (

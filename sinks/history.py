@@ -42,7 +42,7 @@ STEP_ROWS = pa.schema(
         ("broker", pa.string()), ("step", pa.int64()), ("now", _TIME), ("acked", pa.int64()),
         ("pages", pa.int64()), ("outputs", pa.int64()), ("code", pa.string()),
         ("ranges", pa.list_(_RANGE)), ("sizes", pa.string()), ("parts", pa.string()),
-        ("live", pa.string()), ("offset", pa.int64()), ("time", _TIME),
+        ("live", pa.string()), ("opened", pa.string()), ("offset", pa.int64()), ("time", _TIME),
     ]
 )  # fmt: skip
 
@@ -165,6 +165,7 @@ def step_row(topic: str, offset: int, time: Any, value: bytes) -> dict[str, Any]
         "sizes": _json(record.sizes) if record.sizes else None,
         "parts": _json(parts) if any(parts := [r.parts for r in record.ranges]) else None,
         "live": _json(live) if (live := LivePart.of(record)) else None,
+        "opened": _json(record.opened) if record.opened else None,
         "offset": offset, "time": time,
     }  # fmt: skip
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lake.history import message_rows
 from lake.on_files import MESSAGES
-from lakequeue.lake.inputs import FromTables, Lost, steps_between
+from lakequeue.lake.inputs import FromTables, Known, Lost, steps_between
 from lakequeue.protocol import steplog
-from lakequeue.protocol.steplog import Range, StepRecord, parts_of
+from lakequeue.protocol.steplog import FORMAT, Opened, Range, StepRecord, parts_of
 from lakequeue.sinks.history import STEP_ROWS, step_row
 from lakequeue.sources.step_batch import to_batch
 from loop.memory import Message
@@ -57,6 +57,71 @@ def test_R1_what_the_tables_have_besides_is_left_out(taken: list[int]) -> None:
     assert again == record
     inputs = FromTables(lake, [again])
     assert inputs.take(ranges).publishes.offsets == taken
+
+
+@pytest.mark.parametrize("age", [-500, 0, 500], ids=["older", "as-old", "younger"])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "from-before"])
+def test_R1_a_step_took_the_record_of_the_topic_that_it_read(age: int, told: bool) -> None:
+    """A topic was deleted and made anew, and filled with records of any age."""
+
+    def of(what: str, offsets: list[int], time: int) -> list[Message]:
+        return [Message(*PLACE, at, time, None, f"{what} {at}".encode(), None) for at in offsets]
+
+    old, new = of("old", [0, 1, 2], 1_000), of("new", [0, 1, 2, 3], 1_000 + age)
+    runs = old[:2], old[2:], new[:3], new[3:]
+    taken = [to_batch({PLACE: run}).ranges for run in runs]
+    known: Known = {} if told else {PLACE: (0, "A")}
+    opened = {0: (Opened(*PLACE, 0, "A"),) if told else (), 2: (Opened(*PLACE, 0, "B"),)}
+    records = [
+        StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", ranges, opened=opened.get(n, ()))
+        for n, ranges in enumerate(taken)
+    ]
+    lake = duckdb.connect()
+    lake.execute("SET TimeZone = 'UTC'")
+    rows = [
+        row | {"topic_id": topic_id}
+        for messages, topic_id in ((new, "B"), (old, "A"))
+        for m in messages
+        for row in message_rows(m)
+    ]
+    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    steps = [step_row("b.steps", n, when, steplog.encode(r)) for n, r in enumerate(records)]
+    lake.register("steps", pa.Table.from_pylist(steps, STEP_ROWS))
+    again = list(steps_between(lake, "b", 0, 4))
+    assert again == records
+    inputs = FromTables(lake, again, known)
+    found = [inputs.take(ranges).publishes.values for ranges in taken]
+    assert found == [[m.value() for m in run] for run in runs]
+    assert known == {PLACE: (4, "B")}
+
+
+def test_R1_a_record_of_another_topic_is_not_taken_for_one_that_is_missing() -> None:
+    ranges = to_batch({PLACE: [message(0)]}).ranges
+    record = StepRecord(FORMAT, 1, 2_000, 0, 0, 0, "code", ranges)
+    lake = duckdb.connect()
+    lake.execute("SET TimeZone = 'UTC'")
+    rows = [row | {"topic_id": "B"} for row in message_rows(message(0))]
+    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
+    assert FromTables(lake, [record], {PLACE: (0, "B")}).take(ranges).publishes.offsets == [0]
+    with pytest.raises(Lost, match="took 1 records"):
+        FromTables(lake, [record], {PLACE: (0, "A")}).take(ranges)
+
+
+def test_R1_what_the_tables_have_of_an_earlier_topic_is_not_their_end() -> None:
+    """The rows of the topic that was made anew are still to come."""
+    lake = duckdb.connect()
+    lake.execute("SET TimeZone = 'UTC'")
+    rows = [row | {"topic_id": "A"} for at in range(9) for row in message_rows(message(at))]
+    lake.register("messages", pa.Table.from_pylist(rows, MESSAGES))
+    ranges = [to_batch({PLACE: [message(at)]}).ranges for at in (8, 0)]
+    opened = (), (Opened(*PLACE, 0, "B"),)
+    records = [
+        StepRecord(FORMAT, n + 1, 2_000, 0, 0, 0, "code", ranges[n], opened=opened[n])
+        for n in range(2)
+    ]
+    inputs = FromTables(lake, records, {PLACE: (8, "A")})
+    assert inputs.until_the_end(records) == records[:1]
 
 
 def test_R1_what_they_lack_is_told() -> None:
