@@ -427,10 +427,10 @@ class BeginAgain(Command, frozen=True, tag="begin_again"):
 class Tables(Command, frozen=True, tag="tables"):
     """How far the Delta tables are: of ``topic/partition`` they have all before an offset. The
     engine says so, for receipts that wait for it (`durability: delta`). written: there are such
-    tables at all. stopped: why they cannot be written now, empty when they can be again; for the
-    events."""
+    tables at all; None: as was said before. stopped: why they cannot be written now, empty when
+    they can be again; for the events."""
 
-    written: bool = True
+    written: bool | None = True
     up_to: dict[Text, Count] = {}
     stopped: Text | None = None
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -33,6 +34,7 @@ from ..protocol import steplog, wire
 from ..protocol.errors import LakequeueError
 from ..protocol.journal import Segment
 from ..protocol.steplog import Opened, Range, StepRecord
+from ..protocol.topics_anew import told_of_anew
 from ..protocol.wire import WireRecord
 from .journal_buffer import JournalBuffer
 from .replica import Decided, Replica, put_aside, sorted_out
@@ -348,6 +350,9 @@ class Driver:
 
     def _compute(self, record: StepRecord, batch: Batch) -> Decided:
         begun = self._clocks.cpu()
+        told = told_of_anew(batch.commands, self.home.name, record.opened, self.offsets, self.ids)
+        if told is not batch.commands:
+            batch = replace(batch, commands=told)
         decided = sorted_out(self._replica.take(batch, record.now))
         self.cost_s += self._clocks.cpu() - begun
         self.step, self.now = record.step, record.now

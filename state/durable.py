@@ -58,7 +58,8 @@ def answer(broker: Broker, producer: ProducerHistory) -> None:
 
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
     """The engine says which records the tables have by now."""
-    broker.header.tables = command.written
+    if command.written is not None:
+        broker.header.tables = command.written
     if command.stopped:
         broker.event("tables_stopped", vpn, why=command.stopped)
     elif command.stopped is not None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ from crc32c import crc32c
 from ..protocol import steplog, wire
 from ..protocol.journal import Segment
 from ..protocol.steplog import Range, StepRecord
+from ..protocol.topics_anew import told_of_anew
 from ..protocol.wire import WireRecord
 from ..replica.driver import Refused as Refused
 from ..sources.step_batch import Taken
@@ -286,6 +288,9 @@ class Driver:
     def _compute(self, record: StepRecord, batch: Batch) -> Decided:
         self._store.digest = 0
         begun = time.thread_time()
+        told = told_of_anew(batch.commands, self.home.name, record.opened, self.offsets, self.ids)
+        if told is not batch.commands:
+            batch = replace(batch, commands=told)
         decided = decide(self._store, batch, record.now, self.home)
         self.cost_s += time.thread_time() - begun
         self.step, self.now = record.step, record.now
