@@ -35,13 +35,14 @@ _BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refuse
 class Look:
     """What one look at the engine saw. queues: as `describe` gives them, with `broker` where it is
     not the first one; usage: of each VPN of each broker; seconds: what it took; time: epoch s;
-    bridges: as `describe_bridge` gives them."""
+    bridges: as `describe_bridge` gives them; missing: what did not answer, and why."""
 
     queues: list[Mapping[str, Any]] = field(default_factory=list)
     usage: list[Mapping[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     time: float = 0.0
     bridges: list[Mapping[str, Any]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 class QueueFigures:
@@ -67,12 +68,15 @@ class QueueFigures:
         broker = _broker_of(look)
         found = {(str(q.get("broker", broker)), q["vpn"], q["name"]): q for q in look.queues}
         counts = {place: _counted(queue) for place, queue in found.items()}
+        answered = {(usage["broker"]["name"], usage["vpn"]["name"]) for usage in look.usage}
+        # What was counted in a place that did not answer this time must not count once more.
+        unseen = {p: known for p, known in self._counts.items() if p[:2] not in answered}
         with self._lock:
             self._named = self._choose(found, counts)
             for place, now in counts.items():
                 if place not in self._named:
                     self._add(place, now)
-            self._counts, self._look = counts, look
+            self._counts, self._look = unseen | counts, look
             self._families = list(self._made(look)) if look.usage else []
 
     def _choose(

@@ -70,7 +70,7 @@ class BridgeWatch(threading.Thread):
                 continue
             try:
                 do_every((self._follow, self._trim))
-            except (LakequeueError, KafkaException) as error:  # Kafka is away: again, soon
+            except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
                 log.warning("bridges: %s", error)
         consumer.close()
 

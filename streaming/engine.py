@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from ..conf.client_keys import clients_command
 from ..definitions import DEFAULT_BROKER, Configuration
 from ..definitions.as_commands import configure_commands, vpns_of
 from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topics
+from ..protocol.every import do_every
 from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
 from ..sources.live import quiet_client
@@ -379,21 +381,21 @@ class Engine:
     def _tick(self) -> None:
         value = commands.encode_command(commands.Tick())
         try:
-            for broker in list(self.brokers.values()):
-                self._tell(self._vpns[0], broker, value)
+            brokers = list(self.brokers.values())
+            do_every(partial(self._tell, self._vpns[0], broker, value) for broker in brokers)
         except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
             log.warning("a tick was not sent: %s", error)
 
     def _beat(self, value: bytes) -> None:
         assert self._transport is not None
-        for vpn in self._vpns:
-            self._transport.command(topics.topic(vpn, topics.ENGINE), b"engine", value)
+        command, kind = self._transport.command, topics.ENGINE
+        do_every(partial(command, topics.topic(v, kind), b"engine", value) for v in self._vpns)
 
     def _put_record(self, key: bytes, value: bytes | None) -> None:
         if self._transport is None:  # it was not started yet
             return
-        for vpn in self._vpns:
-            self._transport.publish(topics.topic(vpn, topics.DIRECTORY), value, key, [], 0)
+        publish, kind = self._transport.publish, topics.DIRECTORY
+        do_every(partial(publish, topics.topic(v, kind), value, key, [], 0) for v in self._vpns)
 
     def _on_batch(self, broker: str, progress: dict[str, Any]) -> None:
         self.metrics.batch(progress)
@@ -431,8 +433,7 @@ class Engine:
 
     def _tell_everybody(self, value: bytes) -> None:
         first = first_of(self.brokers)
-        for vpn in self._vpns:
-            self._tell(vpn, first, value)
+        do_every(partial(self._tell, vpn, first, value) for vpn in self._vpns)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         """Say something where no client may: it is carried out in this VPN."""

@@ -3,6 +3,8 @@
 Asking is a command like any other: the engine answers in a step, in parts, so that nobody waits
 behind it. It costs what the number of queues makes it cost; so the time between two looks is
 stretched until looking takes at most a fiftieth of it. Where nobody reads the metrics, nobody asks.
+
+A broker or a VPN that does not answer is missing in a look, and the others are in it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ UNWANTED_S = 90.0  # after the last scrape, until it ends; Prometheus asks every
 FIRST_S = 2.0  # the first scrape waits for the first look
 CLIENT = "lakequeue-metrics"
 
+ANSWER_S = 10.0  # who does not answer by then keeps the others waiting for no longer
 BROKERS_S = 60.0  # how often it asks which brokers there are
 
 Connect = Callable[[str, str | None], Any]
@@ -50,7 +53,8 @@ class QueueWatch:
         self._connect = connect or (
             lambda vpn, broker: connect_kafka(bootstrap, vpn, CLIENT, broker, credentials())
         )
-        self._others: tuple[float, list[str]] = (0.0, [])  # until when, brokers beside the first
+        # Until when, and of each broker beside the first whether it runs.
+        self._others: tuple[float, dict[str, bool]] = (0.0, {})
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._seen = threading.Event()
@@ -82,6 +86,8 @@ class QueueWatch:
                 look = self._look(open_ones)
                 self._figures.seen(look)
                 rest_s = min(max(rest_s, SHARE * look.seconds), REST_S_MAX)
+                if look.missing:
+                    log.info("some queues cannot be looked at: %s", "; ".join(look.missing))
             except LakequeueError as error:  # the engine or Kafka is away
                 log.info("the queues cannot be looked at: %s", error)
                 _close(open_ones)
@@ -99,26 +105,54 @@ class QueueWatch:
             return wanted
 
     def look(self) -> Look:
-        """Look once, whoever reads."""
+        """Look once, at all of them, whoever reads. Raises LakequeueError where one is missing: it
+        may have the oldest message."""
         open_ones: Open = {}
         try:
-            return self._look(open_ones)
+            look = self._look(open_ones)
         finally:
             _close(open_ones)
+        if look.missing:
+            raise LakequeueError(f"not all queues can be looked at: {'; '.join(look.missing)}")
+        return look
 
     def _look(self, open_ones: Open) -> Look:
-        look, begun = Look(), time.monotonic()
+        look, errors = Look(), list[LakequeueError]()
+
+        def attempt(vpn: str, broker: str | None, what: Callable[[Any], None]) -> bool:
+            begun = time.monotonic()
+            try:
+                what(self._opened(open_ones, vpn, broker))
+                look.seconds += time.monotonic() - begun  # who is waited for costs nobody anything
+                return True
+            except LakequeueError as error:
+                errors.append(error)
+                whose = "the first broker" if broker is None else f"broker {broker!r}"
+                look.missing.append(f"{whose} in VPN {vpn!r}: {error}")
+                if failed := open_ones.pop((vpn, broker), None):
+                    _close({(vpn, broker): failed})
+                return False
+
+        def look_at(one: Any) -> None:
+            usage = one.request(commands.Usage(), ANSWER_S, broker=one.number)
+            queues = one.request_list(commands.Queues(), "after", None, one.number, ANSWER_S)
+            look.usage.append(usage)
+            look.queues += [{**queue, "broker": usage["broker"]["name"]} for queue in queues]
+
         for vpn in self._vpns:
-            first = self._opened(open_ones, vpn, None)
-            for broker in (None, *self._brokers(first, begun)):
-                one = self._opened(open_ones, vpn, broker)
-                usage = one.request(commands.Usage(), broker=one.number)
-                name = usage["broker"]["name"]
-                look.usage.append(usage)
-                queues = one.request_list(commands.Queues(), "after", broker=one.number)
-                look.queues += [{**queue, "broker": name} for queue in queues]
-            look.bridges += _bridges(first)
-        look.seconds, look.time = time.monotonic() - begun, time.time()
+            first_answers = attempt(vpn, None, look_at) and attempt(
+                vpn, None, self._ask_for_brokers
+            )
+            for broker, runs in self._others[1].items():
+                if runs:
+                    attempt(vpn, broker, look_at)
+                else:
+                    look.missing.append(f"broker {broker!r} in VPN {vpn!r}: it does not run")
+            if first_answers:
+                look.bridges += _bridges(open_ones[vpn, None])
+        if errors and not look.usage:
+            raise errors[0]
+        look.time = time.time()
         return look
 
     def _opened(self, open_ones: Open, vpn: str, broker: str | None) -> Any:
@@ -126,13 +160,13 @@ class QueueWatch:
             open_ones[vpn, broker] = self._connect(vpn, broker)
         return open_ones[vpn, broker]
 
-    def _brokers(self, first: Any, now: float) -> list[str]:
-        """The brokers that run, beside the first."""
+    def _ask_for_brokers(self, first: Any) -> None:
+        """Which brokers there are beside the first, now and then."""
+        now = time.monotonic()
         if now >= self._others[0]:
             known = first.admin().brokers()[1:]
-            running = [broker["name"] for broker in known if broker["state"] == "running"]
+            running = {broker["name"]: broker["state"] == "running" for broker in known}
             self._others = (now + BROKERS_S, running)
-        return self._others[1]
 
 
 def _bridges(first: Any) -> list[dict[str, Any]]:

@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from ..protocol import LakequeueError, topics
 from ..protocol.commands import Stuck, Tick, encode_command
+from ..protocol.every import do_every
 from ..sources.live import quiet_client
 from ..sources.same_topic import TopicsNow
 from ..sources.step_batch import Place
@@ -110,15 +112,18 @@ class StepWatch(threading.Thread):
         places = {b: ((topics.topic(b.name, topics.STEPS), 0),
                       (topics.topic(b.name, topics.INSTRUCTIONS), 0)) for b in running}  # fmt: skip
         found = ends([place for both in places.values() for place in both])
-        for broker, (steps, told) in places.items():
-            if steps not in found or told not in found:
-                continue
-            pulse = self._pulses.setdefault(broker.name, Pulse())
-            what = pulse.look(now, found[steps], found[told])
-            if what == PROBE:
-                self._tell(broker, encode_command(Tick()))
-            elif what == IS_STUCK:
-                self._say(broker)
+        do_every(
+            partial(self._look_at, broker, now, found[steps], found[told])
+            for broker, (steps, told) in places.items()
+            if steps in found and told in found
+        )
+
+    def _look_at(self, broker: BrokerQuery, now: float, log_end: int, told_end: int) -> None:
+        what = self._pulses.setdefault(broker.name, Pulse()).look(now, log_end, told_end)
+        if what == PROBE:
+            self._tell(broker, encode_command(Tick()))
+        elif what == IS_STUCK:
+            self._say(broker)
 
     def _say(self, broker: BrokerQuery) -> None:
         why = (
@@ -129,5 +134,5 @@ class StepWatch(threading.Thread):
             "broker %r hangs: %s; it is started again", broker.name, why,
             extra={"fields": {"event": "broker_stuck", "broker": broker.name}},
         )  # fmt: skip
-        self._tell(broker, encode_command(Stuck(why=why)))
-        self._stuck(broker, why)
+        stuck = encode_command(Stuck(why=why))
+        do_every((partial(self._stuck, broker, why), partial(self._tell, broker, stuck)))

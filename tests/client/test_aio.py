@@ -195,6 +195,36 @@ def test_C3_close_waits_for_the_callback_and_returns_the_rest() -> None:
     run(test)
 
 
+def test_C3_a_consumer_whose_close_fails_keeps_no_other_from_closing() -> None:
+    """Its error is told, and the connection is closed all the same."""
+
+    async def main() -> None:
+        sync, _ = connect(engine(ORDERS))
+        connection = lakequeue.aio.Connection(sync)
+        await connection.producer().send("orders", b"1")
+        consumers = [
+            await connection.consumer("orders", ack_mode="individual", max_backlog=9)
+            for _ in range(3)
+        ]
+        broken = consumers[0].sync
+        close, said = broken.close, []
+
+        def fails() -> None:
+            said.append("broken")
+            if len(said) == 1:
+                raise NotConnected("Kafka is away")
+            close()
+
+        broken.close = fails  # type: ignore[method-assign]
+        with pytest.raises(NotConnected, match="Kafka is away"):
+            await connection.close()
+        assert all(consumer.is_closed for consumer in consumers[1:])
+        with pytest.raises(NotConnected):
+            sync.producer()
+
+    asyncio.run(main())
+
+
 def test_a_close_ends_the_iteration() -> None:
     async def test(connection: lakequeue.aio.Connection, wire: Any) -> None:
         consumer = await connection.consumer("orders", ack_mode="auto", max_backlog=9)

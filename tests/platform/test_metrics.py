@@ -333,6 +333,55 @@ def test_every_broker_is_looked_at() -> None:
     first.close()
 
 
+def test_a_broker_or_a_vpn_that_does_not_answer_costs_nobody_else_its_figures() -> None:
+    """And who needs the oldest message of all is told that one is missing."""
+    url = f"memory://metrics-{next(_names)}"
+    queue = QUEUE | {"name": "orders", "type": "Queue"}
+    config = {
+        "brokers": ["b-0", "b-1", "b-2"], "vpns": {"default": None, "other": None},
+        "queues": [queue, queue | {"vpn": "other"}],
+    }  # fmt: skip
+    fails: set[tuple[str, str | None]] = set()
+
+    def connect(vpn: str, broker: str | None) -> Any:
+        if (vpn, broker) in fails:
+            raise lakequeue.Timeout("busy")
+        return lakequeue.connect(url, vpn=vpn, broker=broker)
+
+    first = lakequeue.connect(url, config=config)
+    for name in ("b-0", "b-1", "b-2"):
+        with lakequeue.connect(url, broker=name) as connection:
+            connection.producer().send("orders", b"{}")
+    metrics = Metrics(queues=1)
+    watch = QueueWatch("", ["default", "other"], metrics.queues, connect)
+    everywhere = {(f"b-{n}", vpn) for n in range(3) for vpn in ("default", "other")}
+
+    def look() -> set[tuple[str, str]]:
+        found = watch._look({})
+        metrics.queues.seen(found)
+        return {(usage["broker"]["name"], usage["vpn"]["name"]) for usage in found.usage}
+
+    def counted() -> dict[str, float]:
+        families = [f for f in metrics.queues.families() if f.type == "counter"]
+        return {f.name: sum(s.value for s in f.samples) for f in families}
+
+    assert look() == everywhere
+    assert any(counted().values())
+    before = counted()
+    fails |= {("default", "b-1"), ("other", None)}
+    assert look() == everywhere - {("b-1", "default"), ("b-0", "other")}
+    with pytest.raises(lakequeue.LakequeueError, match="broker 'b-1' in VPN 'default': busy"):
+        watch.look()
+    fails.clear()
+    assert look() == everywhere
+    assert len(watch.look().queues) == 6
+    assert counted() == before, "nothing was counted twice"
+    fails |= {(vpn, b) for vpn in ("default", "other") for b in (None, "b-1", "b-2")}
+    with pytest.raises(lakequeue.Timeout, match="busy"):
+        look()
+    first.close()
+
+
 def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine) -> None:
     failures = [lakequeue.NotConnected("away"), lakequeue.Timeout("busy")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 
 import pytest
-from lakequeue.protocol import commands
+from lakequeue.protocol import NotConnected, commands
 from lakequeue.sources.live import LiveInputs
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.sources.step_batch import Place
@@ -25,6 +26,7 @@ from lakequeue.streaming.step_watch import (
     StepWatch,
 )
 
+TOPICS = [f"{name}.{kind}" for name in "ab" for kind in ("steps", "instructions")]
 LOG, TOLD = ("a.steps", 0), ("a.instructions", 0)
 
 
@@ -80,6 +82,28 @@ def test_one_that_is_told_something_and_takes_no_step_is(
     (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert "broker 'a' hangs" in record.message
     assert record.fields["event"] == "broker_stuck"  # type: ignore[attr-defined]
+
+
+def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again() -> None:
+    told: list[str] = []
+    stuck: list[str] = []
+
+    def tell(broker: BrokerQuery, value: bytes) -> None:
+        told.append(broker.name)
+        if broker.name == "a":
+            raise NotConnected("topic 'a.instructions' takes no record")
+
+    brokers = {
+        name: BrokerQuery(name, n, query=Active(), state=RUNNING)  # type: ignore[arg-type]
+        for n, name in enumerate("ab")
+    }
+    watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name))
+
+    for n in range(30):  # somebody else tells them something, and they take no step
+        ends = {topic: n if topic.endswith("instructions") else 10 for topic in TOPICS}
+        with contextlib.suppress(NotConnected):
+            watch.look(1_000.0 + n * LOOK_S, lambda places, e=ends: {p: e[p[0]] for p in places})
+    assert set(told) == set(stuck) == {"a", "b"}
 
 
 def test_one_that_hangs_again_and_again_is_given_longer() -> None:
