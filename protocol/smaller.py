@@ -14,7 +14,7 @@ from . import topics
 from .wire import FRAMING, WireRecord, batches, decode_batch, headers_json, headers_list
 
 TRUNCATED = "lq-truncated"
-_BESIDE = 150  # what Kafka adds to a record and to the batch that it travels in, at most
+BESIDE_MAX = 150  # what Kafka adds to a record and to the batch that it travels in, at most
 
 _read, _write = msgspec.json.decode, msgspec.json.encode
 
@@ -22,7 +22,7 @@ _read, _write = msgspec.json.decode, msgspec.json.encode
 def size_of(record: WireRecord) -> int:
     """About so many bytes the record has for Kafka, rather more than less."""
     headers = sum(len(k.encode()) + len(v) + 10 for k, v in headers_list(record.headers))
-    return len(record.value or b"") + len(record.key or b"") + headers + _BESIDE
+    return len(record.value or b"") + len(record.key or b"") + headers + BESIDE_MAX
 
 
 def halves(record: WireRecord) -> list[WireRecord]:
@@ -39,6 +39,12 @@ def halves(record: WireRecord) -> list[WireRecord]:
     if own is not None and own[1] == topics.REJECTED:
         return _rejected(record)
     return []
+
+
+def fitting(record: WireRecord, limit: int | None) -> list[WireRecord]:
+    """The record, or parts of it of which none is larger than that, as far as it has parts."""
+    parts = halves(record) if limit is not None and size_of(record) > limit else []
+    return [small for part in parts for small in fitting(part, limit)] or [record]
 
 
 def delivered(record: WireRecord) -> tuple[str, list[int]] | None:

@@ -11,12 +11,16 @@ from ..protocol.kafka_settings import for_spark, kafka_settings
 
 OUTPUT_SCHEMA = "topic STRING, partition INT, key BINARY, value BINARY, headers STRING, note STRING"
 OBSERVATION = "engine"
+# Of what is gathered; a larger record travels alone. Java's client cuts what a topic refuses for
+# its size into parts of just this size (kafka-clients 3.9): where the topic takes less, for ever.
+BATCH_BYTES = 65_536
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
-def write_kafka(rows: DataFrame, bootstrap: str) -> DataStreamWriter:
+def write_kafka(rows: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
     """Records to their topics. Rows without a topic are notes to the driver: they are observed
-    with the batch's progress and not written."""
+    with the batch's progress and not written. most: bytes that travel together, since a topic does
+    not take more."""
     observed = rows.observe(OBSERVATION, f.collect_list(f.col("note")).alias("notes"))
     records = observed.where("topic IS NOT NULL").select(
         "topic",
@@ -25,11 +29,12 @@ def write_kafka(rows: DataFrame, bootstrap: str) -> DataStreamWriter:
         "value",
         f.from_json("headers", _HEADERS).alias("headers"),
     )
-    return write_records(records, bootstrap)
+    return write_records(records, bootstrap, most)
 
 
-def write_records(records: DataFrame, bootstrap: str) -> DataStreamWriter:
-    """Kafka records (topic, key, value, headers, perhaps partition) to Kafka."""
+def write_records(records: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
+    """Kafka records (topic, key, value, headers, perhaps partition) to Kafka. most: bytes that
+    travel together."""
     return (
         records.writeStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -37,7 +42,7 @@ def write_records(records: DataFrame, bootstrap: str) -> DataStreamWriter:
         .option("includeHeaders", "true")
         .option("kafka.acks", "all")
         .option("kafka.max.request.size", str(RECORD_BYTES_MAX))
-        .option("kafka.batch.size", str(262_144))
+        .option("kafka.batch.size", str(min(BATCH_BYTES, most)))
         .option("kafka.linger.ms", "2")
         .outputMode("append")
     )

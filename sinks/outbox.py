@@ -11,23 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource
 
-from ..definitions import DEFAULT_VPN
-from ..protocol import topics
 from ..protocol.bounds import RECORD_BYTES_MAX
-from ..protocol.commands import Command, RecordRefused, Undeliverable, encode_command
-from ..protocol.errors import Reason
-from ..protocol.ids import format_ranges
-from ..protocol.smaller import delivered, halves, size_of
+from ..protocol.commands import Command, RecordRefused
+from ..protocol.smaller import fitting, halves
 from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
+from .record_limits import instruction, limits_of, refusal, undeliverable
 
 # It is refused for what it is, or a record beside it that travels in the same batch is.
 _OF_RECORD = (
@@ -47,7 +42,6 @@ _NEVER = (
     KafkaError.TOPIC_EXCEPTION,
 )
 NARROW_S = 60.0  # so long records for a topic travel alone, after it refused one
-ASK_S = 5.0
 
 
 class _Step:
@@ -138,13 +132,10 @@ class Outbox:
 
     def _send_alone(self, one: _Step, record: WireRecord, limit: int | None) -> None:
         """Not with others, and in parts that fit, where it has any."""
-        parts = halves(record) if limit is not None and size_of(record) > limit else []
-        for part in parts:
-            self._send_alone(one, part, limit)
-        if not parts:
-            if self._alone is None:
-                self._alone = self._make_producer({"batch.num.messages": 1})
-            self._produce(self._alone, one, record)
+        if self._alone is None:
+            self._alone = self._make_producer({"batch.num.messages": 1})
+        for part in fitting(record, limit):
+            self._produce(self._alone, one, part)
 
     def _produce(self, producer: Producer, one: _Step, record: WireRecord) -> None:
         headers: Any = headers_list(record.headers) if record.headers else None
@@ -194,17 +185,11 @@ class Outbox:
         now = time.monotonic()
         known = self._narrow.get(topic)
         if known is None or now >= known.until:
-            limit = self._limit_of(topic) if error.code() in _OF_SIZE else None
+            of_size = error.code() in _OF_SIZE
+            # Nobody may ask for it: then halves are tried until they fit.
+            limit = limits_of(self._kafka, [topic]).get(topic) if of_size else None
             known = self._narrow[topic] = _Narrow(now + NARROW_S, limit)
         return known
-
-    def _limit_of(self, topic: str) -> int | None:
-        try:
-            of_topic = ConfigResource(ConfigResource.Type.TOPIC, topic)
-            asked = AdminClient(self._kafka).describe_configs([of_topic], request_timeout=ASK_S)
-            return int(asked[of_topic].result(ASK_S)["max.message.bytes"].value)
-        except (KafkaException, FutureTimeout, KeyError, TypeError, ValueError):
-            return None  # it may not be asked: then halves are tried until they fit
 
     def _tell(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
         """Kafka will never take it."""
@@ -215,26 +200,16 @@ class Outbox:
         size = error.code() in _OF_SIZE
         known = self._narrow.get(record.topic)
         limit = known.limit if size and known is not None else None
-        allowed = "" if limit is None else f"; its max.message.bytes is {limit:,}"
-        why = f"{size_of(record):,} bytes for topic {record.topic!r}: {error.str()}{allowed}"
-        found = delivered(record) if error.code() in _OF_RECORD else None
-        if found is not None:
-            queue, ids = found
-            reason = Reason.MESSAGE_TOO_LARGE if size else Reason.REFUSED_BY_KAFKA
-            self._instruct(one, record.topic, Undeliverable(
-                queue=queue, ids=format_ranges(ids), topic=record.topic, reason=reason.value,
-                why=why,
-            ))  # fmt: skip
-        elif time.monotonic() >= self._told.get(record.topic, 0.0):
+        why = refusal(record, error.str(), limit)
+        command: Command | None = None
+        if error.code() in _OF_RECORD:
+            command = undeliverable(record, why, size)
+        if command is None and time.monotonic() >= self._told.get(record.topic, 0.0):
             self._told[record.topic] = time.monotonic() + NARROW_S
-            self._instruct(one, record.topic, RecordRefused(topic=record.topic, why=why))
-
-    def _instruct(self, one: _Step, topic: str, command: Command) -> None:
-        vpn = topics.vpn_of(topic) or DEFAULT_VPN
-        value = encode_command(command)
-        record = WireRecord(self._instructions, 0, vpn.encode(), value)
-        if topic != self._instructions:
-            self._produce(self._wide, one, record)
+            command = RecordRefused(topic=record.topic, why=why)
+        if command is not None and record.topic != self._instructions:
+            told = instruction(self._instructions, record.topic, command)
+            self._produce(self._wide, one, told)
 
     def acked(self) -> int | None:
         """The newest step up to which nothing is on its way; None: nothing is."""

@@ -178,8 +178,8 @@ class SparkApplication:
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
-                self._captured.partitions, limit, name, checkpoint, given,
-                live_core(),
+                self._captured.partitions, self._captured.low_limits(), limit, name, checkpoint,
+                given, live_core(),
             )  # fmt: skip
 
     @property

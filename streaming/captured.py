@@ -6,6 +6,9 @@ is fixed when a query starts. So the engine hears of each capture with the progr
 looks which topics there are, and starts anew the queries that must read more. A driver that died
 before it heard would never: the state knows, and is asked at each start.
 
+Micro-batches also know how large a record each topic takes (`low_limits`): where somebody changes
+that, their query is started anew too.
+
 Most queues capture a topic that nobody ever makes, for clients write to `<vpn>.publish`. Nothing is
 made, read, or started again for these.
 """
@@ -21,7 +24,9 @@ from ..client.connection import Connection
 from ..client.kafka_base import require_broker
 from ..client.kafka_library import open_kafka
 from ..definitions import Configuration
-from ..protocol import NotConnected, commands
+from ..protocol import NotConnected, commands, topics
+from ..protocol.bounds import RECORD_BYTES_MAX
+from ..sinks.record_limits import limits_of
 from ..sources.discovery import Discovery, captured_topics, said_topics
 from ..sources.live import quiet_client
 from .broker_query import BrokerQuery
@@ -51,6 +56,7 @@ class CapturedTopics:
         self._brokers = brokers
         self._texts = {q.underlying_topic for q in configuration.queues}
         self._discovery: Discovery | None = None
+        self._limits: dict[str, int] | None = None
         self.partitions: dict[str, int] = {}
         self.reads: list[str] = []
         self.unasked: set[tuple[str, str]] = set()  # broker, VPN
@@ -102,6 +108,8 @@ class CapturedTopics:
             self.more = True
         if self._said(sizes) != self.said():
             self.more = True
+        if self._limits is not None and self._limits_now(sizes) != self._limits:
+            self.more = True
 
     def said(self) -> list[str]:
         """Where others speak to the brokers, of the topics that queries read that start now."""
@@ -109,6 +117,17 @@ class CapturedTopics:
 
     def _said(self, sizes: Collection[str]) -> list[str]:
         return said_topics(self._vpns, [*self._brokers, *self._folder.removed()], sizes)
+
+    def low_limits(self) -> dict[str, int]:
+        """How large a record those of our topics take that take less than by default: asked now,
+        and from now on at each look."""
+        self._limits = self._limits_now(self.partitions)
+        return self._limits
+
+    def _limits_now(self, names: Iterable[str]) -> dict[str, int]:
+        own = [name for name in names if topics.vpn_of(name) is not None]
+        limits = limits_of(quiet_client(self._bootstrap, "lakequeue-topics"), own)
+        return {name: limit for name, limit in limits.items() if limit < RECORD_BYTES_MAX}
 
     def learn(self) -> None:
         """Queries that start now read what there is. Raises NotConnected."""

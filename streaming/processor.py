@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from ..protocol import wire
+from ..protocol import topics, wire
+from ..sinks.record_limits import within_limits
 from ..sources.records import in_parts, to_batch
 from ..state import Home, Limits
 from .deciding import Decided, decide
@@ -32,15 +33,21 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
-    homes: by broker name; partitions: the topics that clients may name, with their sizes; live: on
-    the live core, see `live_core`, unless the state cannot be carried over to it.
+    homes: by broker name; partitions: the topics that clients may name, with their sizes; limits:
+    how large a record those take that take less than by default; live: on the live core, see
+    `live_core`, unless the state cannot be carried over to it.
     """
 
     def __init__(
-        self, homes: dict[str, Home], partitions: dict[str, int], live: bool = False
+        self,
+        homes: dict[str, Home],
+        partitions: dict[str, int],
+        limits: dict[str, int],
+        live: bool = False,
     ) -> None:
         self._homes = homes
         self._partitions = partitions
+        self._limits = limits
         self._live = live
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -55,6 +62,7 @@ class BrokerProcessor(StatefulProcessor):
         home = self._homes[name]
         whole, now = to_batch(rows)
         deadline = 0
+        instructions = topics.topic(name, topics.INSTRUCTIONS)
         work = LiveBatch.begin(home, self._store) if self._live else None
         try:
             for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
@@ -67,7 +75,10 @@ class BrokerProcessor(StatefulProcessor):
                 said = decided.said
                 if decided.journal is not None:
                     said = [*said, decided.journal]
-                yield from _frames(wire.encode(said, self._partitions), decided.notes)
+                notes = list(decided.notes)
+                encoded = wire.encode(said, self._partitions)
+                records = within_limits(encoded, self._limits, instructions, notes)
+                yield from _frames(records, notes)
             if work is not None:
                 work.end()
             yield from _frames(iter(()), [f"deadline:{name}:{deadline}"])
@@ -79,7 +90,8 @@ class BrokerProcessor(StatefulProcessor):
 
 
 def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd.DataFrame]:
-    rows: list[tuple] = [(None, -1, None, None, None, note) for note in notes]
+    """notes: they may become more while the records come."""
+    rows: list[tuple] = []
     size = 0
     for r in records:
         partition = -1 if r.partition is None else r.partition
@@ -88,6 +100,7 @@ def _frames(records: Iterator[wire.WireRecord], notes: list[str]) -> Iterator[pd
         if len(rows) >= ROWS_PER_FRAME or size >= BYTES_PER_FRAME:
             yield _frame(rows)
             rows, size = [], 0
+    rows += [(None, -1, None, None, None, note) for note in notes]
     if rows:
         yield _frame(rows)
 

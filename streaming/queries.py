@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..protocol.bounds import RECORD_BYTES_MAX
 from .causes import cause_of
 from .planning import QUERY_SETTINGS
 
@@ -59,13 +60,15 @@ def start_batches(
     vpns: list[str],
     captured: list[str],
     partitions: dict[str, int],
+    limits: dict[str, int],
     records_per_batch: int,
     name: str,
     checkpoint: Folder,
     given: Mapping[str, str],
     live: bool = False,
 ) -> StreamingQuery:
-    """Start a broker's query in micro-batches. live: on the live core, see `live_core`."""
+    """Start a broker's query in micro-batches. limits: how large a record those topics take that
+    take less than by default; live: on the live core, see `live_core`."""
     from ..sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
     from ..sources import kafka_source as source
     from .processor import BrokerProcessor
@@ -79,10 +82,12 @@ def start_batches(
         rows.coalesce(1)
         .groupBy("broker")
         .transformWithStateInPandas(
-            BrokerProcessor({home.name: home}, partitions, live), OUTPUT_SCHEMA, "append", "None"
+            BrokerProcessor({home.name: home}, partitions, limits, live),
+            OUTPUT_SCHEMA, "append", "None",
         )
-    )
-    return _start(spark, write_kafka(outputs, bootstrap), name, checkpoint, given)
+    )  # fmt: skip
+    writer = write_kafka(outputs, bootstrap, min(limits.values(), default=RECORD_BYTES_MAX))
+    return _start(spark, writer, name, checkpoint, given)
 
 
 def start_tables(

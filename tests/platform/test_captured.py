@@ -117,6 +117,26 @@ def test_what_was_read_is_read_again_before_anybody_is_asked(kafka: Kafka, tmp_p
     assert not again.more
 
 
+def test_X5_a_changed_limit_of_a_topic_starts_the_queries_of_micro_batches_anew(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"default.publish": 12_000_000, "default.commands": 12_000_000, "orders": 1_000}
+    monkeypatch.setattr(
+        captured, "limits_of", lambda _, names: {n: limits[n] for n in names if n in limits}
+    )
+    topics = opened(tmp_path)
+    limits["default.commands"] = 50_000
+    kafka.now()
+    assert not topics.more, "in real time nobody asks"
+    assert topics.low_limits() == {"default.commands": 50_000}
+    kafka.now()
+    assert not topics.more
+    limits["default.commands"] = 12_000_000
+    kafka.now()
+    assert topics.more
+    assert topics.low_limits() == {}
+
+
 def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, tmp_path: Path) -> None:
     topics = opened(tmp_path)
     kafka.topics["orders"] = 1

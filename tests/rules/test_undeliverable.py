@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
+from lakequeue.protocol.commands import decode_command
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord, Reply
 from lakequeue.protocol.smaller import delivered, halves, size_of
+from lakequeue.sinks.record_limits import within_limits
 from rules.steps import REPLY, Steps, define, described, replies, subscribe
 
 WHY = "70,123 bytes for topic 'default.deliveries': too large; its max.message.bytes is 50,000"
@@ -148,6 +150,38 @@ def test_P3_a_receipt_is_cut_and_settles_nothing_that_a_later_part_refuses() -> 
     assert parts[-1]["up_to"] == 300
     assert sum(len(part["runs"]) for part in parts) == 1
     assert sum("repeated" in part for part in parts) == 1
+
+
+def test_X5_in_micro_batches_a_record_is_cut_before_kafka_refuses_the_whole_batch() -> None:
+    """What cannot be cut is not sent: the broker is told, once of each message."""
+
+    def delivery(first: int, *sizes: int) -> Deliveries:
+        n = len(sizes)
+        return Deliveries(
+            "q", "s", "far.deliveries", 3, "batch", 0, ids=list(range(first, n + first)),
+            numbers=list(range(n)), counts=[1] * n, priorities=[4] * n, expires=[0] * n,
+            times=[0] * n, payloads=[b"x" * size for size in sizes], keys=[None] * n,
+            headers=[None] * n,
+        )  # fmt: skip
+
+    said = [delivery(1, 900, 900), delivery(3, 900, 9_000, 900), delivery(6, 9_000)]
+    other = wire.WireRecord("far.journal", 0, None, b"x" * 9_000)
+    records = [*wire.encode(said), other, other, wire.WireRecord("far.journal", 0, None, b"small")]
+    notes: list[str] = []
+    limits = {"far.deliveries": 2_000, "far.journal": 500}
+    out = list(within_limits(records, limits, "b.instructions", notes))
+    assert all(size_of(r) <= limits.get(r.topic, 2_000) for r in out)
+    sent = [d for r in out if (d := delivered(r)) is not None]
+    assert [number for _, ids in sent for number in ids] == [1, 2, 3, 5]
+    told = [decode_command(r.value or b"") for r in out if r.topic == "b.instructions"]
+    assert [t.ids for t in told if isinstance(t, c.Undeliverable)] == ["4", "6"]
+    assert {t.reason for t in told if isinstance(t, c.Undeliverable)} == {"message_too_large"}
+    (refused,) = [t for t in told if isinstance(t, c.RecordRefused)]
+    assert "for topic 'far.journal': too large; its max.message.bytes is 500" in refused.why
+    assert {r.key for r in out if r.topic == "b.instructions"} == {b"far"}
+    assert [note.split(":")[1] for note in notes] == ["far.deliveries", "far.journal"]
+    assert out[-1].value == b"small"
+    assert list(within_limits(records, {}, "b.instructions", [])) == records
 
 
 def test_a_reply_that_does_not_fit_says_so() -> None:

@@ -1,0 +1,99 @@
+"""How large a record a topic takes, and what a broker is told of one that is larger.
+
+Our topics take `RECORD_BYTES_MAX`; somebody may have lowered a topic's `max.message.bytes` since,
+or made a client's inbox without it. Such a record would come round for ever: a delivery with the
+end of its lease, and in micro-batches the whole batch, which fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource
+
+from ..definitions import DEFAULT_VPN
+from ..protocol import topics
+from ..protocol.bounds import RECORD_BYTES_MAX
+from ..protocol.commands import Command, RecordRefused, Undeliverable, encode_command
+from ..protocol.errors import Reason
+from ..protocol.ids import format_ranges
+from ..protocol.smaller import BESIDE_MAX, delivered, fitting, size_of
+from ..protocol.wire import WireRecord
+
+ASK_S = 5.0
+
+
+def limits_of(kafka: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
+    """`max.message.bytes` of those topics of which Kafka tells it."""
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    limits: dict[str, int] = {}
+    if not asked:
+        return limits
+    admin = AdminClient(kafka)  # one that nobody holds takes its questions along
+    for resource, answer in admin.describe_configs(asked, request_timeout=ASK_S).items():
+        try:
+            limits[resource.name] = int(answer.result(ASK_S)["max.message.bytes"].value)
+        except (KafkaException, FutureTimeout, KeyError, TypeError, ValueError):
+            continue  # it may not be asked, or there is none
+    return limits
+
+
+def undeliverable(record: WireRecord, why: str, is_size: bool) -> Undeliverable | None:
+    """What a broker is told of a delivery that a topic will never take; None: it is another
+    record. is_size: for its size."""
+    found = delivered(record)
+    if found is None:
+        return None
+    queue, ids = found
+    reason = Reason.MESSAGE_TOO_LARGE if is_size else Reason.REFUSED_BY_KAFKA
+    return Undeliverable(
+        queue=queue, ids=format_ranges(ids), topic=record.topic, reason=reason.value, why=why
+    )
+
+
+def refusal(record: WireRecord, error: str, limit: int | None) -> str:
+    """Why a topic does not take a record, as a sentence."""
+    allowed = "" if limit is None else f"; its max.message.bytes is {limit:,}"
+    return f"{size_of(record):,} bytes for topic {record.topic!r}: {error}{allowed}"
+
+
+def instruction(topic: str, about: str, command: Command) -> WireRecord:
+    """What a broker is told, in the topic of its instructions. about: the topic of the record."""
+    vpn = topics.vpn_of(about) or DEFAULT_VPN
+    return WireRecord(topic, 0, vpn.encode(), encode_command(command))
+
+
+def within_limits(
+    records: Iterable[WireRecord], limits: Mapping[str, int], instructions: str, notes: list[str]
+) -> Iterator[WireRecord]:
+    """The records, cut until each topic takes them; instead of one that cannot be cut, what the
+    broker is told of it. limits: of topics that take less than ours do; notes: told of each topic
+    once."""
+    told: set[str] = set()
+    for record in records:
+        limit = limits.get(record.topic, RECORD_BYTES_MAX)
+        if _is_surely_within(record, limit):
+            yield record
+            continue
+        for part in fitting(record, limit):
+            if size_of(part) <= limit:
+                yield part
+                continue
+            why = refusal(part, "too large", limit)
+            command: Command | None = undeliverable(part, why, True)
+            if command is None and part.topic not in told:
+                command = RecordRefused(topic=part.topic, why=why)
+            if part.topic not in told:
+                notes.append(f"refused:{part.topic}:{why}")
+            told.add(part.topic)
+            if command is not None and part.topic != instructions:
+                yield instruction(instructions, part.topic, command)
+
+
+def _is_surely_within(record: WireRecord, limit: int) -> bool:
+    """Without a look into its headers: this is on the way of every record."""
+    text = 4 * len(record.headers or "")  # no character has more bytes
+    return len(record.value or b"") + len(record.key or b"") + text + BESIDE_MAX <= limit
