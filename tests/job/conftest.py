@@ -129,9 +129,13 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Find the last test that has the engine."""
-    users = [item for item in items if "job" in getattr(item, "fixturenames", ())]
-    for item in users[-1:]:
+    """Find the last test that has the engine, of each trigger."""
+    last = {
+        item.callspec.params["job"]: item
+        for item in items
+        if isinstance(item, pytest.Function) and "job" in item.fixturenames
+    }
+    for item in last.values():
         item.stash[LAST] = True
 
 
