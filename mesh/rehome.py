@@ -19,17 +19,15 @@ its other queues pass over what they have had (`QueueHeader.floors`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from ..core.limits import Limits
 from ..core.queue.broker import Broker, Home
 from ..core.queue.queue import Queue
-from ..core.rules.routing import queues_of_record
 from ..core.storage.store import DictStore
 from ..definitions import hosts_of, wrong_hosts
-from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError, Problem
 from ..protocol.journal import Segment
 from .arrivals import take_in
@@ -39,10 +37,8 @@ from .facts import Entry, MeshFacts, Peer
 from .lanes import stand_in, target, turn
 from .mesh import Mesh
 from .moved import Shared, give_up, keep_later, move_queue, rows_of
+from .reading import Partition, of_new, of_removed, share, what_was_had
 from .rejoining import next_word
-
-Partition = tuple[str, int]
-OF_CLIENTS = (topics.PUBLISH, topics.COMMANDS)
 
 
 class NotAtRest(LakequeueError):
@@ -100,8 +96,8 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
                 return f"{peer.name!r} has not heard all that {name!r} says"
         if own.moves or own.coming or own.leaving or own.arriving:
             return f"a queue moves, as {name!r} knows"
-        if own.waiting:
-            return f"{name!r} waits until all know a definition"
+        if own.waiting or own.later:
+            return f"{name!r} waits for others"
         for queue in brokers[number].queues.values():
             if any(one.broker in facts and one.held for one in queue.header.subscriptions):
                 return f"messages of queue {queue.definition.name!r} are on their way"
@@ -136,7 +132,8 @@ class _Rehoming:
         for broker in self._brokers.values():  # the change is a step of its own, at one time
             broker.header.step += 1
             broker.begin(self._now)
-        self._read_to = self._reading()
+        offsets = {number: one.offsets for number, one in self._given.items()}
+        self._had = what_was_had(self._brokers, offsets)
         self._entries = self._directory()
         self._new: dict[int, Broker] = {}
         for name, number in sorted(change.brokers.items(), key=lambda one: one[1]):
@@ -414,53 +411,15 @@ class _Rehoming:
         header.events += len(leaving.recent)
         heir._new_events = len(heir.recent)
 
-    # ------------------------------------------------------------ captured topics
-
-    def _reading(self) -> dict[tuple[str, str], dict[Partition, int]]:
-        """How far each queue has had the captured topics, by VPN and name."""
-        found: dict[tuple[str, str], dict[Partition, int]] = {}
-        for number, broker in self._brokers.items():
-            for (topic, partition), offset in self._given[number].offsets.items():
-                for vpn, queue in _captured(broker, topic, partition):
-                    floor = queue.header.floors.get(f"{topic}/{partition}", 0)
-                    at = found.setdefault((vpn, queue.definition.name), {})
-                    at[topic, partition] = max(offset, floor, at.get((topic, partition), 0))
-        return found
-
-    def _offsets(self, broker: Broker) -> dict[Partition, int]:
-        number = broker.header.number
-        given = self._given.get(number)
-        offsets = {} if given is None else dict(given.offsets)
-        if broker is self._heir:
-            for leaving in self._removed:
-                for (topic, partition), offset in self._given[leaving].offsets.items():
-                    kind = topics.split(topic)
-                    if kind is not None and kind[1] in OF_CLIENTS:
-                        offsets.setdefault((topic, partition), offset)
-        for topic, partition in sorted({at for had in self._read_to.values() for at in had}):
-            wanted: list[tuple[Queue, int]] = []
-            for vpn, queue in _captured(broker, topic, partition):
-                had = self._read_to.get((vpn, queue.definition.name), {})
-                if (topic, partition) in had:
-                    wanted.append((queue, had[topic, partition]))
-            if not wanted:
-                continue
-            start = min(offset for _, offset in wanted)
-            offsets[topic, partition] = start
-            for queue, offset in wanted:
-                floors = queue.header.floors
-                before = floors.pop(f"{topic}/{partition}", 0)
-                if offset > start:
-                    floors[f"{topic}/{partition}"] = offset
-                if before != floors.get(f"{topic}/{partition}", 0):
-                    queue.dirty = True
-        return offsets
-
     # ------------------------------------------------------------ the end
 
     def _done(self, broker: Broker) -> Resting:
         header = broker.header
-        offsets = self._offsets(broker)
+        own, others = self._given.get(header.number), self._given.values()
+        at = of_new(header.number, (o.offsets for o in others)) if own is None else own.offsets
+        if broker is self._heir:
+            at = of_removed(self._given[n].offsets for n in self._removed) | at
+        offsets = share(broker, at, self._had)
         broker.end()
         journal = broker.journal.segments
         for segment in journal:
@@ -470,7 +429,6 @@ class _Rehoming:
         known = [one for one in self._given.values() if one.number != header.number]
         known += [one for one in self._given.values() if one.number == header.number]  # it wins
         ids = {at: one.ids[at] for one in known for at in offsets if at in one.ids}
-        own = self._given.get(header.number)
         captures = dict.fromkeys([] if own is None else own.captures)
         captures |= dict.fromkeys(
             queue.definition.underlying_topic for (_, _), queue in sorted(broker.names.items())
@@ -478,17 +436,6 @@ class _Rehoming:
         )  # fmt: skip
         pages = dict(sorted(broker.store.pages.items()))
         return Resting(header.name, header.number, pages, offsets, ids, list(captures), journal)
-
-
-def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str, Queue]]:
-    """Queues for which a broker reads this partition of a captured topic, with their VPNs."""
-    if topics.split(topic) is not None:
-        return
-    assert broker.beyond is not None
-    for vpn, queues in queues_of_record(broker, topic):
-        for queue in queues:
-            if not queue.header.stands_for and broker.beyond.reads(queue, partition):
-                yield vpn, queue
 
 
 def _forget_neighbours(broker: Broker) -> None:

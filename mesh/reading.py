@@ -1,0 +1,91 @@
+"""Where brokers read on when the home has others (M4, M5).
+
+Each queue goes on where its reader of a captured topic stopped. A broker that takes over reads from
+the earliest of these places, and its other queues pass over what they have had: their *floors*
+(`QueueHeader.floors`). What clients say to a removed broker the heir reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ..core.queue.broker import Broker
+from ..core.queue.queue import Queue
+from ..core.rules.routing import queues_of_record
+from ..protocol import topics
+
+Partition = tuple[str, int]
+Offsets = dict[Partition, int]
+Had = dict[tuple[str, str], Offsets]  # by VPN and queue
+OF_CLIENTS = (topics.PUBLISH, topics.COMMANDS)
+
+
+def what_was_had(brokers: Mapping[int, Broker], offsets: Mapping[int, Offsets]) -> Had:
+    """How far each queue has had the captured topics. Both by the brokers' numbers."""
+    found: Had = {}
+    for number, broker in brokers.items():
+        for (topic, partition), offset in offsets[number].items():
+            for vpn, queue in _captured(broker, topic, partition):
+                floor = queue.header.floors.get(f"{topic}/{partition}", 0)
+                at = found.setdefault((vpn, queue.definition.name), {})
+                at[topic, partition] = max(offset, floor, at.get((topic, partition), 0))
+    return found
+
+
+def of_removed(offsets: Iterable[Offsets]) -> Offsets:
+    """Where the heir goes on with what clients say to removed brokers."""
+    return {
+        (topic, at): offset for one in offsets for (topic, at), offset in one.items()
+        if (kind := topics.split(topic)) is not None and kind[1] in OF_CLIENTS
+    }  # fmt: skip
+
+
+def of_new(number: int, offsets: Iterable[Offsets]) -> Offsets:
+    """Where a new broker goes on: a broker that was alone may have read its partitions."""
+    return {
+        place: offset for one in offsets for place, offset in one.items()
+        if place in _of_clients(place[0], number)
+    }  # fmt: skip
+
+
+def share(broker: Broker, offsets: Offsets, had: Had) -> Offsets:
+    """Where a broker goes on, also with captured topics, for which its queues get floors. offsets:
+    where it was."""
+    offsets = dict(offsets)
+    for topic, partition in sorted({at for places in had.values() for at in places}):
+        wanted: list[tuple[Queue, int]] = []
+        for vpn, queue in _captured(broker, topic, partition):
+            places = had.get((vpn, queue.definition.name), {})
+            if (topic, partition) in places:
+                wanted.append((queue, places[topic, partition]))
+        if not wanted:
+            continue
+        start = offsets[topic, partition] = min(offset for _, offset in wanted)
+        for queue, offset in wanted:
+            floors, place = queue.header.floors, f"{topic}/{partition}"
+            before = floors.pop(place, 0)
+            if offset > start:
+                floors[place] = offset
+            queue.dirty = queue.dirty or before != floors.get(place, 0)
+    return offsets
+
+
+def _of_clients(topic: str, number: int) -> set[Partition]:
+    """The partitions of a topic that are the broker's of this number."""
+    kind = topics.split(topic)
+    if kind is None or kind[1] not in OF_CLIENTS:
+        return set()
+    if kind[1] == topics.COMMANDS:
+        return {(topic, topics.commands_partition(number))}
+    return {(topic, at) for at in topics.publish_partitions(number)}
+
+
+def _captured(broker: Broker, topic: str, partition: int) -> Iterator[tuple[str, Queue]]:
+    """Queues for which a broker reads this partition of a captured topic, with their VPNs."""
+    if topics.split(topic) is not None:
+        return
+    assert broker.beyond is not None
+    for vpn, queues in queues_of_record(broker, topic):
+        for queue in queues:
+            if not queue.header.stands_for and broker.beyond.reads(queue, partition):
+                yield vpn, queue
