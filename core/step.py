@@ -2,7 +2,7 @@
 
     outputs = step(broker, batch, now)
 
-What a step does, and in which order, is `PHASES`. Each phase has a budget (`limits.Limits`); what
+What a step does, and in which order, is `take_phases`. Each phase has a budget (`limits.Limits`); what
 is left goes on in the next step, which is asked for at once: `Deadline(at=now)`. The same state,
 inputs and time give the same outputs, byte for byte.
 
@@ -14,13 +14,12 @@ and leaves out what failed (`Batch.skipped`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..protocol.errors import LakequeueError
 from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
-from .commands.intake import DecodedCommands, answer_inspections, take_commands
+from .commands.intake import carry_out_all, decoded
 from .commands.turns import go_on
 from .limits import beside
 from .phases.admission import admit
@@ -34,6 +33,9 @@ from .rules.durable import say_held
 from .storage.row import NEVER
 
 
+_NOTHING = Records()  # what nobody says
+
+
 @dataclass(slots=True)
 class Batch:
     """What comes in at once: commands and publishes, each in their log's order.
@@ -45,7 +47,7 @@ class Batch:
 
     commands: Records = field(default_factory=Records)
     publishes: Records = field(default_factory=Records)
-    mesh: Records = field(default_factory=Records)
+    mesh: Records = field(default_factory=lambda: _NOTHING)
     skipped: dict[Place, str] = field(default_factory=dict)
     faulted: dict[int, str] = field(default_factory=dict)
 
@@ -74,35 +76,36 @@ class StepFailed(LakequeueError):
         super().__init__(f"a step failed at {place or queue or 'an unknown place'}: {self.why}")
 
 
-PHASES: tuple[Callable[[Broker, Batch, DecodedCommands], None], ...] = (
-    lambda broker, batch, commands: hear(broker, batch),
-    lambda broker, batch, commands: go_on(broker),  # what earlier commands have left to do
-    lambda broker, batch, commands: take_commands(broker, commands),
-    lambda broker, batch, commands: admit(broker, batch.publishes, batch.skipped),
-    lambda broker, batch, commands: say_held(broker),
-    lambda broker, batch, commands: act_on_deadlines(broker),
-    lambda broker, batch, commands: deliver(broker),
-    lambda broker, batch, commands: speak(broker),
-    lambda broker, batch, commands: tidy(broker),
-    lambda broker, batch, commands: watch(broker),
-    lambda broker, batch, commands: answer_inspections(broker, commands),
-)
+def take_phases(broker: Broker, batch: Batch) -> None:
+    """All that a step does, in its order. What has nothing to do costs a look."""
+    commands = decoded(broker, batch.commands, batch.skipped) if batch.commands.topics else []
+    hear(broker, batch)
+    if broker.header.pending:  # what earlier commands have left to do
+        go_on(broker)
+    carry_out_all(broker, commands, inspect=False)
+    if batch.publishes.topics:
+        admit(broker, batch.publishes, batch.skipped)
+    if broker.held:
+        say_held(broker)
+    act_on_deadlines(broker)
+    deliver(broker)
+    speak(broker)
+    tidy(broker)
+    watch(broker)
+    carry_out_all(broker, commands, inspect=True)
 
 
 def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     """Take one step at this time, epoch ms. Raises StepFailed; then the broker is spoiled."""
-    broker.limits = beside(
-        broker.all_limits, len(batch.commands) + len(batch.publishes) + len(batch.mesh)
-    )
+    records = len(batch.commands.topics) + len(batch.publishes.topics) + len(batch.mesh.topics)
+    broker.limits = beside(broker.all_limits, records)
     broker.header.step += 1
     broker.begin(now)
     try:
         for number, why in sorted(batch.faulted.items()):
             _leave_alone(broker, number, why)
-        commands = DecodedCommands(broker, batch.commands, batch.skipped)
-        for phase in PHASES:
-            phase(broker, batch, commands)
-            broker.at = None
+        take_phases(broker, batch)
+        broker.at = None
         at = broker.end()
     except Exception as error:
         where = broker.at

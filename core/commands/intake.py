@@ -14,6 +14,7 @@ topic like any other bad command, so no tenant changes what belongs to all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...definitions import DEFAULT_VPN
@@ -47,18 +48,19 @@ class Given(NamedTuple):
     speaker: Speaker | None
 
 
-class DecodedCommands:
-    """The commands of a step, decoded. skipped: records that failed before, and why."""
-
-    def __init__(self, broker: Broker, records: Records, skipped: Mapping[Place, str]) -> None:
-        self.given: list[Given] = []
-        for at in range(len(records)):
-            place = records.topics[at], records.partitions[at], records.offsets[at]
-            broker.at = place
-            given = _decoded(broker, place, records.keys[at], records.values[at], skipped)
-            if given is not None:
-                self.given.append(given)
-        broker.at = None
+def decoded(broker: Broker, records: Records, skipped: Mapping[Place, str]) -> list[Given]:
+    """The commands of a step. skipped: records that failed before, and why."""
+    given = []
+    for topic, partition, offset, key, value in zip(
+        records.topics, records.partitions, records.offsets, records.keys, records.values,
+        strict=True,
+    ):  # fmt: skip
+        broker.at = place = topic, partition, offset
+        one = _decoded(broker, place, key, value, skipped)
+        if one is not None:
+            given.append(one)
+    broker.at = None
+    return given
 
 
 def _decoded(
@@ -66,8 +68,7 @@ def _decoded(
     skipped: Mapping[Place, str],
 ) -> Given | None:  # fmt: skip
     """One command; None where it is none, or for another home: then it is answered here."""
-    of_engine = is_instruction(place[0])
-    vpn = DEFAULT_VPN if of_engine else place[0].rpartition(".")[0]
+    vpn, of_engine = _door_of(place[0])
     speaker = None
     try:
         if of_engine:
@@ -80,8 +81,10 @@ def _decoded(
         command = c.decode_command(value)
         if unasked and not of_engine and not isinstance(command, c.Begin):
             raise ValueError("command: named twice")
-        _check_inboxes(vpn, command)
-        _check_door(of_engine, command)
+        if command.reply is not None or type(command) is c.Subscribe:
+            _check_inboxes(vpn, command)
+        if not of_engine and isinstance(command, c.OF_ENGINE):
+            raise ValueError(_not_the_engine(command))
     except (ValueError, PermissionDenied) as error:
         denied = isinstance(error, PermissionDenied)
         reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
@@ -100,6 +103,13 @@ def _decoded(
     if isinstance(command, c.Clients):
         know(broker, command)  # now: what follows in this step is asked already
     return Given(vpn, command, place, speaker)
+
+
+@lru_cache(maxsize=1_000)
+def _door_of(topic: str) -> tuple[str, bool]:
+    """The VPN whose commands stand in a topic, and whether they are the engine's."""
+    of_engine = is_instruction(topic)
+    return DEFAULT_VPN if of_engine else topic.rpartition(".")[0], of_engine
 
 
 def _other_home(broker: Broker, command: c.Named) -> str:
@@ -122,14 +132,12 @@ def _vpn_of(key: bytes | None) -> str:
         raise ValueError(f"key: {key!r:.200} – names the VPN, and {error}") from error
 
 
-def _check_door(of_engine: bool, command: c.AnyCommand) -> None:
+def _not_the_engine(command: c.AnyCommand) -> str:
     """A tenant says nothing that concerns others."""
-    if isinstance(command, c.OF_ENGINE) and not of_engine:
-        kind = type(command).__struct_config__.tag
-        raise ValueError(
-            f"command: {kind!r} – only the engine says it, on the broker's own topic, which no "
-            "client of a VPN may write to"
-        )
+    return (
+        f"command: {type(command).__struct_config__.tag!r} – only the engine says it, on the "
+        "broker's own topic, which no client of a VPN may write to"
+    )
 
 
 def _has_begun(broker: Broker, door: str, command: c.AnyCommand) -> bool:
@@ -164,20 +172,13 @@ def _answer_what_is_none(broker: Broker, vpn: str, value: bytes | None, error: E
         broker.emit(Reply(to.topic, to.partition, to.request, None, str(error), kind))
 
 
-def take_commands(broker: Broker, commands: DecodedCommands) -> None:
-    """Carry out commands in the order of their log, but for inspections."""
-    _carry_out(broker, [g for g in commands.given if type(g.command) not in INSPECTIONS])
-
-
-def answer_inspections(broker: Broker, commands: DecodedCommands) -> None:
-    """Inspections come last: they see what the step has done."""
-    _carry_out(broker, [g for g in commands.given if type(g.command) in INSPECTIONS])
-
-
-def _carry_out(broker: Broker, given: list[Given]) -> None:
+def carry_out_all(broker: Broker, given: list[Given], inspect: bool) -> None:
+    """Carry out commands in the order of their log. inspect: only those that look, which come last
+    and see what the step has done; else all others."""
     for vpn, command, place, speaker in given:
-        broker.at = place
-        carry_out(broker, vpn, command, speaker)
+        if (type(command) in INSPECTIONS) is inspect:
+            broker.at = place
+            carry_out(broker, vpn, command, speaker)
     broker.at = None
 
 
@@ -185,7 +186,8 @@ def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -
     """Carry out one command, or say what is wrong with it."""
     broker.speaker = speaker
     try:
-        check_permission(broker, vpn, command)
+        if speaker is not None:
+            check_permission(broker, vpn, command)
         _one(broker, vpn, command)
     except (LakequeueError, ValueError) as error:
         refuse(broker, vpn, command, error)

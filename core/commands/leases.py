@@ -103,8 +103,8 @@ def _confirm(broker: Broker, queue: Queue, subscription: Subscription, received:
 
 
 def _one_choice(command: Ack) -> None:
-    given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
-    if len(given) != 1:
+    if (command.ids is None) + (command.up_to is None) + (command.where is None) != 2:
+        given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
         found = " and ".join(given) or "none of them"
         raise ValueError(f"ack: {found} – exactly one of ids, up_to, where is given")
     if command.up_to is not None:

@@ -59,11 +59,9 @@ DETAIL_CHARACTERS_MAX = 500  # of what is said to a sender; `<vpn>.rejected` has
 def admit(broker: Broker, records: Records, skipped: dict[Place, str]) -> None:
     """Take in the publishes of a step. skipped: records that failed in an earlier attempt, and
     why."""
-    if not records:
-        return
     admission = Admission(broker)
-    at = 0
-    while at < len(records):
+    at, end = 0, len(records)
+    while at < end:
         at = admission.take(records, at, skipped)
     broker.at = None
     for producer in broker.receipts.values():
@@ -219,8 +217,9 @@ class Admission:
                 return None
             if refusal_of_tables(broker, messages.header) or not queues:
                 return None
-            if any(q.early.ranges or program_of(q) is not None for q in queues):
-                return None
+            for queue in queues:
+                if queue.early.ranges or program_of(queue) is not None:
+                    return None
             judged = judge(broker, vpn, [plain_match(q) for q in queues], messages)
             return judged if judged.is_plain and judged.size <= self._room else None
         except Exception:  # nothing has changed
@@ -322,21 +321,22 @@ class Admission:
         """Store messages with all their matches; returns the id of the first (S1)."""
         broker, kept, header = self._broker, judged.kept, messages.header
         vpn = kept[0].queue.header.vpn_number
+        now, priority, dmq, times = broker.now, header.priority, header.dmq, messages.times
         first = broker.spool.store(vpn, messages.contents(), judged.size, len(kept))
         self._room -= judged.size
-        lives = _lives(header, messages.times, broker.now)
+        lives = _lives(header, times, now)
         for one in kept:
-            queue = one.queue
-            barrier = one.barrier and not will_leave(queue, first, broker.now)
+            queue, level, lane = one.queue, one.level, one.lane
+            barrier = one.barrier and not will_leave(queue, first, now)
             definition = queue.header.definition
+            ends = {ttl_ends: expires_at(definition, now, ttl_ends) for ttl_ends, _ in set(lives)}
             rows = [
                 Row(
-                    0, number, size, 0, time, ttl_ends,
-                    expires_at(definition, broker.now, ttl_ends), header.priority, header.dmq,
-                    one.level, 0, one.lane, barrier, READY, until, stored=number,
+                    0, number, size, now, time, ttl_ends, ends[ttl_ends], priority, dmq, level, 0,
+                    lane, barrier, READY, until, stored=number,
                 )
                 for number, (size, time, (ttl_ends, until)) in enumerate(
-                    zip(judged.sizes, messages.times, lives, strict=True), first
+                    zip(judged.sizes, times, lives, strict=True), first
                 )
             ]  # fmt: skip
             if queue.header.stands_for:
@@ -362,7 +362,7 @@ class Admission:
         segment.offsets += messages.offsets  # type: ignore[operator]
         segment.items += messages.items  # type: ignore[operator]
         segment.until += [row.until for row in rows]  # type: ignore[operator]
-        for row in rows:
+        for row in rows if queue.early.ranges else ():
             settle_arrival(broker, queue, row)
 
     def _nowhere(self, vpn: str, producer: Answered | None, message: Incoming) -> None:

@@ -57,14 +57,14 @@ def mark(marks: Marks, now: int, *levels: int) -> None:
 def watch(broker: Broker) -> None:
     """Set and clear alerts of all that this step touched."""
     vpns: set[int] = set()
-    touched = sorted(broker.touched.items()) if len(broker.touched) > 1 else broker.touched.items()
-    for _, queue in touched:
-        if queue.header.faulted:
+    for _, queue in sorted(broker.touched.items()):
+        header = queue.header
+        if header.faulted:
             continue
         broker.at = queue
         if broker.header.vpn_limits:
-            vpns.add(queue.header.vpn_number)
-        if queue.dropped or queue.header.deleted:
+            vpns.add(header.vpn_number)
+        if queue.dropped or header.deleted:
             _clear_all(broker, queue)
         else:
             _watch_queue(broker, queue)
@@ -73,7 +73,8 @@ def watch(broker: Broker) -> None:
         vpns.update(broker.header.vpns.values())
     for number in sorted(vpns):
         _watch_vpn(broker, number)
-    _watch_broker(broker)
+    if broker.header.vpns:
+        _watch_broker(broker)
 
 
 def _say(
@@ -102,9 +103,10 @@ def _say(
 def level_of(queue: Queue) -> tuple[int, int, str, int]:
     """How much a queue stores, of how much, in what, and its place in the queue's marks: bytes, or
     messages where that limit is nearer."""
-    header, limit, most = queue.header, queue.definition.max_spool_usage, None
+    header = queue.header
+    limit, most = header.definition.max_spool_usage, None
     if limit:
-        most = queue.definition.max_spool_messages
+        most = header.definition.max_spool_messages
     if most is not None and header.depth * limit > header.bytes * most:
         return header.depth, most, "messages", 1
     return header.bytes, limit, "bytes", 0
@@ -121,7 +123,8 @@ def _watch_queue(broker: Broker, queue: Queue) -> None:
             broker, "spool_usage", over, d.vpn, d.name, level, limit,
             high if over else clear, (header.marks, place), scope="queue", unit=unit,
         )  # fmt: skip
-    if header.leased or header.flows_high:
+    most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
+    if header.flows_high or header.leased * 100 >= most:
         _watch_flows(broker, queue)
     mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
 
@@ -132,8 +135,6 @@ def _watch_flows(broker: Broker, queue: Queue) -> None:
     header, d = queue.header, queue.definition
     limit = d.max_delivered_unacked_per_flow
     high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
-    if not header.flows_high and header.leased * 100 < high * limit:
-        return
     held = {s.id: (s.held, s.name) for s in header.subscriptions if s.broker is None}
     for flow in [*held, *(f for f in header.flows_high if f not in held)]:
         level, name = held.get(flow, (0, flow))
@@ -192,8 +193,6 @@ def _watch_vpn(broker: Broker, number: int) -> None:
 
 def _watch_broker(broker: Broker) -> None:
     header, system = broker.header, broker.header.system
-    if not header.vpns:
-        return
     vpn = next(iter(header.vpns))  # whose journal tells of what concerns the whole broker
     marks = header.marks.setdefault("broker", [])
     files, unacked = broker.spool.files_in_use(), broker.unacked

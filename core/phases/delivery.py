@@ -33,32 +33,35 @@ def deliver(broker: Broker) -> None:
     """Serve what waits for others' acks, then every queue that changed; dead messages may change
     others in turn."""
     broker.header.unserved = False
-    if not broker.header.waiting and not _wanting(broker):  # most often
-        _remember(broker)
-        return
-    budget = Budget(broker.limits.delivery_rows, broker.limits.delivery_bytes)
-    looks = Budget(broker.limits.looks, broker.limits.look_bytes)
-    if broker.header.waiting:
-        _serve_waiting(broker, budget, looks)
+    wanting = _wanting(broker)
+    if wanting or broker.header.waiting:
+        limits = broker.limits
+        budget = Budget(limits.delivery_rows, limits.delivery_bytes)
+        looks = Budget(limits.looks, limits.look_bytes)
+        if broker.header.waiting:
+            _serve_waiting(broker, budget, looks)
+            wanting = _wanting(broker)
+        _serve_all(broker, wanting, budget, looks)
+        if broker.header.waiting:
+            _serve_waiting(broker, budget, looks)
+    # Which queues are to be served in the next step: also by a broker that is loaded before.
+    for queue in broker.touched.values():
+        queue.header.again = queue.wanted
+
+
+def _serve_all(broker: Broker, wanting: list[Queue], budget: Budget, looks: Budget) -> None:
+    """Serve these queues, the next in turn first, and then those in which that changed something,
+    some times."""
     for _ in range(ROUNDS):
-        wanting = _wanting(broker)
-        if not wanting or budget.spent or looks.spent:
-            break
         after = [q for q in wanting if q.number > broker.header.turn]
         for at, queue in enumerate([*after, *wanting[: len(wanting) - len(after)]]):
             if budget.spent or looks.spent:
-                break
+                return
             _serve(broker, queue, budget, looks, len(wanting) - at)
             broker.header.turn = queue.number
-    if broker.header.waiting:
-        _serve_waiting(broker, budget, looks)
-    _remember(broker)
-
-
-def _remember(broker: Broker) -> None:
-    """Which queues are to be served in the next step: also by a broker that is loaded before."""
-    for queue in broker.touched.values():
-        queue.header.again = queue.wanted
+        wanting = _wanting(broker)
+        if not wanting:
+            return
 
 
 def _wanting(broker: Broker) -> list[Queue]:
@@ -110,8 +113,7 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
         share, own_looks = budget.share(sharers), looks.share(sharers)
     before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
     queue.wanted = False
-    served = header.barriers or any(not s.ending for s in header.subscriptions)
-    if header.egress and served:
+    if header.egress and (header.subscriptions or header.barriers):
         queue.wanted = _serve_within(broker, queue, share, own_looks)
     ready = header.depth - header.leased - header.delayed
     if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
@@ -201,16 +203,13 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
             assert broker.beyond is not None
             broker.beyond.send(queue, subscription, rows, own)
             continue
-        fresh = [row for row in rows if not row.deliveries]
-        again = rows if not fresh else [row for row in rows if row.deliveries]
-        apply(
-            broker, queue, fresh, Event.DELIVER, holder=subscription, until=until,
-            subscription=subscription.id,
-        )  # fmt: skip
-        apply(
-            broker, queue, again, Event.REDELIVER, holder=subscription, until=until,
-            subscription=subscription.id,
-        )  # fmt: skip
+        again = [row for row in rows if row.deliveries]
+        fresh = rows if not again else [row for row in rows if not row.deliveries]
+        for some, event in ((fresh, Event.DELIVER), (again, Event.REDELIVER)):
+            apply(
+                broker, queue, some, event, holder=subscription, until=until,
+                subscription=subscription.id,
+            )  # fmt: skip
         _say(broker, queue, subscription, rows, own, until)
         if definition.semantics == "at-most-once" or subscription.removes_on_send:
             apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)
@@ -220,9 +219,8 @@ def _by_receiver(
     rows: list[Row], receivers: list[Candidate], contents: list[Any]
 ) -> list[tuple[Subscription, list[Row], list[Any]]]:
     """What each subscription gets, in the order of subscribing."""
-    first = receivers[0].subscription
-    if all(one is receivers[0] for one in receivers):  # most often
-        return [(first, rows, contents)]
+    if receivers.count(receivers[0]) == len(receivers):  # most often
+        return [(receivers[0].subscription, rows, contents)]
     parts: dict[int, tuple[Subscription, list[Row], list[Any]]] = {}
     for row, one, content in zip(rows, receivers, contents, strict=True):
         subscription = one.subscription

@@ -78,7 +78,7 @@ class Incoming:
 
     def contents(self) -> list[Content]:
         """What is stored of them."""
-        headers: list[bytes | None] = [own.encode() if own else None for own in self.headers]
+        headers = [own.encode() if own else None for own in self.headers]
         return list(zip(self.payloads, self.keys, headers, strict=True))
 
     def __len__(self) -> int:

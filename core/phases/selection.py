@@ -44,13 +44,12 @@ def choose_messages(
         room = max(definition.max_backlog - header.leased, 0)
     if free_unacked <= 0:  # this limit is of leases only (B4)
         candidates = [c for c in candidates if c.free]
-    neighbours = [c for c in candidates if c.subscription.broker is not None]
-    if neighbours:  # they get what no consumer here can take (H4)
+    if broker.beyond is not None:  # neighbours get what no consumer here can take (H4)
         own = [c for c in candidates if c.subscription.broker is None]
         chosen = _chosen(broker, queue, own, room, free_unacked, budget, looks)
-        if chosen.rows or chosen.unfinished:
+        if len(own) == len(candidates) or chosen.rows or chosen.unfinished:
             return chosen
-        candidates, room = neighbours, UNLIMITED
+        candidates, room = [c for c in candidates if c.subscription.broker is not None], UNLIMITED
     return _chosen(broker, queue, candidates, room, free_unacked, budget, looks)
 
 
@@ -62,13 +61,13 @@ def _chosen(
     if not candidates or room <= 0:
         return Chosen()
     search = Search(broker, queue, budget, looks)
-    free = sum(c.free for c in candidates)
-    classes = {c.subscription.filter for c in candidates}
-    if len(classes) == 1 and free in (0, len(candidates)):
-        most = min(budget.rows, sum(c.room for c in candidates), most_at_once(queue))
+    kinds = {(c.subscription.filter, c.room == UNLIMITED) for c in candidates}
+    if len(kinds) == 1:
+        text, free = kinds.pop()
+        most = min(sum([c.room for c in candidates]), budget.rows, most_at_once(queue))
         if not free:  # what leaves on send takes no lease
             most = min(most, room, free_unacked)
-        rows = search.take(next(iter(classes)), most, free > 0)
+        rows = search.take(text, most, free)
         receivers = share(definition.fairness_model, candidates, len(rows), header.served)
     else:
         rows, receivers = _one_by_one(queue, search, candidates, room, free_unacked)
@@ -89,6 +88,7 @@ class Search:
         self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
         self.below = _fence(queue)
         self.end = first_inactive(queue)  # a key
+        self.is_bounded = self.below is not None or self.end is not None
         self.unfinished = False
 
     def take(self, text: str | None, most: int, free: bool) -> list[Row]:
@@ -110,13 +110,14 @@ class Search:
             for at, row in enumerate(rows):
                 if row.id in taken:  # its entry stands there twice
                     continue
-                too_large = bool(found) and row.size > budget.bytes
+                too_large = row.size > budget.bytes and bool(found)
                 if too_large or row.expires <= now:
                     ready.put_back(heap, rows[at:])
                     break
                 taken.add(row.id)
                 found.append(row)
-                budget.take(1, row.size)
+                budget.rows -= 1
+                budget.bytes -= row.size
                 if free and row.lane:
                     ready.put_back(heap, rows[at + 1 :])
                     return found
@@ -139,7 +140,7 @@ class Search:
         """The first message for a class; it stays where it is."""
         while True:
             row = self._first_of_all() if text is None else self._first_of(text)
-            if row is None or self._is_beyond(row.key):
+            if row is None or (self.is_bounded and self._is_beyond(row.key)):
                 return None
             if row.expires > self.broker.now:
                 return row

@@ -6,31 +6,37 @@ Nobody waits for it, so a step does a little of it, and asks for the next one wh
 from __future__ import annotations
 
 from ..queue.broker import Broker
+from ..queue.queue import Queue
 
 
 def tidy(broker: Broker) -> None:
     """As much as one step may."""
     header = broker.header
     merging, header.merging = header.merging, []
-    for number in sorted({*merging, *broker.touched}) if merging else list(broker.touched):
+    for number in sorted({*merging, *broker.touched}):
         queue = broker.queue(number)
-        if queue is None or queue.header.faulted:
-            continue
-        broker.at = queue
-        queue.spill_over()
-        if queue.later.rows and queue.thaw_delayed():
-            broker.more_to_do = True
-        for runs in (queue.cold, queue.later):
-            if runs.is_merging:
-                queue.dirty = True
-                if runs.merge(broker.limits.merge_rows):
-                    header.merging.append(number)
-                    broker.more_to_do = True
+        if queue is not None and not queue.header.faulted:
+            broker.at = queue
+            queue.spill_over()
+            if number in merging or queue.cold.rows or queue.later.rows:
+                _tidy_cold(broker, queue)
     broker.at = None
     if broker.spool.held_in_memory() > broker.limits.memory_bytes:
         _settle(broker)
     if broker.spool.compact("spool_files" in broker.header.alerts):
         broker.more_to_do = True
+
+
+def _tidy_cold(broker: Broker, queue: Queue) -> None:
+    """Merges go on, of the queues where some are."""
+    if queue.thaw_delayed():
+        broker.more_to_do = True
+    for runs in (queue.cold, queue.later):
+        if runs.is_merging:
+            queue.dirty = True
+            if runs.merge(broker.limits.merge_rows):
+                broker.header.merging.append(queue.number)
+                broker.more_to_do = True
 
 
 def _settle(broker: Broker) -> None:

@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 
 from ...definitions import DEFAULT_BROKER, SystemLimits, VpnLimits
-from ...protocol.journal import Journal, Segment
+from ...protocol.journal import NO_END, Journal, Segment
 from ...protocol.outputs import InVain, Output
 from ...protocol.signing import Speaker
 from ..limits import Budget, Limits
@@ -143,7 +143,7 @@ class Broker:
         self._calendar: list[tuple[int, str, Name]] = []  # heap: sessions, producers
         self._due: list[tuple[int, int]] = []  # heap: queues
         self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # who stands in which
-        self._changed: dict[str, set[int]] = {"s": set(), "p": set()}  # those to be written
+        self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # whose are to be written
         self._new_events = 0
         self.beyond: Beyond | None = None  # other brokers, where there are any
         self.routes: dict[tuple[str, str], Any] = {}  # see `routing`; empty: to be looked up anew
@@ -213,7 +213,8 @@ class Broker:
 
     def end(self) -> int:
         """A step ends; when the next one is due, epoch ms, or NEVER."""
-        self.outputs += [InVain(*place, count) for place, count in self.vain.items()]
+        if self.vain:
+            self.outputs += [InVain(*place, count) for place, count in self.vain.items()]
         for queue in self.touched.values():
             if not queue.dropped:
                 self.schedule(queue)
@@ -222,8 +223,12 @@ class Broker:
         header.more_to_do = self.more_to_do
         if self.more_to_do or header.pending:
             return self.now
-        at = min(self._next_name(), self._next_queue())
+        at = self.next_deadline()
         return at if self.beyond is None else min(at, self.beyond.deadline())
+
+    def next_deadline(self) -> int:
+        """When something is due in a queue, or with a session or a producer."""
+        return min(self._next_name(), self._next_queue())
 
     def touch(self, queue: Queue) -> None:
         """Something happens in a queue: it is looked at before the step ends, and at the mark."""
@@ -277,20 +282,18 @@ class Broker:
         calendar = self._calendar
         while calendar:
             at, kind, name = calendar[0]
-            until = self._until(kind, name)
+            if kind == "s":
+                session = self.sessions.get(name)
+                until = None if session is None else session.until
+            else:
+                producer = self.producers.get(name)
+                until = None if producer is None else producer.forgotten_at
             if until == at:
                 return at
             heappop(calendar)
             if until is not None and until > at:  # it was put off: heartbeats do nothing but that
                 heappush(calendar, (until, kind, name))
         return NEVER
-
-    def _until(self, kind: str, name: Name) -> int | None:
-        if kind == "s":
-            session = self.sessions.get(name)
-            return None if session is None else session.until
-        producer = self.producers.get(name)
-        return None if producer is None else producer.forgotten_at
 
     # ------------------------------------------------------------ names
 
@@ -359,9 +362,7 @@ class Broker:
 
     def _change(self, kind: str, name: Name) -> None:
         """A session or a producer came, went, or differs from its page."""
-        number = bucket(name)
-        self._changed[kind].add(number)
-        self._buckets[kind].setdefault(number, set()).add(name)
+        self._changed[kind].add(name)
 
     def session_changed(self, name: Name) -> None:
         """A session differs from its page."""
@@ -398,13 +399,19 @@ class Broker:
         """Add an output."""
         self.outputs.append(output)
 
-    def record(self, event: str, queue: Queue, ids: list[int], **more: Any) -> None:
+    def record(
+        self, event: str, queue: Queue, ids: list[int], counts: list[int] | int = 0,
+        subscription: str = "", reason: str = "", until: list[int] | int = NO_END,
+    ) -> None:  # fmt: skip
         """Add to the journal what happened to messages of a queue."""
         if ids:
-            vpn = self._vpn_names[queue.header.vpn_number]
+            header = queue.header
+            vpn, name = self._vpn_names[header.vpn_number], header.definition.name
             self.journal.segments.append(
-                Segment(event, vpn, queue.header.definition.name, ids, **more)
-            )
+                Segment(
+                    event, vpn, name, ids, counts, subscription, reason, "", None, None, None, until
+                )
+            )  # fmt: skip
 
     def in_vain(self) -> None:
         """Count the command that is being carried out as one that changes nothing: who reads
@@ -455,8 +462,12 @@ class Broker:
     def _write_names(self) -> None:
         """The buckets in which something changed; of the others nothing is looked at."""
         for kind, known in (("s", self.sessions), ("p", self.producers)):
-            for number in sorted(self._changed[kind]):
-                members = self._buckets[kind][number]
+            changed: dict[int, set[Name]] = {}
+            for name in self._changed[kind]:
+                changed.setdefault(bucket(name), set()).add(name)
+            for number, names in sorted(changed.items()):
+                members = self._buckets[kind].setdefault(number, set())
+                members |= names
                 members &= known.keys()
                 if members:
                     self.store.put(f"{kind}/{number}", self._packed(kind, sorted(members)))

@@ -12,7 +12,7 @@ from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
 from .header import Subscription
 from .queue import Queue
-from .table import EFFECTS, RELEASED, SOURCES, Event
+from .table import EFFECTS, RELEASED, SOURCES, Event, Transition
 
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 
@@ -85,7 +85,7 @@ def apply(
     for row in rows:
         if row.state not in allowed:
             raise IllegalTransition(f"{queue.definition.name}: {event} from state {row.state}")
-    holders = [row.holder for row in rows]
+    holders = [] if subscription else [row.holder for row in rows]
     if effect.to == GONE:
         if event is Event.CANCEL_LAST:
             for row in rows:
@@ -107,10 +107,9 @@ def apply(
     if effect.to not in (LEASED, MOVING):
         queue.wanted = True
     broker.touch(queue)
-    ends = until if effect.to in (LEASED, DELAYED) else NEVER
     if event is Event.ACKNOWLEDGE:
         holders = []  # the journal names who acknowledges, not who held it
-    _write_down(broker, queue, rows, holders, effect.journal, subscription, reason, detail, ends)
+    _write_down(broker, queue, rows, holders, effect, subscription, reason, detail, until)
 
 
 def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, until: int) -> None:
@@ -210,8 +209,9 @@ def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:
         row.state = GONE
         row.until = NEVER
         size += row.size
-        queue.remove(row)
-        if header.generations:
+    queue.remove(rows)
+    if header.generations:
+        for row in rows:
             _leave_generation(queue, row)
     header.depth -= len(rows)
     header.bytes -= size
@@ -234,29 +234,23 @@ def _leave_generation(queue: Queue, row: Row) -> None:
 
 
 def _write_down(
-    broker: Broker, queue: Queue, rows: list[Row], holders: list[int], events: tuple[str, ...],
+    broker: Broker, queue: Queue, rows: list[Row], holders: list[int], effect: Transition,
     subscription: str, reason: str, detail: str, until: int,
 ) -> None:  # fmt: skip
     """Into the journal: a row for each message and event. Where the engine itself ends leases, it
     names who held each."""
-    last = len(events) - 1
-    for at, event in enumerate(events):
-        why = (detail or reason) if event == "consumer_rejected" else reason if at == last else ""
-        if subscription or not any(holders):
-            _record(broker, queue, event, rows, subscription, why, until)
-            continue
+    parts = [(subscription, rows)]
+    if any(holders):
         names = {s.number: s.id for s in queue.header.subscriptions}
+        parts = []
         for number in sorted(set(holders)):
             mine = [row for row, held_by in zip(rows, holders, strict=True) if held_by == number]
-            _record(broker, queue, event, mine, names.get(number, ""), why, until)
-
-
-def _record(
-    broker: Broker, queue: Queue, event: str, rows: list[Row], subscription: str, why: str,
-    until: int,
-) -> None:  # fmt: skip
-    counts = [row.deliveries for row in rows]
-    broker.record(
-        event, queue, [row.id for row in rows], counts=counts, subscription=subscription,
-        reason=why, until=until,
-    )  # fmt: skip
+            parts.append((names.get(number, ""), mine))
+    until = until if effect.to in (LEASED, DELAYED) else NEVER
+    for event in effect.journal:
+        why = reason if event == effect.journal[-1] else ""
+        if event == "consumer_rejected":
+            why = detail or reason
+        for who, mine in parts:
+            ids, counts = [row.id for row in mine], [row.deliveries for row in mine]
+            broker.record(event, queue, ids, counts, who, why, until)

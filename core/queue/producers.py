@@ -94,7 +94,9 @@ class ProducerHistory:
 
     def is_superseded(self, seq: int) -> bool:
         """Whether this is of an earlier start, and not of what was taken from it in its time."""
-        return seq > self._most() or (self._is_earlier() and _has(self.refusals, seq))
+        if not self._is_earlier():
+            return seq > SEQUENCE_MAX
+        return seq > self._most() or _has(self.refusals, seq)
 
     def _is_earlier(self) -> bool:
         return bool(self.receipt.start) and self.receipt.start != self.starts[-1][0]

@@ -238,7 +238,11 @@ class Queue:
             return NEVER
         if header.again:
             return 0
-        at = min(self.early.next_end(), self._next_deadline(), self.cold.due(), self.later.due())
+        at = self._next_deadline() if self.deadlines else NEVER
+        if self.early.ranges:
+            at = min(at, self.early.next_end())
+        if self.cold.rows or self.later.rows:
+            at = min(at, self.cold.due(), self.later.due())
         for one in header.subscriptions:
             if one.unconfirmed or one.again:
                 at = min(at, one.again_at())
@@ -248,17 +252,20 @@ class Queue:
 
     def admit(self, rows: list[Row]) -> None:
         """Rows become live."""
-        self.live.update((row.id, row) for row in rows)
-        self.ready.add(rows)
+        live = self.live
         for row in rows:
+            live[row.id] = row
             if row.expires != NEVER or row.until != NEVER:
                 self.watch(row)
+        self.ready.add(rows)
 
-    def remove(self, row: Row) -> None:
-        """A row is live no longer."""
-        del self.live[row.id]
-        if row.lane or self.ready.views:
-            self.ready.left(row)
+    def remove(self, rows: list[Row]) -> None:
+        """Rows are live no longer."""
+        live, ready = self.live, self.ready
+        for row in rows:
+            del live[row.id]
+            if row.lane or ready.views:
+                ready.left(row)
 
     def spill_over(self) -> None:
         """Put the far end of the order into the cold part, if there is more than may be live."""
@@ -295,8 +302,7 @@ class Queue:
             looked = [ready.keep_cold(part) for part in parts]
         else:
             parts, looked = [rows], [[]]
-        for row in rows:
-            self.remove(row)
+        self.remove(rows)
         for part, numbers in zip(parts, looked, strict=True):
             for segment in runs.add(part, [*numbers, *seen]):
                 if NO_FILTER in segment.looked:

@@ -16,7 +16,7 @@ from ..queue.header import Subscription
 UNLIMITED = 1 << 62
 
 
-class Candidate(msgspec.Struct):
+class Candidate(msgspec.Struct, eq=False):
     """A subscription with room. backlog: its limit; room: how many more it may take now."""
 
     subscription: Subscription
