@@ -60,7 +60,7 @@ def _ranges(text: str) -> Ranges:
         ranges.append((low, high))
         if len(ranges) > RANGES_MAX:
             raise ValueError(f"ids: more than {RANGES_MAX} ranges in one command")
-    if all(one[1] < other[0] for one, other in itertools.pairwise(ranges)):
+    if len(ranges) == 1 or all(one[1] < other[0] for one, other in itertools.pairwise(ranges)):
         return ranges
     return join_ranges(ranges)
 

@@ -7,6 +7,8 @@ record: a step that is run again after a crash writes the same record again, and
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -100,7 +102,10 @@ class Journal(msgspec.Struct):
 
 
 _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
-
+_FIELDS = {
+    "message_id": "ids", "deliveries": "counts", "partition": "partitions", "offset": "offsets",
+    "item": "items", "until": "until",
+}  # fmt: skip
 
 _KINDS = {
     "message_id": (np.uint64, pa.uint64()), "deliveries": (np.int32, pa.int32()),
@@ -109,64 +114,54 @@ _KINDS = {
 }  # fmt: skip
 
 
-class _Numbers:
-    """A column of numbers as it grows, segment by segment; of which some say nothing."""
-
-    def __init__(self) -> None:
-        self.values: list[int] = []
-        self.known: list[bool] = []  # per segment
-
-    def add(self, values: list[int] | int | None, n: int) -> None:
-        """A segment's values, one for all, or none."""
-        if isinstance(values, list):
-            self.values += values or [0] * n
-            self.known.append(bool(values))
-        else:
-            self.values += [values or 0] * n
-            self.known.append(values is not None)
-
-    def array(self, name: str, lengths: list[int]) -> pa.Array:
-        """As Arrow's."""
-        dtype, kind = _KINDS[name]
-        values = np.fromiter(self.values, dtype, len(self.values))
-        if name == "until":
-            return pa.array(values, kind, mask=values >= NO_END)
-        if all(self.known):
-            return pa.array(values, kind)
-        return pa.array(values, kind, mask=~np.repeat(np.array(self.known), lengths))
+def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa.Array:
+    """A column of numbers. given: of each segment its values, one for all, or none; lengths: the
+    segments', an array."""
+    dtype, kind = _KINDS[name]
+    are_known = np.array([own is not None and own != [] for own in given], bool)
+    values = [own if isinstance(own, list) else [own] * n
+              for own, n in zip(given, lengths.tolist(), strict=True) if own is not None]  # fmt: skip
+    column = np.fromiter(chain.from_iterable(values), dtype)
+    if name == "until":
+        return pa.array(column, kind, mask=column >= NO_END)
+    if are_known.all():
+        return pa.array(column, kind)
+    known = np.repeat(are_known, lengths)
+    spread = np.zeros(len(known), dtype)
+    spread[known] = column
+    return pa.array(spread, kind, mask=~known)
 
 
 def encode(journal: Journal) -> bytes:
     """The journal as an Arrow IPC stream.
 
-    Columns grow as lists and become Arrow's once: a record of many small steps has many segments.
+    Columns become Arrow's once: a record of many small steps has many segments.
     """
-    names: dict[str, dict[str, int]] = {name: {} for name in _NAMED}
-    codes: dict[str, list[int]] = {name: [] for name in _NAMED}
-    numbers = {name: _Numbers() for name in _KINDS}
-    lengths: list[int] = []
-    for s in journal.segments:
-        n = len(s.ids) or 1
-        lengths.append(n)
-        for name, table in names.items():
-            codes[name].append(table.setdefault(getattr(s, name), len(table)))
-        numbers["message_id"].add(s.ids, n)
-        numbers["deliveries"].add(s.counts, n)
-        numbers["partition"].add(s.partitions, n)
-        numbers["offset"].add(s.offsets, n)
-        numbers["item"].add(s.items, n)
-        numbers["until"].add(s.until, n)
-    columns: dict[str, pa.Array] = {
-        name: pa.DictionaryArray.from_arrays(
-            pa.array(np.repeat(np.array(codes[name], np.int32), lengths)),
-            pa.array(list(table), pa.string()),
+    segments = journal.segments
+    lengths = np.array([len(s.ids) or 1 for s in segments], np.int64)
+    # Few segments differ in their texts, so each column's texts are looked up once for all alike.
+    kinds: dict[tuple[str, ...], int] = {}
+    codes = [
+        kinds.setdefault((s.vpn, s.queue, s.event, s.subscription, s.reason, s.topic), len(kinds))
+        for s in segments
+    ]
+    kind_of_row = np.repeat(np.array(codes, np.int32), lengths)
+    columns: dict[str, pa.Array] = {}
+    for at, name in enumerate(_NAMED):
+        texts: dict[str, int] = {}
+        own = [texts.setdefault(kind[at], len(texts)) for kind in kinds]
+        columns[name] = pa.DictionaryArray.from_arrays(
+            pa.array(np.array(own, np.int32)[kind_of_row]), pa.array(list(texts), pa.string())
         )
-        for name, table in names.items()
+    for name, values in (
+        ("step", [s.step or journal.step for s in segments]),
+        ("time", [s.time or journal.time for s in segments]),
+    ):
+        columns[name] = pa.array(np.repeat(np.array(values, np.int64), lengths))
+    columns |= {
+        name: _numbers(name, list(map(attrgetter(field), segments)), lengths)
+        for name, field in _FIELDS.items()
     }
-    for name, of_journal in (("step", journal.step), ("time", journal.time)):
-        values = np.array([getattr(s, name) or of_journal for s in journal.segments], np.int64)
-        columns[name] = pa.array(np.repeat(values, lengths))
-    columns |= {name: column.array(name, lengths) for name, column in numbers.items()}
     batch = pa.record_batch([columns[f.name] for f in SCHEMA], schema=SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=_OPTIONS) as writer:

@@ -147,45 +147,61 @@ _REPLY = headers_json([(FRAMING, b"reply")])
 
 def batches(d: Deliveries, most: int = BATCH_BYTES) -> Iterator[WireRecord]:
     """Records of framing *batch* with at most so many bytes of messages, or one message."""
-    key = d.subscription.encode()
     lengths = list(map(len, d.payloads))
-    ends = list(accumulate(lengths))
+    sizes = lengths
     if any(d.keys) or any(d.headers):
         columns = zip(lengths, d.keys, d.headers, strict=True)
-        ends = list(accumulate(n + len(key or b"") + len(own or b"") for n, key, own in columns))
+        sizes = [n + len(key or b"") + len(own or b"") for n, key, own in columns]
+    if sum(sizes) <= most:  # most often
+        yield _batch(d, lengths)
+        return
+    ends = list(accumulate(sizes))
     start, total = 0, len(d.ids)
     while start < total:
         begun = ends[start - 1] if start else 0
         stop = max(bisect_right(ends, begun + most, start), start + 1)
-        part = slice(start, stop)
-        meta: dict[str, Any] = {
-            "queue": d.queue,
-            "subscription": d.subscription,
-            "epoch": d.epoch,
-            "lease_ms": d.lease_ms,
-            "barrier": d.barrier,
-            "n": stop - start,
-            "ids": _run(d.ids[part]),
-            "numbers": _run(d.numbers[part]),
-            "counts": _column(d.counts[part]),
-            "priorities": _column(d.priorities[part]),
-            "expires": _column(d.expires[part]),
-            "times": _column(d.times[part]),
-            "lengths": _column(lengths[part]),
-            "keys": _column(d.keys[part]),
-            "headers": _column(d.headers[part]),
-        }
-        dead = {i - start: d.dead[i] for i in range(start, stop) if i in d.dead} if d.dead else None
-        if dead:
-            meta["dead"] = dead
-        if d.flow:
-            meta["flow"] = (d.flow[0], d.flow[1] + start)
-        if d.again:
-            meta["again"] = True
-        packed = _pack(meta)
-        value = b"".join([len(packed).to_bytes(4, "big"), packed, *d.payloads[part]])
-        yield WireRecord(d.topic, d.partition, key, value, _BATCH)
+        yield _batch(_part(d, start, stop), lengths[start:stop])
         start = stop
+
+
+def _part(d: Deliveries, start: int, stop: int) -> Deliveries:
+    """Some messages of a delivery that follow each other."""
+    columns = ("ids", "numbers", "counts", "priorities", "expires", "times", "payloads", "keys")
+    return msgspec.structs.replace(
+        d, **{name: getattr(d, name)[start:stop] for name in (*columns, "headers")},
+        dead={at - start: dead for at, dead in d.dead.items() if start <= at < stop},
+        flow=d.flow and (d.flow[0], d.flow[1] + start),
+    )  # fmt: skip
+
+
+def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
+    """A delivery as one record."""
+    meta: dict[str, Any] = {
+        "queue": d.queue,
+        "subscription": d.subscription,
+        "epoch": d.epoch,
+        "lease_ms": d.lease_ms,
+        "barrier": d.barrier,
+        "n": len(d.ids),
+        "ids": _run(d.ids),
+        "numbers": _run(d.numbers),
+        "counts": _column(d.counts),
+        "priorities": _column(d.priorities),
+        "expires": _column(d.expires),
+        "times": _column(d.times),
+        "lengths": _column(lengths),
+        "keys": _column(d.keys),
+        "headers": _column(d.headers),
+    }
+    if d.dead:
+        meta["dead"] = d.dead
+    if d.flow:
+        meta["flow"] = d.flow
+    if d.again:
+        meta["again"] = True
+    packed = _pack(meta)
+    value = b"".join((len(packed).to_bytes(4, "big"), packed, *d.payloads))
+    return WireRecord(d.topic, d.partition, d.subscription.encode(), value, _BATCH)
 
 
 def _column(values: list[Any]) -> Any:
@@ -201,7 +217,7 @@ def _spread(column: Any, n: int) -> list[Any]:
 def _run(values: list[int]) -> Any:
     """Numbers that count up by one as the first of them, in a map so that it is told apart."""
     first, n = values[0], len(values)
-    if values[-1] - first == n - 1 and values == list(range(first, first + n)):
+    if values[-1] - first == n - 1 and (n < 3 or values == list(range(first, first + n))):
         return {"from": first}
     return values
 
@@ -282,35 +298,35 @@ def _receipts(r: Receipts) -> Iterator[WireRecord]:
     """One record, or several where much was refused: what a record says is settled, ``up_to``, is
     never beyond the first refusal that a later record tells of."""
     nacks = sorted(r.nacks)
-    for start in range(0, max(len(nacks), 1), RECEIPT_NACKS):
+    if len(nacks) <= RECEIPT_NACKS:  # most often
+        yield _receipt(r, r.up_to, nacks, True)
+        return
+    for start in range(0, len(nacks), RECEIPT_NACKS):
         part = nacks[start : start + RECEIPT_NACKS]
         later = nacks[start + RECEIPT_NACKS : start + RECEIPT_NACKS + 1]
         up_to = min([r.up_to, *(seq - 1 for seq, *_ in later)])
-        first = start == 0
-        yield _receipt(r, up_to, part, first)
+        yield _receipt(r, up_to, part, start == 0)
 
 
 def _receipt(
     r: Receipts, up_to: int, nacks: list[tuple[int, str, str, str]], first: bool
 ) -> WireRecord:
     """first: what is not about refusals is in the first of several records."""
-    value = {
-        **({"broker": r.broker} if r.broker else {}),
-        "producer": r.producer,
-        "up_to": up_to,
-        "runs": [[seq, count, str(number)] for seq, count, number in r.runs if first],
-        "nacks": [
-            {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
-            for seq, reason, queue, detail in nacks
-        ],
-        "discarded": [
-            {"seq": seq, "reason": reason, "queue": queue}
-            for seq, reason, queue in r.discarded
-            if first
-        ],
-        **({"repeated": r.repeated} if r.repeated and first else {}),
-        **({"start": r.start, "base": r.base} if r.start else {}),
-    }
+    value: dict[str, Any] = {"broker": r.broker} if r.broker else {}
+    value["producer"] = r.producer
+    value["up_to"] = up_to
+    value["runs"] = [[seq, n, str(number)] for seq, n, number in r.runs] if first else []
+    value["nacks"] = [
+        {"seq": seq, "reason": reason, "queue": queue, "detail": detail}
+        for seq, reason, queue, detail in nacks
+    ]
+    value["discarded"] = [
+        {"seq": seq, "reason": reason, "queue": queue} for seq, reason, queue in r.discarded
+    ] if first else []  # fmt: skip
+    if r.repeated and first:
+        value["repeated"] = r.repeated
+    if r.start:
+        value["start"], value["base"] = r.start, r.base
     return WireRecord(
         topics.topic(r.vpn, topics.RECEIPTS), r.partition, r.producer.encode(), _json(value)
     )

@@ -21,8 +21,8 @@ from .delivery import send_again
 
 def act_on_deadlines(broker: Broker) -> None:
     """Act on what is due, the longest overdue first; the budget is shared out over the queues."""
-    if broker.next_deadline() > broker.now:
-        return  # most often
+    if not broker.has_due:
+        return
     for kind, name in broker.due_names(broker.limits.due_names):
         if kind == "s":
             lost(broker, name)

@@ -223,12 +223,14 @@ class Broker:
         header.more_to_do = self.more_to_do
         if self.more_to_do or header.pending:
             return self.now
-        at = self.next_deadline()
+        at = min(self._next_name(), self._next_queue())
         return at if self.beyond is None else min(at, self.beyond.deadline())
 
-    def next_deadline(self) -> int:
-        """When something is due in a queue, or with a session or a producer."""
-        return min(self._next_name(), self._next_queue())
+    @property
+    def has_due(self) -> bool:
+        """Whether something may be due now; a look, which may be wrong where it says yes."""
+        now, names, queues = self.now, self._calendar, self._due
+        return bool((names and names[0][0] <= now) or (queues and queues[0][0] <= now))
 
     def touch(self, queue: Queue) -> None:
         """Something happens in a queue: it is looked at before the step ends, and at the mark."""

@@ -222,6 +222,9 @@ def by_ids(
 ) -> Part:  # fmt: skip
     """The next messages of a queue whose ids are in these ranges."""
     if "until" not in task.done:
+        part = _all_live(queue, ranges, budget)
+        if part is not None:  # most often
+            return part
         task.done["until"] = broker.spool.next_id()  # ids from here on are not given yet
         task.done["wide"] = _is_wide(queue, _given(broker, task, ranges))
     ranges = _given(broker, task, ranges)
@@ -247,6 +250,22 @@ def by_ids(
         _find_cold(queue, part, missing, budget, thaw)
     task.cursor, part.last = str(following or 0), following is None
     return part
+
+
+def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
+    """All that is named, where that is not much, and all of it is live."""
+    live = queue.live
+    rows: list[Row] = []
+    for low, high in ranges:
+        if high - low >= min(budget.rows, FEW_IDS) - len(rows):
+            return None
+        for number in range(low, high + 1):
+            row = live.get(number)
+            if row is None or row.state == MOVING:
+                return None
+            rows.append(row)
+    budget.rows -= len(rows)
+    return Part(rows, True, [], ranges)
 
 
 def _given(broker: Broker, task: Task, ranges: Ranges) -> Ranges:
@@ -311,9 +330,10 @@ def ignore(broker: Broker, queue: Queue, ids: list[int], subscription: str, why:
 
 def keep_early(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) -> None:
     """Ids of an ack that are not given yet: kept for when their messages come (L9)."""
-    next_id, last = broker.spool.next_id(), make_id(broker.home.number, COUNTER_MASK)
+    next_id = broker.spool.next_id()
     if not ranges or ranges[-1][1] < next_id:  # most often
         return
+    last = make_id(broker.home.number, COUNTER_MASK)
     ahead = [(max(low, next_id), min(high, last)) for low, high in ranges if high >= next_id]
     ahead = [(low, high) for low, high in ahead if low <= high]
     deferred.keep(broker, queue, ahead, subscription)
